@@ -136,6 +136,10 @@ const VERBS: [VerbHelp; 15] = [
                 "tarfs materialize --shard 1/4 https://example.com/data.tar.gz -C data",
                 "the first quarter, on one of four machines; --finish ends the work of all",
             ),
+            (
+                "tarfs materialize tree -C copy",
+                "copy a directory of this machine, as cp -a copies it",
+            ),
         ],
     },
     VerbHelp {

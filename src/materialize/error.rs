@@ -69,7 +69,7 @@ pub enum Cause {
     /// A hard link whose target has no components, or lost all of them.
     #[error("cannot link: nothing is left of the target's name")]
     EmptyTarget,
-    /// An entry of a layer that has no place in the merged tree.
+    /// An entry that has no place in the tree.
     #[error("{0}")]
     LeftOut(String),
     /// No shard has written the entry.
@@ -78,6 +78,13 @@ pub enum Cause {
     /// The entry on disk is not that of the archive.
     #[error("of another type or size than in the archive (write its shard again with --shard)")]
     Differs,
+    /// The directory that is copied cannot be read there.
+    // The errno is not `#[source]`, because the text contains it.
+    #[error("cannot read the source: {0}")]
+    Unreadable(Errno),
+    /// The file was changed while it was copied.
+    #[error("the source was changed meanwhile")]
+    Changed,
     /// The archive ends inside the member.
     #[error("the archive ends in the middle of this file; the bytes before that are kept")]
     Truncated,
@@ -92,6 +99,12 @@ pub enum Error {
     /// The destination cannot be opened.
     #[error("{}: cannot open the destination directory", .0.display())]
     Destination(PathBuf, #[source] Errno),
+    /// The directory to copy cannot be opened.
+    #[error("{}: cannot open the directory", .0.display())]
+    SourceDirectory(PathBuf, #[source] Errno),
+    /// The destination is in the directory to copy.
+    #[error("{}: contains the destination, so the copy would contain itself", .0.display())]
+    ContainsDestination(PathBuf),
     /// Nothing can be written to the destination.
     #[error("{}: cannot write to the destination directory", .0.display())]
     Unwritable(PathBuf, #[source] Errno),
@@ -222,7 +235,10 @@ impl Error {
             }
             Self::Sync { .. } => Some("check the disk, then run the command again"),
             Self::TooMuchMemory(_) => Some(HINT_RAISE_INDEX_MEMORY),
-            Self::Interrupted | Self::Thread(_) | Self::Output(_) => None,
+            Self::ContainsDestination(_) => Some("name a directory outside of it with -C"),
+            Self::SourceDirectory(..) | Self::Interrupted | Self::Thread(_) | Self::Output(_) => {
+                None
+            }
         }
     }
 }

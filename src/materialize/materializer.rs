@@ -31,7 +31,7 @@ pub struct Materializer {
     /// Path of the destination, for messages, if the run syncs it.
     sync: Option<PathBuf>,
     /// Final mode of the destination, unless a member sets another one.
-    root_mode: Option<u32>,
+    pub(super) root_mode: Option<u32>,
     current: CurrentFile,
     layers: Option<LayerState>,
     index_memory: MemoryLimit,

@@ -6,7 +6,7 @@ use crate::base::glob::Glob;
 use crate::tar::{Member, MemberKind};
 
 /// The members to take from an archive; by default all.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Selection {
     /// Number of leading components to drop. Members with no more components are skipped. Targets of hard
     /// links lose them too, targets of symbolic links do not.

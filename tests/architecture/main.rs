@@ -60,10 +60,10 @@ const LAYERS: &[Layer] = &[
         name: "fuse",
         imports: &["base", "tar", "index", "archive"],
     },
-    // `layers` for what a layer says of those below it.
+    // `layers` for what a layer says of those below it, `list` for the walk over a directory to copy.
     Layer {
         name: "materialize",
-        imports: &["base", "tar", "index", "archive", "layers"],
+        imports: &["base", "tar", "index", "archive", "layers", "list"],
     },
     // `fetch` and `codec` for a document's bytes, and for whether a layer is packed, `index` for its store.
     Layer {

@@ -8,6 +8,7 @@ mod archive;
 mod atomic;
 mod cli;
 mod clouds;
+mod copy_tree;
 mod credentials;
 mod damaged_members;
 mod destination;

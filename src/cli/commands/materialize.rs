@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{IsTerminal, Write, stdout};
+use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
@@ -16,6 +17,8 @@ use tokio::runtime::Runtime;
 use crate::cli::args::{
     self, CacheDirArgs, LayerArgs, SavedIndexArgs, ShardArg, Size, SourceArgs, XattrArgs,
 };
+use crate::cli::commands::list::open_place::local_directory;
+use crate::cli::daemon::inherited_fds::raise_open_file_limit;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use crate::cli::{open_archive, shards};
@@ -28,7 +31,7 @@ use tarfs::codec::Compression;
 use tarfs::index::MemoryLimit;
 use tarfs::internal::error_chain::error_chain;
 use tarfs::layers::{Layer, WhiteoutFormat};
-use tarfs::list::escape;
+use tarfs::list::{Jobs, escape};
 use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
@@ -65,7 +68,7 @@ pub(crate) struct MaterializeArgs {
 }
 
 /// Arguments of `tarfs materialize`, except those about SOURCE.
-#[derive(clap::Args, Debug, Default)]
+#[derive(clap::Args, Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct MaterializeOptions {
     #[command(flatten)]
@@ -128,7 +131,8 @@ pub(crate) struct MaterializeOptions {
 
     /// Number of threads that write files [default: 2 to 4 by processors, 16 on network file systems]
     ///
-    /// FUSE counts as a network file system, because each file costs a round trip there.
+    /// FUSE counts as a network file system, because each file costs a round trip there. A directory as SOURCE is copied
+    /// by one thread a processor, and more, up to 64, while they wait for the file system.
     #[arg(long, value_name = "N", value_parser = args::count_parser::<usize>(1..=64))]
     writers: Option<usize>,
 
@@ -195,6 +199,9 @@ pub(crate) struct MaterializeOptions {
 
 pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     let MaterializeArgs { source, options } = args;
+    if let Some(directory) = local_directory(&source.source) {
+        return copy_directory(directory, source, options);
+    }
     if options.shard.is_some() || options.finish {
         return write_shard(source, options);
     }
@@ -228,9 +235,8 @@ pub(crate) fn run_with(
         return Ok(ExitCode::from(output::EXIT_FAILURE));
     }
     let run = Run {
-        source_args,
+        output: Output::new(source_args, args, &stats),
         args,
-        start_time: Instant::now(),
         scan_options: scan::Options {
             saved_index: saved,
             ..open_options.scan.clone()
@@ -240,22 +246,53 @@ pub(crate) fn run_with(
         stats: &stats,
         source: &first.source,
         layers: &layers,
-        reporter: Arc::new(TerminalReporter {
-            prints_entries: args.verbose || args.dry_run,
-            escapes_names: stdout().is_terminal(),
-            reports_truncation: source_args.allow_truncated,
-        }),
     };
     let outcome = if args.to_stdout {
         run.to_stdout()
     } else if args.dry_run {
         Ok(run.dry_run())
     } else if let Some(staging) = staging {
-        run.to_disk_atomically(&Arc::new(staging), cleanup)
+        let write = |sink| run.write(sink);
+        let output = &run.output;
+        output.to_disk_atomically(&Arc::new(staging), cleanup, write)
     } else if args.resume {
         run.resume()
     } else {
         run.to_disk()
+    };
+    if args.stats {
+        output::print_counters(&stats);
+    }
+    outcome
+}
+
+/// Copies a directory of this machine. Owners are those of this machine, and modes are exact for any user.
+fn copy_directory(
+    directory: &Path,
+    source: &SourceArgs,
+    args: &MaterializeOptions,
+) -> anyhow::Result<ExitCode> {
+    args.check_for_directory(source)?;
+    let stats = Arc::new(Stats::default());
+    let staging = args
+        .atomic
+        .then(|| Staging::new(args.directory(), Arc::clone(&stats)));
+    args.check_before_opening()?;
+    let jobs = args.writers.and_then(NonZeroUsize::new);
+    let jobs = jobs.map_or(Jobs::Automatic, Jobs::Fixed);
+    let args = &MaterializeOptions {
+        numeric_owner: true,
+        same_permissions: true,
+        // The threads of the walk write.
+        writers: Some(1),
+        ..args.clone()
+    };
+    raise_open_file_limit();
+    let output = Output::new(source, args, &stats);
+    let copy = |sink: Materializer| (Ok(true), sink.copy_directory(directory, jobs, args.dry_run));
+    let outcome = match staging.transpose()? {
+        Some(staging) => output.to_disk_atomically(&Arc::new(staging), None, copy),
+        None => output.to_disk("run it again", None, copy),
     };
     if args.stats {
         output::print_counters(&stats);
@@ -457,6 +494,23 @@ impl MaterializeOptions {
         }
     }
 
+    /// Refuses flags that have no meaning for a directory as SOURCE.
+    fn check_for_directory(&self, source: &SourceArgs) -> anyhow::Result<()> {
+        let requested = [
+            ("--shard", self.shard.is_some()),
+            ("--finish", self.finish),
+            ("--resume", self.resume),
+            ("--to-stdout", self.to_stdout),
+            ("--max-unpacked-size", self.max_unpacked_size.is_some()),
+            ("--layer", self.layers.is_set()),
+            ("--expect-sha256", source.expect_sha256.is_some()),
+        ];
+        match requested.iter().find(|(_, is_requested)| *is_requested) {
+            Some((flag, _)) => bail!("{flag} cannot be used with a directory (leave it out)"),
+            None => Ok(()),
+        }
+    }
+
     fn selection(&self) -> Selection {
         let globs = |patterns: &[OsString]| {
             patterns
@@ -500,36 +554,54 @@ impl MaterializeOptions {
     }
 }
 
-/// One run, for any destination.
-struct Run<'a> {
+/// Whether the source had no errors, and the result of the writer.
+type Written = (anyhow::Result<bool>, Result<Summary, materialize::Error>);
+
+/// The destination of a run, and its reports.
+struct Output<'a> {
     start_time: Instant,
     source_args: &'a SourceArgs,
     args: &'a MaterializeOptions,
-    network: &'a Runtime,
     stats: &'a Arc<Stats>,
-    source: &'a Arc<dyn Source>,
-    /// SOURCE and its layers.
-    layers: &'a [Layer],
-    open_options: &'a OpenOptions,
-    scan_options: scan::Options,
     reporter: Arc<dyn Reporter>,
 }
 
-impl Run<'_> {
+impl<'a> Output<'a> {
+    fn new(
+        source_args: &'a SourceArgs,
+        args: &'a MaterializeOptions,
+        stats: &'a Arc<Stats>,
+    ) -> Self {
+        Self {
+            start_time: Instant::now(),
+            source_args,
+            args,
+            stats,
+            reporter: Arc::new(TerminalReporter {
+                prints_entries: args.verbose || args.dry_run,
+                escapes_names: stdout().is_terminal(),
+                reports_truncation: source_args.allow_truncated,
+            }),
+        }
+    }
+
     fn options(&self) -> Options {
         let reporter = Arc::clone(&self.reporter);
         self.args.options(self.source_args, reporter)
     }
 
-    fn to_disk(&self) -> anyhow::Result<ExitCode> {
+    /// Writes to the destination by `write`, with files of layers in `layers_directory`. An interrupted run gives
+    /// `hint`.
+    fn to_disk(
+        &self,
+        hint: &'static str,
+        layers_directory: Option<PathBuf>,
+        write: impl FnOnce(Materializer) -> Written,
+    ) -> anyhow::Result<ExitCode> {
         let options = self.options();
         let sink = Materializer::new(self.args.directory(), options, Arc::clone(self.stats))?;
         let stats = Arc::clone(self.stats);
         let place = self.args.directory().display().to_string();
-        let layers_directory = self
-            .open_options
-            .layer
-            .map(|_| self.args.directory().to_owned());
         let _cleanup = CleanupOnSignal::install(move || {
             if let Some(directory) = layers_directory {
                 // Errors are ignored, because the process ends in any case.
@@ -537,10 +609,9 @@ impl Run<'_> {
                     materialize::remove_tree(&directory, OsStr::new(materialize::UNPLACED_FILES))
                 }));
             }
-            let hint = "run it again; with --resume an interrupted run can continue";
             report_interrupted(&stats, &place, hint);
         })?;
-        let (complete, finished) = self.write(sink);
+        let (complete, finished) = write(sink);
         let (complete, summary) = (complete?, self.with_destination(finished)?);
         self.report_summary(&summary);
         Ok(exit_code(complete, &summary))
@@ -563,16 +634,99 @@ impl Run<'_> {
     }
 
     fn report_summary(&self, summary: &Summary) {
-        if !self.args.quiet {
+        if !(self.args.quiet || self.args.dry_run) {
             output::report_written(summary.entries, summary.bytes, self.start_time.elapsed());
         }
     }
 
-    /// Writes everything to `sink`. Returns whether the archives had no errors, and the sink's result.
-    fn write(
+    /// Like [`Output::to_disk`], but removes an incomplete tree, even when a signal ends the process.
+    fn to_disk_atomically(
         &self,
-        mut sink: Materializer,
-    ) -> (anyhow::Result<bool>, Result<Summary, materialize::Error>) {
+        staging: &Arc<Staging>,
+        bundle_cleanup: Option<&CleanupOnSignal>,
+        write: impl FnOnce(Materializer) -> Written,
+    ) -> anyhow::Result<ExitCode> {
+        let to_interrupt = Arc::clone(staging);
+        let cleanup = move || report_leftover(to_interrupt.interrupt());
+        let _own = match bundle_cleanup {
+            Some(bundle_cleanup) => {
+                bundle_cleanup.run_first(cleanup);
+                None
+            }
+            None => Some(CleanupOnSignal::install(cleanup)?),
+        };
+        let outcome = self.write_and_commit(staging, write);
+        report_leftover(staging.discard());
+        outcome
+    }
+
+    fn write_and_commit(
+        &self,
+        staging: &Staging,
+        write: impl FnOnce(Materializer) -> Written,
+    ) -> anyhow::Result<ExitCode> {
+        let options = self.options();
+        let sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
+        let (complete, finished) = write(sink);
+        let (complete, summary) = (complete?, self.with_destination(finished)?);
+        if complete && summary.errors == 0 {
+            staging.commit(self.args.sync)?;
+            self.report_summary(&summary);
+            self.report_device_placeholders();
+            return Ok(ExitCode::SUCCESS);
+        }
+        let code = exit_code(complete, &summary);
+        let (place, hint) = match &self.args.destination {
+            Some(destination) => (destination.as_path(), ""),
+            None => (
+                self.args.directory(),
+                " (without --atomic the rest is kept)",
+            ),
+        };
+        output::print_error(format_args!(
+            "{}: nothing was written there, because the tree is incomplete{hint}",
+            place.display()
+        ));
+        Ok(code)
+    }
+
+    fn report_device_placeholders(&self) {
+        let count = self.stats.written_device_placeholders.get();
+        if count > 0 {
+            let place = self.args.destination.as_deref();
+            output::print_warning(format_args!(
+                "{}: device nodes written as empty files, because this user may not create device nodes: \
+                 {count}",
+                place.unwrap_or(self.args.directory()).display()
+            ));
+        }
+    }
+}
+
+/// One run over archives, for any destination.
+struct Run<'a> {
+    output: Output<'a>,
+    args: &'a MaterializeOptions,
+    network: &'a Runtime,
+    stats: &'a Arc<Stats>,
+    source: &'a Arc<dyn Source>,
+    /// SOURCE and its layers.
+    layers: &'a [Layer],
+    open_options: &'a OpenOptions,
+    scan_options: scan::Options,
+}
+
+impl Run<'_> {
+    fn to_disk(&self) -> anyhow::Result<ExitCode> {
+        let layers_directory = self.open_options.layer;
+        let layers_directory = layers_directory.map(|_| self.args.directory().to_owned());
+        let hint = "run it again; with --resume an interrupted run can continue";
+        self.output
+            .to_disk(hint, layers_directory, |sink| self.write(sink))
+    }
+
+    /// Writes everything to `sink`. Returns whether the archives had no errors, and the sink's result.
+    fn write(&self, mut sink: Materializer) -> Written {
         if let Some(whiteouts) = self.open_options.layer {
             let complete = self.write_layers(&mut sink, whiteouts);
             return (complete, sink.finish());
@@ -644,7 +798,7 @@ impl Run<'_> {
             ));
             return self.to_disk();
         }
-        let options = self.options();
+        let options = self.output.options();
         let resume_key = self.resume_key(&options);
         let stats = Arc::clone(self.stats);
         let directory = self.args.directory();
@@ -674,9 +828,9 @@ impl Run<'_> {
             sink.finish()
         };
         let complete = report_scan(self.source, scanned);
-        let code = self.with_destination(finished).map(|summary| {
+        let code = self.output.with_destination(finished).map(|summary| {
             if !is_interrupted {
-                self.report_summary(&summary);
+                self.output.report_summary(&summary);
             }
             exit_code(complete, &summary)
         });
@@ -714,68 +868,13 @@ impl Run<'_> {
         )
     }
 
-    /// Like [`Run::to_disk`], but removes an incomplete tree, even when a signal ends the process.
-    fn to_disk_atomically(
-        &self,
-        staging: &Arc<Staging>,
-        bundle_cleanup: Option<&CleanupOnSignal>,
-    ) -> anyhow::Result<ExitCode> {
-        let to_interrupt = Arc::clone(staging);
-        let cleanup = move || report_leftover(to_interrupt.interrupt());
-        let _own = match bundle_cleanup {
-            Some(bundle_cleanup) => {
-                bundle_cleanup.run_first(cleanup);
-                None
-            }
-            None => Some(CleanupOnSignal::install(cleanup)?),
-        };
-        let outcome = self.write_and_commit(staging);
-        report_leftover(staging.discard());
-        outcome
-    }
-
-    fn write_and_commit(&self, staging: &Staging) -> anyhow::Result<ExitCode> {
-        let options = self.options();
-        let sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
-        let (complete, finished) = self.write(sink);
-        let (complete, summary) = (complete?, self.with_destination(finished)?);
-        if complete && summary.errors == 0 {
-            staging.commit(self.args.sync)?;
-            self.report_summary(&summary);
-            self.report_device_placeholders();
-            return Ok(ExitCode::SUCCESS);
-        }
-        let code = exit_code(complete, &summary);
-        let (place, hint) = match &self.args.destination {
-            Some(destination) => (destination.as_path(), ""),
-            None => (
-                self.args.directory(),
-                " (without --atomic the rest is kept)",
-            ),
-        };
-        output::print_error(format_args!(
-            "{}: nothing was written there, because the tree is incomplete{hint}",
-            place.display()
-        ));
-        Ok(code)
-    }
-
-    fn report_device_placeholders(&self) {
-        let count = self.stats.written_device_placeholders.get();
-        if count > 0 {
-            let place = self.args.destination.as_deref();
-            output::print_warning(format_args!(
-                "{}: device nodes written as empty files, because this user may not create device nodes: \
-                 {count}",
-                place.unwrap_or(self.args.directory()).display()
-            ));
-        }
-    }
-
     fn to_stdout(&self) -> anyhow::Result<ExitCode> {
         let selection = self.args.selection();
-        let mut sink =
-            ContentSink::new(stdout().lock(), selection, Some(Arc::clone(&self.reporter)));
+        let mut sink = ContentSink::new(
+            stdout().lock(),
+            selection,
+            Some(Arc::clone(&self.output.reporter)),
+        );
         let scanned = self.scan(&mut sink);
         let finished = sink.finish();
         let complete = report_scan(self.source, scanned);
@@ -784,7 +883,7 @@ impl Run<'_> {
 
     fn dry_run(&self) -> ExitCode {
         let selection = self.args.selection();
-        let mut sink = DryRunSink::new(selection, Some(Arc::clone(&self.reporter)));
+        let mut sink = DryRunSink::new(selection, Some(Arc::clone(&self.output.reporter)));
         let scanned = self.scan(&mut sink);
         let complete = report_scan(self.source, scanned);
         exit_code(complete, &sink.finish())

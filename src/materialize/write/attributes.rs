@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::fs::{UTIME_OMIT, chmodat};
 use rustix::io::Errno;
@@ -12,11 +13,15 @@ use rustix::io::Errno;
 use super::context::Context;
 use crate::base::archive_path::ArchivePath;
 use crate::base::posix_acl;
+use crate::base::xattr_filter::XattrFilter;
 use crate::materialize::error::{StepError, WithAction};
 use crate::tar::Timestamp;
 
 /// Maximum size of a name list (`XATTR_LIST_MAX`) and of a value (`XATTR_SIZE_MAX`) on Linux.
 const MAX_XATTR_BYTES: usize = 64 * 1024;
+
+/// Names and values of extended attributes.
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AttributeTarget<'a> {
@@ -90,6 +95,55 @@ impl<'a> AttributeTarget<'a> {
                 rustix::fs::lsetxattr(path, name, value, XattrFlags::empty())
             }
         }
+    }
+
+    /// Names of the extended attributes.
+    fn list_xattrs(self) -> Result<Vec<Vec<u8>>, Errno> {
+        let mut names = Vec::with_capacity(MAX_XATTR_BYTES);
+        let room = spare_capacity(&mut names);
+        let listed = match self {
+            Self::Open(fd) => rustix::fs::flistxattr(fd, room),
+            Self::Name(directory, entry) => {
+                rustix::fs::llistxattr(entry_path(directory, entry), room)
+            }
+        };
+        if listed != Err(Errno::OPNOTSUPP) {
+            listed?;
+        }
+        let names = names.split(|&byte| byte == 0).map(<[u8]>::to_vec);
+        Ok(names.filter(|name| !name.is_empty()).collect())
+    }
+
+    fn xattr(self, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        let mut value = Vec::with_capacity(MAX_XATTR_BYTES);
+        let room = spare_capacity(&mut value);
+        match self {
+            Self::Open(fd) => rustix::fs::fgetxattr(fd, name, room),
+            Self::Name(directory, entry) => {
+                rustix::fs::lgetxattr(entry_path(directory, entry), name, room)
+            }
+        }?;
+        value.shrink_to_fit();
+        Ok(value)
+    }
+
+    /// The extended attributes that `filter` selects, in the form of a member's.
+    pub(crate) fn xattrs(self, filter: &XattrFilter) -> Result<Xattrs, StepError> {
+        const ACTION: &str = "read the extended attributes";
+        if !(filter.xattrs || filter.acls) {
+            return Ok(Vec::new());
+        }
+        let mut xattrs = Vec::new();
+        for name in self.list_xattrs().with_action(ACTION)? {
+            if filter.selects(&name) {
+                match self.xattr(&name) {
+                    Ok(value) => xattrs.push((name, value)),
+                    Err(Errno::NODATA) => {}
+                    Err(errno) => return Err(errno).with_action(ACTION),
+                }
+            }
+        }
+        Ok(xattrs)
     }
 
     fn remove_xattr(self, name: &str) -> Result<(), Errno> {
@@ -199,31 +253,18 @@ pub(crate) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
         let (user, group) = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
         rustix::fs::fchown(to, Some(user), Some(group))?;
     }
-    let value = |fd, name: &[u8]| {
-        let mut value = vec![0; MAX_XATTR_BYTES];
-        let len = rustix::fs::fgetxattr(fd, name, &mut *value)?;
-        value.truncate(len);
-        Ok::<_, Errno>(value)
-    };
+    let (source, target) = (AttributeTarget::Open(from), AttributeTarget::Open(to));
     for inherited in posix_acl::Kind::ALL.map(posix_acl::Kind::attribute) {
-        if value(from, inherited.as_bytes()).is_err() && value(to, inherited.as_bytes()).is_ok() {
-            rustix::fs::fremovexattr(to, inherited)?;
+        let name = inherited.as_bytes();
+        if source.xattr(name).is_err() && target.xattr(name).is_ok() {
+            target.remove_xattr(inherited)?;
         }
     }
-    let mut names = vec![0; MAX_XATTR_BYTES];
-    let len = match rustix::fs::flistxattr(from, &mut *names) {
-        Err(Errno::OPNOTSUPP) => 0,
-        len => len?,
-    };
-    names.truncate(len);
-    for name in names
-        .split(|&byte| byte == 0)
-        .filter(|name| !name.is_empty())
-    {
-        let source_value = value(from, name)?;
+    for name in source.list_xattrs()? {
+        let value = source.xattr(&name)?;
         // The system set equal labels on both, and we may not set them.
-        if value(to, name).as_ref() != Ok(&source_value) {
-            rustix::fs::fsetxattr(to, name, &source_value, XattrFlags::empty())?;
+        if target.xattr(&name).as_ref() != Ok(&value) {
+            target.set_xattr(&name, &value)?;
         }
     }
     rustix::fs::fchmod(to, Mode::from_raw_mode(old.st_mode & 0o7777))
@@ -231,10 +272,10 @@ pub(crate) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
 
 /// Permission bits that the default ACL of `directory` gives to new entries.
 pub(crate) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
-    let mut value = vec![0; MAX_XATTR_BYTES];
-    let len =
-        rustix::fs::fgetxattr(directory, posix_acl::Kind::Default.attribute(), &mut *value).ok()?;
-    value.truncate(len);
+    let name = posix_acl::Kind::Default.attribute();
+    let value = AttributeTarget::Open(directory)
+        .xattr(name.as_bytes())
+        .ok()?;
     posix_acl::mode_of_xattr(&value)
 }
 

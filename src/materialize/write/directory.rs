@@ -75,7 +75,7 @@ impl Directory {
     }
 
     /// Opens the directory `name`. One that `is_new` inherits the default ACL.
-    pub(super) fn open_child(&self, name: &[u8], is_new: bool) -> Result<Self, Errno> {
+    pub(crate) fn open_child(&self, name: &[u8], is_new: bool) -> Result<Self, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = |how| rustix::fs::openat(self, name, flags | how, Mode::empty());
         let fd = match open(OFlags::RDONLY) {

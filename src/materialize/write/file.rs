@@ -1,8 +1,9 @@
 //! One regular file, from its creation to its last attribute.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::buffer::spare_capacity;
+use rustix::fs::{AtFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use super::attributes::{AttributeTarget, Attributes};
@@ -11,6 +12,11 @@ use super::directory::Directory;
 use super::job::Job;
 use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::tar::Segment;
+
+/// Largest content that is copied by one read and one write, which the kernel's own copy is not faster than.
+const SMALL_COPY_BYTES: u64 = 128 << 10;
+/// Largest piece of a copy through our memory.
+const COPY_BUFFER_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct FileWriter {
@@ -114,6 +120,96 @@ impl FileWriter {
             )?;
             self.segment_written += len as u64;
             bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Copies the open file `source` of the job's size. Reports errors, and a source that changes.
+    pub(crate) fn copy(job: Job, source: BorrowedFd<'_>, context: &Context) {
+        let Some(mut file) = Self::create(job, context, || ()) else {
+            return;
+        };
+        let copied = file.try_copy(source);
+        context.stats.written_bytes.add(file.written);
+        let (path, size, mtime) = (
+            file.job.path.clone(),
+            file.job.member.size,
+            file.job.member.mtime,
+        );
+        match copied {
+            Ok(()) => {
+                file.finish(false, context);
+            }
+            Err(Cause::System(error)) => {
+                let missing_bytes = size.saturating_sub(file.written);
+                return context.record_job_failure(&file.job, error, missing_bytes);
+            }
+            Err(cause) => return context.problems.add(&path, cause),
+        }
+        // Not the access time, for which a remote file system would be asked again.
+        let mask = StatxFlags::SIZE | StatxFlags::MTIME;
+        let is_same = rustix::fs::statx(source, "", AtFlags::EMPTY_PATH, mask).is_ok_and(|now| {
+            let time = (now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec);
+            (now.stx_size, time) == (size, (mtime.seconds, mtime.nanoseconds))
+        });
+        if !is_same {
+            context.problems.add(&path, Cause::Changed);
+        }
+    }
+
+    fn try_copy(&mut self, source: BorrowedFd<'_>) -> Result<(), Cause> {
+        let size = self.job.member.size;
+        let mut offset = 0;
+        while offset < size {
+            let mut end = size;
+            if self.job.member.sparse.is_some() {
+                match rustix::fs::seek(source, SeekFrom::Data(offset)) {
+                    Ok(data) => offset = data.max(offset),
+                    Err(Errno::NXIO) => break,
+                    // The file system knows no holes.
+                    Err(_) => {}
+                }
+                let hole = rustix::fs::seek(source, SeekFrom::Hole(offset));
+                end = hole.ok().filter(|&hole| hole > offset).unwrap_or(size);
+            }
+            self.copy_range(source, offset, end.min(size))?;
+            offset = end;
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes from `offset` to `end`: few of them by one read, others inside the kernel if it can.
+    fn copy_range(
+        &mut self,
+        source: BorrowedFd<'_>,
+        mut offset: u64,
+        end: u64,
+    ) -> Result<(), Cause> {
+        let mut in_kernel = end.saturating_sub(offset) > SMALL_COPY_BYTES;
+        let mut buffer = Vec::new();
+        while offset < end {
+            let len = usize::try_from(end - offset).unwrap_or(usize::MAX);
+            if in_kernel {
+                let (mut from, mut to) = (offset, offset);
+                let (from, to) = (Some(&mut from), Some(&mut to));
+                let copied = rustix::fs::copy_file_range(source, from, &self.fd, to, len);
+                let copied = copied.unwrap_or(0) as u64;
+                // If it cannot, reading and writing succeed or name the error.
+                in_kernel = copied > 0;
+                self.written += copied;
+                offset += copied;
+                continue;
+            }
+            buffer.clear();
+            buffer.reserve_exact(len.min(COPY_BUFFER_BYTES));
+            match rustix::io::pread(source, spare_capacity(&mut buffer), offset) {
+                Ok(0) => return Err(Cause::Changed),
+                Err(Errno::INTR) => continue,
+                read => read.map_err(Cause::Unreadable)?,
+            };
+            buffer.truncate(len);
+            self.write_all(&buffer, Some(offset))?;
+            offset += buffer.len() as u64;
         }
         Ok(())
     }

@@ -37,11 +37,16 @@ const REMOTE_FS_TYPES: [(u32, &str); 15] = [
 ];
 
 pub(crate) fn default_writer_count(destination: impl AsFd) -> usize {
-    // If statfs(2) fails, the first write reports the problem.
-    match rustix::fs::fstatfs(destination) {
-        Ok(status) if is_remote(status.f_type.into()) => REMOTE_WRITERS,
-        _ => local_writer_count(),
+    if is_on_remote(destination) {
+        REMOTE_WRITERS
+    } else {
+        local_writer_count()
     }
+}
+
+/// Whether `directory` is on a remote file system. If statfs(2) fails, the next step there reports the problem.
+pub(crate) fn is_on_remote(directory: impl AsFd) -> bool {
+    rustix::fs::fstatfs(directory).is_ok_and(|status| is_remote(status.f_type.into()))
 }
 
 fn local_writer_count() -> usize {

@@ -22,7 +22,7 @@ pub(super) use self::destination::Destination;
 pub(super) use self::directories::PendingDirectory;
 pub(super) use self::directory::{Directory, Identity, lstat_at, name_of, parent_of};
 pub(super) use self::file::FileWriter;
-pub(super) use self::file_system::{default_writer_count, sync_file_system};
+pub(super) use self::file_system::{default_writer_count, is_on_remote, sync_file_system};
 pub(super) use self::job::{DeferredLink, Job, member_of};
 pub(super) use self::pool::Watermark;
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! Makes directories, links and special files, immediately and on the scan thread.
 
-use std::sync::Arc;
-
 use rustix::fs::{AtFlags, FileType, Mode, makedev};
 use rustix::io::Errno;
 
 use super::attributes::{AttributeTarget, Attributes};
+use super::context::Context;
 use super::destination::IfMissing;
 use super::directories::PendingDirectory;
 use super::directory::{Directory, Identity, is_directory, lstat_at, name_of, parent_of};
@@ -21,111 +20,138 @@ use crate::tar::{Device, MemberKind};
 
 const CREATE_LINK: &str = "create the hard link";
 
-impl TreeWriter {
-    /// Makes an entry that is not a regular file.
-    pub(crate) fn make_entry(&mut self, job: Job) {
+/// Steps that need no lookup, so that any thread may take them.
+impl Context {
+    /// Makes a symbolic link or special file. Returns whether it was made, and reports errors.
+    pub(crate) fn make_special(&self, job: &Job, wait_for_files: impl FnMut()) -> bool {
         const CREATE_DEVICE: &str = "create the device";
-        self.destination
-            .writers
-            .wait_for_name(job.directory.identity(), name_of(&job.path));
-        let made = match &job.member.kind {
-            MemberKind::File => return,
-            MemberKind::Directory => return self.make_directory(job),
-            MemberKind::HardLink(target) => return self.make_link(&job, target),
-            MemberKind::Symlink(target) => {
-                self.create(&job, None, "create the symbolic link", || {
-                    rustix::fs::symlinkat(&**target, &job.directory, job.name())
-                })
-            }
-            MemberKind::CharDevice(device) => {
-                self.make_node(&job, FileType::CharacterDevice, *device, CREATE_DEVICE)
-            }
-            MemberKind::BlockDevice(device) => {
-                self.make_node(&job, FileType::BlockDevice, *device, CREATE_DEVICE)
-            }
-            MemberKind::Fifo => {
-                self.make_node(&job, FileType::Fifo, Device::default(), "create the FIFO")
-            }
+        let none = Device::default();
+        let (file_type, device, action) = match &job.member.kind {
+            MemberKind::Symlink(_) => (FileType::Symlink, none, "create the symbolic link"),
+            MemberKind::CharDevice(device) => (FileType::CharacterDevice, *device, CREATE_DEVICE),
+            MemberKind::BlockDevice(device) => (FileType::BlockDevice, *device, CREATE_DEVICE),
+            MemberKind::Fifo => (FileType::Fifo, none, "create the FIFO"),
+            MemberKind::File | MemberKind::Directory | MemberKind::HardLink(_) => return false,
         };
+        let made = self.try_make_special(job, (file_type, device), action, wait_for_files);
         match made {
-            Ok(Some(())) => {
-                self.context.stats.written_entries.increment();
-                self.resume
-                    .record_entry(job.number, &job.directory, &job.path);
-            }
+            Ok(Some(())) => self.stats.written_entries.increment(),
             Ok(None) => {}
-            Err(error) => self.context.record_job_failure(&job, error, 0),
+            Err(error) => self.record_job_failure(job, error, 0),
         }
+        matches!(made, Ok(Some(())))
     }
 
-    fn make_node(
-        &mut self,
+    /// Creates a link or special file, and sets its attributes.
+    fn try_make_special(
+        &self,
         job: &Job,
-        kind: FileType,
-        device: Device,
+        (kind, device): (FileType, Device),
         action: &'static str,
+        wait_for_files: impl FnMut(),
     ) -> Result<Option<()>, StepError> {
         let (directory, name) = (&job.directory, job.name());
-        let context = Arc::clone(&self.context);
-        let mode = context.policy.mode(&job.member);
         let needs_chown = self.needs_chown(job);
-        let (initial, needs_chmod) = context.policy.initial_mode(mode, needs_chown, false);
+        let mode = self.policy.mode(&job.member);
+        let (initial, needs_chmod) = self.policy.initial_mode(mode, needs_chown, false);
         let number = makedev(device.major, device.minor);
         // The kernel would truncate the number and make another device.
         if u32::try_from(number).is_err() {
             return Err(Errno::INVAL).with_action(action);
         }
-        let needs_chmod = needs_chmod || directory.inherits_acl();
-        self.create(job, needs_chmod.then_some(mode), action, || {
+        let needs_chmod = kind != FileType::Symlink && (needs_chmod || directory.inherits_acl());
+        let made = self.create_or_replace(directory, name, wait_for_files, || {
+            if let MemberKind::Symlink(target) = &job.member.kind {
+                return rustix::fs::symlinkat(&**target, directory, name);
+            }
             let mode = Mode::from_raw_mode(initial);
             match rustix::fs::mknodat(directory, name, kind, mode, number) {
-                Err(Errno::PERM) if context.device_placeholders => {
+                Err(Errno::PERM) if self.device_placeholders => {
                     rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0)?;
-                    context.stats.written_device_placeholders.increment();
+                    self.stats.written_device_placeholders.increment();
                     Ok(())
                 }
                 made => made,
             }
-        })
-    }
-
-    /// Creates a link or special file by `attempt`, and sets its attributes.
-    fn create(
-        &mut self,
-        job: &Job,
-        mode: Option<u32>,
-        action: &'static str,
-        attempt: impl FnMut() -> Result<(), Errno>,
-    ) -> Result<Option<()>, StepError> {
-        let wait_for_files = || self.destination.writers.wait_for_all();
-        let made =
-            self.context
-                .create_or_replace(&job.directory, job.name(), wait_for_files, attempt);
+        });
         let made = made.with_action(action)?;
         if made.is_some() {
+            let owner = self.policy.owner(&job.member);
             let attributes = Attributes {
                 path: &job.path,
-                owner: self
-                    .context
-                    .policy
-                    .owner(&job.member)
-                    .filter(|_| self.needs_chown(job)),
-                mode,
+                owner: owner.filter(|_| needs_chown),
+                mode: needs_chmod.then_some(mode),
                 mtime: job.member.mtime,
                 xattrs: &job.member.xattrs,
-                removes_inherited_acls: mode.is_some() && job.directory.inherits_acl(),
-                context: &self.context,
+                removes_inherited_acls: needs_chmod && directory.inherits_acl(),
+                context: self,
             };
-            attributes.apply(AttributeTarget::named(&job.directory, job.name()))?;
+            attributes.apply(AttributeTarget::named(directory, name))?;
         }
         Ok(made)
     }
 
     /// Whether an entry that we make may not have its final owner.
     fn needs_chown(&self, job: &Job) -> bool {
-        let owner = self.context.policy.owner(&job.member);
+        let owner = self.policy.owner(&job.member);
         let is_known = owner.is_none() || job.directory.creates_as_process_owner() == Some(true);
-        !(is_known && self.context.policy.is_process_owner(owner))
+        !(is_known && self.policy.is_process_owner(owner))
+    }
+
+    /// Makes the directory, unless it exists, and says whether it is new; `None` if another entry is kept. Calls
+    /// `invalidate` before it replaces another entry.
+    pub(crate) fn make_directory(
+        &self,
+        job: &Job,
+        invalidate: impl FnOnce(),
+    ) -> Result<Option<bool>, StepError> {
+        let (parent, name) = (&job.directory, job.name());
+        let mode = Mode::from_raw_mode(self.initial_directory_mode(job));
+        let make = || rustix::fs::mkdirat(parent, name, mode);
+        let is_new = match make() {
+            Ok(()) => true,
+            Err(Errno::EXIST) if self.existing != Existing::Replace => return Ok(None),
+            Err(Errno::EXIST) if is_directory(parent, name) => false,
+            Err(Errno::EXIST) => {
+                invalidate();
+                let made = self.create_or_replace(parent, name, || (), make);
+                made.with_action("create the directory")?;
+                true
+            }
+            Err(errno) => return Err(errno).with_action("create the directory"),
+        };
+        Ok(Some(is_new))
+    }
+
+    /// The final mode, unless that denies us access, or grants access before the owner is set.
+    fn initial_directory_mode(&self, job: &Job) -> u32 {
+        let policy = &self.policy;
+        let mode = policy.mode(&job.member);
+        let has_xattrs = !job.member.xattrs.is_empty();
+        let (_, needs_chmod) = policy.initial_mode(mode, self.needs_chown(job), has_xattrs);
+        if needs_chmod || mode & OWNER_RWX != OWNER_RWX {
+            OWNER_RWX
+        } else {
+            mode
+        }
+    }
+}
+
+impl TreeWriter {
+    /// Makes an entry that is not a regular file.
+    pub(crate) fn make_entry(&mut self, job: Job) {
+        let writers = &mut self.destination.writers;
+        writers.wait_for_name(job.directory.identity(), name_of(&job.path));
+        let made = match &job.member.kind {
+            MemberKind::File => return,
+            MemberKind::Directory => return self.make_directory(job),
+            MemberKind::HardLink(target) => return self.make_link(&job, target),
+            _ => self.context.make_special(&job, || writers.wait_for_all()),
+        };
+        if made {
+            self.resume
+                .record_entry(job.number, &job.directory, &job.path);
+        }
     }
 
     fn make_directory(&mut self, job: Job) {
@@ -152,37 +178,14 @@ impl TreeWriter {
         &mut self,
         job: &Job,
     ) -> Result<Option<(Directory, bool)>, StepError> {
-        let (parent, name) = (&job.directory, job.name());
-        let mode = Mode::from_raw_mode(self.initial_directory_mode(job));
-        let make = || rustix::fs::mkdirat(parent, name, mode);
-        let is_new = match make() {
-            Ok(()) => true,
-            Err(Errno::EXIST) if self.context.existing != Existing::Replace => return Ok(None),
-            Err(Errno::EXIST) if is_directory(parent, name) => false,
-            Err(Errno::EXIST) => {
-                self.destination.invalidate(job.path.as_bytes());
-                let made = self.context.create_or_replace(parent, name, || (), make);
-                made.with_action("create the directory")?;
-                true
-            }
-            Err(errno) => return Err(errno).with_action("create the directory"),
+        let destination = &mut self.destination;
+        let invalidate = || destination.invalidate(job.path.as_bytes());
+        let Some(is_new) = self.context.make_directory(job, invalidate)? else {
+            return Ok(None);
         };
-        let directory = self.destination.open_child(parent, name, is_new);
+        let directory = destination.open_child(&job.directory, job.name(), is_new);
         let is_new = is_new || self.resume.was_made_before(job);
         Ok(Some((directory.with_action("open the directory")?, is_new)))
-    }
-
-    /// The final mode, unless that denies us access, or grants access before the owner is set.
-    fn initial_directory_mode(&self, job: &Job) -> u32 {
-        let policy = &self.context.policy;
-        let mode = policy.mode(&job.member);
-        let has_xattrs = !job.member.xattrs.is_empty();
-        let (_, needs_chmod) = policy.initial_mode(mode, self.needs_chown(job), has_xattrs);
-        if needs_chmod || mode & OWNER_RWX != OWNER_RWX {
-            OWNER_RWX
-        } else {
-            mode
-        }
     }
 
     fn make_link(&mut self, job: &Job, target: &[u8]) {
@@ -278,6 +281,15 @@ impl TreeWriter {
             }
         }
         Ok(())
+    }
+
+    /// Makes `path` a name of the existing file `target`. Reports errors.
+    pub(crate) fn link(&mut self, path: &ArchivePath, target: &ArchivePath) {
+        if let Some(directory) = self.parent_directory(path, 0)
+            && let Err(error) = self.try_make_link(&directory, path, target)
+        {
+            self.record_link_failure(path, &directory, &error);
+        }
     }
 
     fn record_link_failure(

@@ -126,7 +126,11 @@ impl TreeWriter {
     }
 
     /// The parent of `path`, made if missing; `None` after an error that loses `missing_bytes` of content.
-    fn parent_directory(&mut self, path: &ArchivePath, missing_bytes: u64) -> Option<Directory> {
+    pub(crate) fn parent_directory(
+        &mut self,
+        path: &ArchivePath,
+        missing_bytes: u64,
+    ) -> Option<Directory> {
         let parent = self
             .destination
             .resolve_directory(parent_of(path), IfMissing::Create);

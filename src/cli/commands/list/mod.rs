@@ -3,4 +3,4 @@
 pub(crate) mod du;
 pub(crate) mod find;
 pub(crate) mod ls;
-mod open_place;
+pub(super) mod open_place;

@@ -1,0 +1,382 @@
+//! Copies a directory of this machine: each thread of a walk makes the entries that it finds.
+//!
+//! A directory gets its attributes when the walk leaves it, after everything below it was made.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use super::error::{Cause, Error, WithAction, errno_of};
+use super::materializer::Materializer;
+use super::options::{Existing, Summary};
+use super::selection::Selection;
+use super::write::{
+    ADD_ENTRY, AttributeTarget, Context, Directory, FileWriter, Identity, Job, PendingDirectory,
+    TreeWriter, is_on_remote,
+};
+use crate::base::archive_path::ArchivePath;
+use crate::base::extent::{Extent, Plain};
+use crate::base::sync::{Condvar, Mutex};
+use crate::list::{
+    Batch, DirectoryTree, FileKind, Jobs, Level, Metadata, Name, Start, Tree, Visitor, metadata_of,
+    walk_parallel,
+};
+use crate::tar::{Device, Member, MemberKind};
+
+/// Names of a directory that a thread copies at once. It adds threads only between such tasks.
+const CHUNK: usize = 64;
+/// Likewise, if each step waits for a remote file system.
+const REMOTE_CHUNK: usize = 16;
+
+impl Materializer {
+    /// Copies the directory `source`, and ends the run. `dry_run` only reports the entries.
+    ///
+    /// # Errors
+    /// [`Error::SourceDirectory`], [`Error::ContainsDestination`], and those of [`Materializer::finish`].
+    pub fn copy_directory(
+        mut self,
+        source: &Path,
+        jobs: Jobs,
+        dry_run: bool,
+    ) -> Result<Summary, Error> {
+        let unreadable = |errno| Error::SourceDirectory(source.to_owned(), errno);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(CWD, source, flags, Mode::empty()).map_err(unreadable)?;
+        // Through a link, too.
+        let metadata = metadata_of(&source.join(".")).map_err(|error| unreadable(errno_of(&error)));
+        let metadata = metadata?;
+        let top = self.tree.destination.top.clone();
+        let path_of = |fd: i32| std::fs::canonicalize(format!("/proc/self/fd/{fd}"));
+        let source_path = path_of(directory.as_raw_fd());
+        if path_of(top.as_fd().as_raw_fd())
+            .is_ok_and(|top| source_path.is_ok_and(|source| top.starts_with(source)))
+        {
+            return Err(Error::ContainsDestination(source.to_owned()));
+        }
+        let is_remote = is_on_remote(&directory) || is_on_remote(&top);
+        let copier = Arc::new(Copier {
+            context: Arc::clone(&self.tree.context),
+            top: top.clone(),
+            selects_all: self.tree.selection == Selection::default(),
+            tree: Mutex::new(self.tree),
+            source: DirectoryTree::default(),
+            first_names: Mutex::default(),
+            named: Condvar::default(),
+            chunk: if is_remote { REMOTE_CHUNK } else { CHUNK },
+            dry_run,
+        });
+        let state = copier.root(&directory, &metadata);
+        if state.pending.is_some() {
+            self.root_mode = None;
+        }
+        let start = Start {
+            path: Vec::new(),
+            inode: metadata.inode,
+            directory,
+            state,
+        };
+        let walked = walk_parallel(&Arc::default(), &copier, vec![start], jobs);
+        let copier = Arc::into_inner(copier).ok_or(Error::Interrupted)?;
+        self.tree = copier.tree.into_inner();
+        let finished = self.finish();
+        match walked {
+            Ok(_) => finished,
+            Err(error) => Err(Error::Thread(Arc::new(error))),
+        }
+    }
+}
+
+/// The destination of a directory.
+#[derive(Debug, Default)]
+struct Target {
+    /// Unknown until an entry in it is made, if the directory itself is not.
+    directory: OnceLock<Directory>,
+    /// Its attributes, if the copy made it.
+    pending: Option<PendingDirectory>,
+}
+
+/// Makes the entries of a walk.
+#[derive(Debug)]
+struct Copier {
+    context: Arc<Context>,
+    source: DirectoryTree,
+    top: Directory,
+    /// For steps that look up paths: directories that are not selected themselves, and hard links.
+    tree: Mutex<TreeWriter>,
+    selects_all: bool,
+    /// The first name of each file with several; `None` while it is made.
+    first_names: Mutex<HashMap<Identity, Option<ArchivePath>>>,
+    named: Condvar,
+    chunk: usize,
+    dry_run: bool,
+}
+
+impl Copier {
+    /// The destination itself, which gets the attributes of the source if that is selected.
+    fn root(&self, source: &OwnedFd, metadata: &Metadata) -> Target {
+        let selected = self.select(ArchivePath::root());
+        let mut target = Target::default();
+        if let Some(root) = selected.filter(|_| self.context.existing == Existing::Replace) {
+            self.context.problems.entry(&root);
+            let source = AttributeTarget::Open(source.as_fd());
+            let member = self.member(&root, MemberKind::Directory, metadata, source);
+            let (identity, policy) = (self.top.identity(), &self.context.policy);
+            let pending = PendingDirectory::new(root, identity, false, member, policy);
+            target.pending = Some(pending).filter(|_| !self.dry_run);
+        }
+        target.directory.get_or_init(|| self.top.clone());
+        target
+    }
+
+    /// The path in the destination, if it is selected.
+    fn select(&self, path: ArchivePath) -> Option<ArchivePath> {
+        if self.selects_all {
+            return Some(path);
+        }
+        let selection = &mut self.tree.lock().selection;
+        let is_selected = selection.selects(&path);
+        selection.strip_path(path).filter(|_| is_selected)
+    }
+
+    fn member(
+        &self,
+        path: &ArchivePath,
+        kind: MemberKind,
+        metadata: &Metadata,
+        source: AttributeTarget<'_>,
+    ) -> Member {
+        let xattrs = source.xattrs(&self.context.policy.xattrs);
+        let is_sparse = metadata.blocks.saturating_mul(512) < metadata.size;
+        Member {
+            mode: metadata.mode,
+            uid: metadata.uid,
+            gid: metadata.gid,
+            mtime: metadata.mtime,
+            size: metadata.size,
+            payload: Extent::with_len(Plain(0), metadata.size),
+            sparse: is_sparse.then(Vec::new),
+            xattrs: xattrs.unwrap_or_else(|error| {
+                self.context.problems.warn(&format!("{path}: {error}"));
+                Vec::new()
+            }),
+            ..Member::new(Vec::new(), kind)
+        }
+    }
+
+    /// Copies the file `name`, or makes a directory in `target`. Returns the target of a directory to walk.
+    fn copy(
+        &self,
+        directory: &OwnedFd,
+        name: Name<'_>,
+        path: ArchivePath,
+        target: &Target,
+    ) -> io::Result<Option<Target>> {
+        let is_directory = name.kind == FileKind::Directory;
+        let Some(path) = self.select(path) else {
+            return Ok(is_directory.then(Target::default));
+        };
+        if self.dry_run {
+            self.context.problems.entry(&path);
+            return Ok(is_directory.then(Target::default));
+        }
+        let metadata = self.source.metadata(directory, name)?;
+        let Some((kind, file)) = self.open(directory, name, &metadata)? else {
+            let problems = &self.context.problems;
+            problems.warn(&format!("{path}: socket ignored"));
+            return Ok(None);
+        };
+        let source = file.as_ref().map_or_else(
+            || AttributeTarget::named(directory, name.name),
+            |file| AttributeTarget::Open(file.as_fd()),
+        );
+        let member = self.member(&path, kind, &metadata, source);
+        if metadata.kind == FileKind::Directory {
+            let job = self.job(path, member, target);
+            return Ok(job.and_then(|job| self.make_directory(&job, identity(&metadata))));
+        }
+        let shared = (metadata.links > 1).then(|| identity(&metadata));
+        if shared.is_some_and(|file| self.make_link(file, &path)) {
+            return Ok(None);
+        }
+        if let Some(job) = self.job(path.clone(), member, target) {
+            match &file {
+                Some(file) => FileWriter::copy(job, file.as_fd(), &self.context),
+                None => drop(self.context.make_special(&job, || ())),
+            }
+        }
+        if let Some(file) = shared {
+            self.first_names.lock().insert(file, Some(path));
+            self.named.notify_all();
+        }
+        Ok(None)
+    }
+
+    /// The type of an entry, and a regular file opened; `None` for a socket.
+    fn open(
+        &self,
+        directory: &OwnedFd,
+        name: Name<'_>,
+        metadata: &Metadata,
+    ) -> io::Result<Option<(MemberKind, Option<OwnedFd>)>> {
+        let (major, minor) = metadata.device;
+        let kind = match metadata.kind {
+            FileKind::File => {
+                // A FIFO may take its place, which nothing must wait for.
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+                let flags = flags | OFlags::CLOEXEC;
+                let file = openat(directory, name.name, flags, Mode::empty())?;
+                return Ok(Some((MemberKind::File, Some(file))));
+            }
+            FileKind::Directory => MemberKind::Directory,
+            FileKind::Symlink => {
+                MemberKind::Symlink(self.source.target(directory, name)?.into_owned())
+            }
+            FileKind::CharDevice => MemberKind::CharDevice(Device { major, minor }),
+            FileKind::BlockDevice => MemberKind::BlockDevice(Device { major, minor }),
+            FileKind::Fifo => MemberKind::Fifo,
+            FileKind::Socket => return Ok(None),
+        };
+        Ok(Some((kind, None)))
+    }
+
+    /// The job of an entry, in the directory that its parent has become; `None` after a reported error.
+    fn job(&self, path: ArchivePath, member: Member, target: &Target) -> Option<Job> {
+        self.context.problems.entry(&path);
+        if let Err(error) = self.context.entry_quota.acquire().with_action(ADD_ENTRY) {
+            let (top, missing_bytes) = (&self.top, member.size);
+            self.context
+                .record_failure(&path, top, error, missing_bytes);
+            return None;
+        }
+        if target.directory.get().is_none() {
+            let opened = self.tree.lock().parent_directory(&path, member.size)?;
+            target.directory.get_or_init(|| opened);
+        }
+        Some(Job::new(target.directory.get()?.clone(), path, member))
+    }
+
+    fn make_directory(&self, job: &Job, source: Identity) -> Option<Target> {
+        let problems = &self.context.problems;
+        if source == self.top.identity() {
+            let cause = Cause::LeftOut("is the destination itself, left out".to_owned());
+            problems.add(&job.path, cause);
+            return None;
+        }
+        let mut target = Target::default();
+        let made = self.context.make_directory(job, || ());
+        let made = made.and_then(|made| {
+            // Otherwise entries are made where the name of the existing entry leads.
+            if let Some(is_new) = made {
+                let opened = job.directory.open_child(job.name(), is_new);
+                let opened = opened.with_action("open the directory")?;
+                self.context.stats.written_entries.increment();
+                let (path, policy) = (job.path.clone(), &self.context.policy);
+                let member = (*job.member).clone();
+                let identity = opened.identity();
+                let pending = PendingDirectory::new(path, identity, is_new, member, policy);
+                target.pending = Some(pending);
+                target.directory.get_or_init(|| opened);
+            }
+            Ok(())
+        });
+        match made {
+            Ok(()) => Some(target),
+            Err(error) => {
+                self.context.record_job_failure(job, error, 0);
+                None
+            }
+        }
+    }
+
+    /// Makes `path` a link, if `file` was copied under another name. Otherwise that is its first name.
+    fn make_link(&self, file: Identity, path: &ArchivePath) -> bool {
+        let mut names = self.first_names.lock();
+        // The thread that makes the first name waits for no other.
+        while let Some(None) = names.get(&file) {
+            names = self.named.wait(names);
+        }
+        let Some(first) = names.get(&file).cloned().flatten() else {
+            names.insert(file, None);
+            return false;
+        };
+        drop(names);
+        self.context.problems.entry(path);
+        self.tree.lock().link(path, &first);
+        true
+    }
+
+    fn set_attributes(&self, target: &Target) -> ControlFlow<()> {
+        if let (Some(pending), Some(directory)) = (&target.pending, target.directory.get())
+            && let Err(error) = pending.apply_to(directory, &self.context)
+        {
+            self.context.problems.add(&pending.path, error);
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl Visitor<DirectoryTree> for Copier {
+    type State = Target;
+
+    fn makes_calls(&self) -> bool {
+        true
+    }
+
+    fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    fn visit(
+        &self,
+        level: &Arc<Level<DirectoryTree, Target>>,
+        batch: &Batch,
+        descend: &mut Vec<(usize, Target)>,
+    ) -> ControlFlow<()> {
+        let above = level.path();
+        let place = level.place(&above);
+        let above = ArchivePath::sanitize(&above).path;
+        for (number, name) in batch.iter().enumerate() {
+            if self.context.problems.fatal().is_some() {
+                return ControlFlow::Break(());
+            }
+            let mut path = above.clone();
+            path.push(name.name);
+            match self.copy(place.directory, name, path.clone(), &level.state) {
+                Ok(target) => descend.extend(target.map(|target| (number, target))),
+                Err(error) => self.report(path.as_bytes(), error),
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn leave(&self, level: &Level<DirectoryTree, Target>) -> ControlFlow<()> {
+        self.set_attributes(&level.state)
+    }
+
+    fn skip(
+        &self,
+        _: &Level<DirectoryTree, Target>,
+        _: Name<'_>,
+        target: &Target,
+    ) -> ControlFlow<()> {
+        self.set_attributes(target)
+    }
+
+    fn report(&self, path: &[u8], error: io::Error) {
+        let cause = Cause::Unreadable(errno_of(&error));
+        let path = ArchivePath::sanitize(path).path;
+        self.context.problems.add(&path, cause);
+    }
+}
+
+fn identity(metadata: &Metadata) -> Identity {
+    Identity {
+        device: metadata.file_system,
+        inode: metadata.inode,
+    }
+}

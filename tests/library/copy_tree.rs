@@ -1,0 +1,344 @@
+//! Copies of directories of this machine, against `cp -a` and GNU tar.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
+
+use crate::support::cli::Place;
+use crate::support::materialize::{assert_same_trees, content, run, status};
+use crate::support::rng::Rng;
+
+/// Trees that are compared.
+const TREES: u64 = 6;
+
+const NAMES: [&[u8]; 12] = [
+    b"a",
+    b"b.txt",
+    b".hidden",
+    b"with blank",
+    b"line\nfeed",
+    b"\xff\xfe",
+    b"-dash",
+    b"*star",
+    b"back\\slash",
+    b"README",
+    b"x.o",
+    b"~tilde",
+];
+
+/// Makes a tree with files of all types that need no root, of sizes around those that are copied differently.
+fn make_tree(root: &Path, random: &mut Rng, depth: usize) {
+    fs::create_dir(root).expect("a new directory");
+    let mut first_file = None;
+    for name in NAMES {
+        let path = root.join(OsStr::from_bytes(name));
+        match random.below(10) {
+            0 | 1 if depth < 3 => make_tree(&path, random, depth + 1),
+            0..=4 => {
+                let lens = [0, 1, 4096, 131_072, 131_073, 1_100_000];
+                let number = usize::try_from(random.below(6)).expect("small");
+                fs::write(&path, random.bytes(*lens.get(number).expect("six"))).expect("space");
+                change(&path, random);
+                first_file.get_or_insert(path);
+            }
+            5 => make_sparse(&path, random),
+            6 => symlink("a/target", &path).expect("ours"),
+            7 => mknodat(CWD, &path, FileType::Fifo, Mode::from(0o640), 0).expect("ours"),
+            8 => {
+                if let Some(first) = &first_file {
+                    fs::hard_link(first, &path).expect("ours");
+                }
+            }
+            _ => {}
+        }
+    }
+    set_time(root, random);
+}
+
+/// Gives a file a mode, a time and perhaps an extended attribute.
+fn change(path: &Path, random: &mut Rng) {
+    if random.below(3) == 0 {
+        setxattr(path, "user.tarfs", b"value", XattrFlags::empty()).expect("supported");
+    }
+    let modes = [0o644, 0o600, 0o755, 0o4711, 0o1640, 0o444, 0o2775];
+    let number = usize::try_from(random.below(7)).expect("small");
+    set_time(path, random);
+    let mode = *modes.get(number).expect("seven");
+    fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("ours");
+}
+
+fn set_time(path: &Path, random: &mut Rng) {
+    let nanoseconds = u32::try_from(random.below(1_000_000_000)).expect("small");
+    let time = UNIX_EPOCH + Duration::new(random.below(2_000_000_000), nanoseconds);
+    let file = fs::File::open(path).expect("ours");
+    file.set_modified(time).expect("ours");
+}
+
+/// Makes a file of data and holes.
+fn make_sparse(path: &Path, random: &mut Rng) {
+    let file = fs::File::create(path).expect("a new file");
+    file.set_len(random.below(4 << 20)).expect("supported");
+    for _ in 0..random.below(3) {
+        let place = random.below(4 << 20);
+        file.write_all_at(&random.bytes(5000), place)
+            .expect("space");
+    }
+    drop(file);
+    change(path, random);
+}
+
+/// A place with the tree `source`, its copy by `cp -a` in `expected`, and the empty directory `copy`.
+fn place_with_copy(seed: u64) -> Place {
+    let place = Place::new();
+    make_tree(&place.path("source"), &mut Rng::new(seed), 0);
+    run(Command::new("cp")
+        .arg("-a")
+        .args([place.path("source"), place.path("expected")]));
+    fs::create_dir(place.path("copy")).expect("a new directory");
+    place
+}
+
+#[test]
+fn copy_of_directory_equals_that_of_cp() {
+    for seed in 0..TREES {
+        let place = place_with_copy(seed);
+        // The second run replaces every file, and makes no link to itself.
+        for _ in 0..2 {
+            place.succeeds(&["materialize", "source", "-C", "copy"]);
+            assert_same_trees(&place.path("expected"), &place.path("copy"));
+        }
+        assert_same_trees(&place.path("expected"), &place.path("source"));
+        place.succeeds(&[
+            "materialize",
+            "source",
+            "-C",
+            "new",
+            "--atomic",
+            "--writers=1",
+        ]);
+        assert_same_trees(&place.path("expected"), &place.path("new"));
+    }
+}
+
+#[test]
+fn copy_of_chosen_files_equals_that_of_tar() {
+    for (flags, packing, unpacking) in [
+        (&["--exclude=*.o"][..], &["--exclude=*.o"][..], &[][..]),
+        (
+            &["--exclude=a", "--exclude=b*"],
+            &["--exclude=a", "--exclude=b*"],
+            &[],
+        ),
+        (&["--no-same-permissions"], &[], &["--no-same-permissions"]),
+        (&["--skip-old-files"], &[], &["--skip-old-files"]),
+    ] {
+        let place = place_with_copy(100);
+        let archive = place.path("a.tar");
+        run(Command::new("tar")
+            .args(["--sparse", "--xattrs", "--format=posix"])
+            .args(packing)
+            .arg("-cf")
+            .arg(&archive)
+            .arg("-C")
+            .arg(place.path("source"))
+            .arg("."));
+        fs::remove_dir_all(place.path("expected")).expect("ours");
+        for directory in ["expected", "copy"] {
+            fs::create_dir_all(place.path(directory)).expect("ours");
+            fs::write(place.path(directory).join("README"), "old").expect("space");
+            set_time(&place.path(directory).join("README"), &mut Rng::new(5));
+            set_time(&place.path(directory), &mut Rng::new(5));
+        }
+        run(Command::new("tar")
+            .args(["--xattrs", "-p", "-xf"])
+            .arg(&archive)
+            .arg("-C")
+            .arg(place.path("expected"))
+            .args(unpacking));
+        let arguments = ["materialize", "source", "-C", "copy"];
+        place.succeeds(&[&arguments[..], flags].concat());
+        if flags == ["--skip-old-files"] {
+            // The two directories are old, too, and were changed one after the other.
+            for directory in ["expected", "copy"] {
+                set_time(&place.path(directory), &mut Rng::new(5));
+            }
+        }
+        assert_same_trees(&place.path("expected"), &place.path("copy"));
+    }
+}
+
+#[test]
+fn copy_of_paths_has_them_and_their_parents_alone() {
+    let place = Place::new();
+    for name in ["source/a/b/c", "source/a/d"] {
+        fs::create_dir_all(place.path(name)).expect("a new directory");
+    }
+    place.put("source/a/b/c/file", "1");
+    place.put("source/a/b/other", "2");
+    place.put("source/a/d/file", "3");
+    let copy = ["materialize", "source", "-C", "out"];
+    place.succeeds(&[&copy[..], &["a/b/c", "a/d/file"]].concat());
+    assert_eq!(content(place.path("out/a/b/c/file")), "1");
+    assert_eq!(content(place.path("out/a/d/file")), "3");
+    assert!(!place.path("out/a/b/other").exists());
+    place.succeeds(&[&copy[..], &["a/b", "--strip-components=2"]].concat());
+    assert_eq!(content(place.path("out/c/file")), "1");
+    assert_eq!(content(place.path("out/other")), "2");
+    place.fails(&[&copy[..], &["a/x"]].concat(), &["a/x", "not in"]);
+}
+
+#[test]
+fn dry_run_of_copy_lists_its_entries_and_writes_nothing() {
+    let place = place_with_copy(3);
+    let arguments = ["materialize", "source", "-C", "copy", "--dry-run"];
+    let listed = place.succeeds(&arguments);
+    let mut names: Vec<_> = listed.output.split(|&byte| byte == b'\n').collect();
+    let found = Command::new("find")
+        .args([".", "-mindepth", "1", "-printf", "%P\\n"])
+        .current_dir(place.path("source"))
+        .output();
+    let found = found.expect("GNU find").stdout;
+    let mut expected: Vec<_> = found.split(|&byte| byte == b'\n').collect();
+    // The destination itself is an empty line.
+    expected.push(b"");
+    names.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(names, expected);
+    assert_eq!(fs::read_dir(place.path("copy")).expect("ours").count(), 0);
+}
+
+#[test]
+fn copy_into_itself_is_refused() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("source/below/deep")).expect("a new directory");
+    for directory in ["source", "source/below", "source/below/deep"] {
+        let arguments = ["materialize", "source", "-C", directory];
+        place.fails(&arguments, &["contains the destination", "outside"]);
+    }
+    let arguments = ["materialize", "source", "-C", "source/new", "--atomic"];
+    place.fails(&arguments, &["contains the destination"]);
+    assert_eq!(fs::read_dir(place.path("source")).expect("ours").count(), 1);
+}
+
+#[test]
+fn copy_warns_of_sockets() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("source/a")).expect("a new directory");
+    let _socket = UnixListener::bind(place.path("source/a/socket")).expect("a short path");
+    place.put("source/a/file", "content");
+    let outcome = place.run(&["materialize", "source", "-C", "out"]);
+    assert_eq!(outcome.code, 0);
+    let warning = "tarfs: warning: a/socket: socket ignored\n";
+    assert_eq!(outcome.complaints, warning);
+    assert_eq!(content(place.path("out/a/file")), "content");
+}
+
+#[test]
+fn copy_reports_files_that_change_meanwhile() {
+    let place = Place::new();
+    // The kernel says that each has 4096 bytes.
+    place.fails(
+        &["materialize", "/sys/kernel/cgroup", "-C", "out", "features"],
+        &["features", "changed meanwhile"],
+    );
+    fs::create_dir(place.path("source")).expect("a new directory");
+    place.put("source/log", vec![1; 4 << 20]);
+    let ended = AtomicBool::new(false);
+    let is_reported = std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let log = fs::File::options()
+                .append(true)
+                .open(place.path("source/log"));
+            let log = log.expect("ours");
+            while !ended.load(Ordering::Relaxed) {
+                log.set_modified(SystemTime::now()).expect("ours");
+            }
+        });
+        let copy = || place.run(&["materialize", "source", "-C", "out"]);
+        // The other thread may have no turn during a copy.
+        let is_reported =
+            (0..100).any(|_| copy().complaints.contains("log: the source was changed"));
+        ended.store(true, Ordering::Relaxed);
+        is_reported
+    });
+    assert!(is_reported);
+}
+
+#[test]
+fn copy_replaces_no_filled_directory_and_follows_no_link() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("source/link")).expect("a new directory");
+    fs::create_dir_all(place.path("out/full")).expect("a new directory");
+    place.put("source/link/file", "content");
+    place.put("source/full", "a file");
+    place.put("out/full/file", "stays");
+    symlink(place.path("mnt"), place.path("out/link")).expect("ours");
+    place.fails(&["materialize", "source", "-C", "out"], &["full", "exists"]);
+    assert_eq!(content(place.path("out/link/file")), "content");
+    assert!(status(place.path("out/link")).is_dir());
+    assert_eq!(content(place.path("out/full/file")), "stays");
+    assert_eq!(fs::read_dir(place.path("mnt")).expect("ours").count(), 0);
+}
+
+#[test]
+fn copy_refuses_flags_for_archives() {
+    let place = Place::new();
+    fs::create_dir(place.path("source")).expect("a new directory");
+    for flag in [
+        "--shard=1/2",
+        "--finish",
+        "--resume",
+        "--to-stdout",
+        "--max-unpacked-size=1G",
+        "--layer=a.tar",
+    ] {
+        let name = flag.split('=').next().expect("a flag");
+        let arguments = ["materialize", "source", "-C", "out", flag];
+        place.fails(&arguments, &[name, "directory"]);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn copy_by_root_has_owners_devices_and_all_links() {
+    let place = Place::new();
+    make_tree(&place.path("source"), &mut Rng::new(7), 0);
+    let source = place.path("source");
+    for (name, kind) in [
+        ("block", FileType::BlockDevice),
+        ("character", FileType::CharacterDevice),
+    ] {
+        let device = makedev(259, 70_000);
+        mknodat(CWD, source.join(name), kind, Mode::from(0o660), device).expect("root");
+    }
+    symlink("target", source.join("link")).expect("ours");
+    fs::hard_link(source.join("link"), source.join("second")).expect("ours");
+    fs::hard_link(source.join("character"), source.join("a second")).expect("ours");
+    for (number, entry) in fs::read_dir(&source).expect("ours").enumerate() {
+        let path = entry.expect("ours").path();
+        let id = 100 + u32::try_from(number).expect("small");
+        let mode = status(path.clone()).mode();
+        std::os::unix::fs::lchown(&path, Some(id), Some(id + 50)).expect("root");
+        if !path.is_symlink() {
+            fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("root");
+        }
+    }
+    let acl = ["u:1234:rwx", "d:g:77:r-x"];
+    run(Command::new("setfacl")
+        .arg("-m")
+        .arg(acl.join(","))
+        .arg(&source));
+    run(Command::new("cp")
+        .arg("-a")
+        .args([&source, &place.path("expected")]));
+    place.succeeds(&["materialize", "source", "-C", "out"]);
+    assert_same_trees(&place.path("expected"), &place.path("out"));
+}
