@@ -90,12 +90,15 @@ impl Spacing {
         }
     }
 
-    /// Whether a seek point without a window is due at `plain`. If so, records it.
+    /// Whether a seek point without a window is due at `plain`.
+    pub(super) fn is_frame_due(&self, plain: Plain) -> bool {
+        let since_last = self.since_last(plain);
+        self.is_enabled && since_last.is_none_or(|bytes| bytes >= MIN_SPAN_LEN)
+    }
+
+    /// Like [`Spacing::is_frame_due`]. If so, records it.
     pub(super) fn try_mark_frame(&mut self, plain: Plain) -> bool {
-        let due = self.is_enabled
-            && self
-                .since_last(plain)
-                .is_none_or(|bytes| bytes >= MIN_SPAN_LEN);
+        let due = self.is_frame_due(plain);
         if due {
             self.last = Some(plain);
         }

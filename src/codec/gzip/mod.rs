@@ -1,7 +1,8 @@
 //! gzip (RFC 1952): any number of members, with checkpoints inside long ones.
 //!
 //! This module reads headers and trailers, and zlib-rs inflates in between. If a checkpoint is due, inflating
-//! stops at the end of the next block, where it can resume with the block's bit and the 32 KiB before it.
+//! stops at the end of the next block, where it can resume with the block's bit and the 32 KiB before it. After a
+//! full flush it needs no bytes before.
 //! Small members, as of pigz and eStargz, share buffers and seek points, and those of BGZF become jobs. Other
 //! threads decode long members speculatively (`speculation_queue.rs`, `speculative.rs`).
 
@@ -56,11 +57,21 @@ const BUFFER_EXPANSION_FACTOR: usize = 4;
 /// Maximum plain bytes of a zlib call; checkpoints may be as late. 64 KiB and 1 MiB are equally fast.
 const INFLATE_STEP_LEN: usize = 256 << 10;
 
+/// Last bytes of an empty stored block, which ends each flush.
+const FLUSH_END: u32 = 0x0000_ffff;
+/// Maximum packed bytes that are decoded twice to see whether a flush was a full one.
+const MAX_PROBE_LEN: usize = 64 << 10;
+/// Minimum plain bytes between two such attempts.
+const MIN_PROBE_SPACING: u64 = 64 << 10;
+
 pub(super) struct Decoder {
     spacing: Spacing,
     inflate: Inflate,
     input: InputQueue,
-    last_byte: u8,
+    /// The last four packed bytes that were used, the very last one lowest.
+    tail: u32,
+    /// The plain byte from which on a flush is examined.
+    next_probe: Plain,
     plain: Plain,
     output: OutputQueue,
     pool: BufferPool,
@@ -145,7 +156,8 @@ impl Decoder {
             spacing,
             inflate: Inflate::new(),
             input: InputQueue::new(packed),
-            last_byte: 0,
+            tail: 0,
+            next_probe: plain,
             plain,
             output: OutputQueue::new(context.pool.clone()),
             limits,
@@ -292,7 +304,8 @@ impl Decoder {
             return Ok(Step::Progressed);
         }
         if let State::Block { window, check, .. } = &mut self.state {
-            let split = (bit > 0).then_some((self.last_byte, bit));
+            let [.., last_byte] = self.tail.to_be_bytes();
+            let split = (bit > 0).then_some((last_byte, bit));
             self.inflate.resume(window, split);
             self.state = State::deflate(check.take());
         }
@@ -349,7 +362,7 @@ impl Decoder {
     fn next_stop(&self) -> StopAt {
         let speculation = self.speculation.as_ref();
         let is_busy = speculation.is_some_and(SpeculationQueue::is_busy);
-        if is_busy || self.is_checkpoint_due() {
+        if is_busy || self.spacing.is_frame_due(self.plain) {
             StopAt::BlockEnd
         } else {
             StopAt::StreamEnd
@@ -361,8 +374,39 @@ impl Decoder {
         self.spacing.is_checkpoint_due(self.plain, packed)
     }
 
+    /// A seek point where the block ends at `bit`, if a full flush ends there.
+    ///
+    /// Nothing later refers to bytes before it if all that could, as many bytes as a window has, decodes without them.
+    fn full_flush(&mut self, bit: u64, plain: Plain) -> Option<SeekPoint> {
+        let (packed, unused_bits) = (Packed(bit / 8), bit % 8);
+        let distance = packed.0.saturating_sub(self.input.offset().0);
+        let distance = usize::try_from(distance).ok()?;
+        let tail = match distance.checked_sub(4) {
+            Some(distance) => u32::from_be_bytes(self.input.peek_at(distance)?),
+            None => self.tail,
+        };
+        let is_due = plain >= self.next_probe && self.spacing.is_frame_due(plain);
+        if unused_bits > 0 || tail != FLUSH_END || !is_due {
+            return None;
+        }
+        self.next_probe = Plain(plain.0.saturating_add(MIN_PROBE_SPACING));
+        let input = self.input.slice(distance..distance + MAX_PROBE_LEN);
+        let mut window = vec![0; WINDOW_LEN];
+        let decode = |input: &[u8]| Inflate::new().decode(input, &mut window, StopAt::StreamEnd);
+        let progress = input.with_contiguous(decode);
+        let is_full = match progress.reason {
+            StopReason::StreamEnd => true,
+            StopReason::Exhausted => progress.produced == WINDOW_LEN,
+            StopReason::BlockEnd { .. } | StopReason::Damaged(_) => false,
+        };
+        (is_full && self.spacing.try_mark_frame(plain))
+            .then(|| SeekPoint::without_window(packed, plain, STATE_BLOCK))
+    }
+
     fn end_block(&mut self, unused_bits: u8) {
-        if self.is_checkpoint_due() {
+        if let Some(point) = self.full_flush(self.bit(unused_bits), self.plain) {
+            self.output.push_seek_point(point);
+        } else if self.is_checkpoint_due() {
             let (bit, window) = (self.bit(unused_bits), self.inflate.window());
             if let Some(point) = checkpoint(&mut self.spacing, bit, self.plain, &window) {
                 self.output.push_seek_point(point);
@@ -444,8 +488,10 @@ impl Decoder {
         self.push_speculative_pieces(decoded.pieces, marks, &window, check.as_mut());
         self.plain = Plain(self.plain.0.saturating_add(end.plain as u64));
         let len = end.bit.div_ceil(8).saturating_sub(self.input.offset().0);
+        let tail = usize::try_from(len.saturating_sub(4)).unwrap_or(usize::MAX);
+        let tail = self.input.peek_at(tail).map(u32::from_be_bytes);
+        self.tail = tail.unwrap_or(decoded.last_byte.into());
         self.input.skip(len);
-        self.last_byte = decoded.last_byte;
         if decoded.is_last {
             self.state = State::deflate(check);
             self.end_deflate();
@@ -508,7 +554,9 @@ impl Decoder {
         for end in std::iter::once(&start).chain(&decoded.inner_ends) {
             let plain = Plain(self.plain.0.saturating_add(end.plain as u64));
             let packed = Packed(end.bit.div_ceil(8));
-            if self.spacing.is_checkpoint_due(plain, packed) {
+            if let Some(seek_point) = self.full_flush(end.bit, plain) {
+                marks.push((end.plain, seek_point));
+            } else if self.spacing.is_checkpoint_due(plain, packed) {
                 let window = decoded.window_at(end.plain, window);
                 let seek_point = checkpoint(&mut self.spacing, end.bit, plain, &window);
                 marks.extend(seek_point.map(|seek_point| (end.plain, seek_point)));
@@ -582,8 +630,9 @@ impl Decoder {
     }
 
     fn consume(&mut self, len: usize) {
-        if let Some([.., byte]) = self.input.front().get(..len) {
-            self.last_byte = *byte;
+        let used = self.input.front().get(len.saturating_sub(4)..len);
+        for &byte in used.unwrap_or_default() {
+            self.tail = self.tail << 8 | u32::from(byte);
         }
         self.input.skip(len as u64);
     }
@@ -671,12 +720,13 @@ mod tests {
     use std::collections::HashSet;
     use std::io::Write;
 
-    use flate2::{Compression as Level, GzBuilder};
+    use flate2::{Compress, Compression as Level, FlushCompress, GzBuilder};
     use proptest::prelude::*;
 
     use super::*;
     use crate::base::memory_reclaim::MemoryBroker;
     use crate::codec::job::MAX_PARTS_PER_JOB;
+    use crate::codec::test_support::noise;
     use crate::codec::{self, Decoder as _};
 
     fn context(seek_points: bool) -> Context {
@@ -692,6 +742,21 @@ mod tests {
         let mut writer = GzBuilder::new().write(Vec::new(), Level::new(level));
         writer.write_all(plain).expect("a vector takes all");
         writer.finish().expect("a vector takes all")
+    }
+
+    /// A member with such a flush after every `every` bytes.
+    pub(super) fn flushed_by(flush: FlushCompress, plain: &[u8], every: usize) -> Vec<u8> {
+        let mut packed = member(b"", 6)[..10].to_vec();
+        let mut compress = Compress::new(Level::new(6), false);
+        let mut put = |part: &[u8], flush| {
+            packed.reserve(part.len() + 10_000);
+            let put = compress.compress_vec(part, &mut packed, flush);
+            put.expect("there is room");
+        };
+        plain.chunks(every).for_each(|part| put(part, flush));
+        put(b"", FlushCompress::Finish);
+        packed.extend(&member(plain, 0)[member(plain, 0).len() - 8..]);
+        packed
     }
 
     /// Words in no order: packs to about a third, in many blocks.
@@ -808,6 +873,38 @@ mod tests {
             assert!(first.plain == plain);
             resumes_everywhere(&packed, &first, 777_777);
         }
+    }
+
+    #[test]
+    fn full_flushes_become_seek_points_without_windows() {
+        let plain = text(12 << 20, 1);
+        let packed = flushed_by(FlushCompress::Full, &plain, 128 << 10);
+        // In pieces, some flushes arrive without the bytes that show that they are full.
+        for step in [usize::MAX, 100_000] {
+            let first = whole(&packed, step);
+            assert!(first.plain == plain);
+            let seek_points = &first.seek_points;
+            assert!(seek_points.len() >= 9, "{}", seek_points.len());
+            assert!(seek_points.iter().all(|point| point.window.is_empty()));
+            resumes_everywhere(&packed, &first, 777_777);
+        }
+    }
+
+    #[test]
+    fn flush_that_is_referred_across_is_no_seek_point() {
+        let fresh = noise(12 << 20);
+        // Late in a window's reach, the bytes before the flush come again.
+        let parts = fresh.chunks(30_000);
+        let plain: Vec<_> = parts
+            .flat_map(|part| [part, b"the same words"].concat())
+            .collect();
+        let packed = flushed_by(FlushCompress::Sync, &plain, 30_014);
+        let first = whole(&packed, 1 << 20);
+        assert!(first.plain == plain);
+        let (start, others) = first.seek_points.split_first().expect("the member");
+        assert_eq!((start.state, others.is_empty()), (STATE_MEMBER, false));
+        assert!(others.iter().all(|point| !point.window.is_empty()));
+        resumes_everywhere(&packed, &first, 777_777);
     }
 
     #[test]

@@ -3,12 +3,12 @@
 use std::io::Write;
 
 use bytes::Bytes;
-use flate2::{Compression as Level, GzBuilder};
+use flate2::{Compression as Level, FlushCompress, GzBuilder};
 use proptest::prelude::*;
 
 use super::Decoder;
 use super::speculation_queue::SpeculationLimits;
-use super::tests::{member, text};
+use super::tests::{flushed_by, member, text};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread::Thread;
@@ -357,6 +357,7 @@ fn speculation_keeps_seek_point_spacing_and_validity() {
     for packed in [
         member(&text(40 << 20, 1), 6),
         flushed(&text(24 << 20, 2), 100_000),
+        flushed_by(FlushCompress::Full, &text(24 << 20, 3), 128 << 10),
     ] {
         let expected = serial(&packed, 1 << 20);
         let run = ahead(limits, &packed, 1 << 20, Workers::Immediate);
@@ -367,6 +368,8 @@ fn speculation_keeps_seek_point_spacing_and_validity() {
             count + 1 >= expected && count <= expected + 1,
             "{count} {expected}"
         );
+        let has_window = |run: &Run| run.seek_points.iter().any(|point| !point.window.is_empty());
+        assert_eq!(has_window(&run), has_window(&serial(&packed, 1 << 20)));
         resumes_everywhere(&packed, &run);
     }
 }

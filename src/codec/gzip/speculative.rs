@@ -87,15 +87,23 @@ pub(super) struct BlockEnd {
 struct BlockEnds {
     inner: Vec<BlockEnd>,
     last: Option<BlockEnd>,
+    is_flush: bool,
 }
 
 impl BlockEnds {
-    fn push(&mut self, end: BlockEnd) {
+    /// Adds an end. That of a flush is recorded sooner, because it may be a seek point without a window.
+    fn push(&mut self, end: BlockEnd, is_flush: bool) {
+        let was_flush = std::mem::replace(&mut self.is_flush, is_flush);
         let Some(last) = self.last.replace(end) else {
             return;
         };
         let before = self.inner.last().map_or(0, |inner| inner.plain);
-        if last.plain - before >= MIN_BLOCK_END_SPACING && last.plain < end.plain {
+        let spacing = if was_flush {
+            WINDOW_LEN
+        } else {
+            MIN_BLOCK_END_SPACING
+        };
+        if last.plain - before >= spacing && last.plain < end.plain {
             self.inner.push(last);
         }
     }
@@ -291,7 +299,8 @@ impl PartitionDecoder<'_> {
                 bit,
                 plain: start + piece.len,
             };
-            ends.push(end);
+            let used = self.packed.get(..inflater.at).unwrap_or_default();
+            ends.push(end, unused_bits == 0 && used.ends_with(&[0, 0, 0xff, 0xff]));
             let is_last = reason == StopReason::StreamEnd;
             if is_last || bit >= self.partition_end {
                 return Ok(FillEnd::Done { is_last });
