@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::ffi::CString;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, StatxFlags, StatxTimestamp, openat, readlinkat,
-    statx,
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, StatxFlags,
+    StatxTimestamp, openat, openat2, readlinkat, seek, statx,
 };
 
 use crate::base::passwd::AccountNames;
@@ -23,6 +24,7 @@ const READ_BYTES: usize = 126 << 10;
 #[derive(Debug, Default)]
 pub struct DirectoryTree {
     names: AccountNames,
+    is_one_file_system: bool,
 }
 
 impl DirectoryTree {
@@ -30,6 +32,16 @@ impl DirectoryTree {
     pub fn new() -> Self {
         Self {
             names: AccountNames::load_system(),
+            is_one_file_system: false,
+        }
+    }
+
+    /// The same, but mount points cannot be opened.
+    #[must_use]
+    pub fn on_one_file_system(self) -> Self {
+        Self {
+            is_one_file_system: true,
+            ..self
         }
     }
 
@@ -52,21 +64,26 @@ impl Tree for DirectoryTree {
 
     fn open(&self, parent: &OwnedFd, name: Name<'_>) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        if self.is_one_file_system {
+            let resolve = ResolveFlags::NO_XDEV;
+            return Ok(openat2(parent, name.name, flags, Mode::empty(), resolve)?);
+        }
         Ok(openat(parent, name.name, flags, Mode::empty())?)
     }
 
-    fn read(&self, directory: &OwnedFd, _: &mut u64, batch: &mut Batch) -> io::Result<()> {
-        // The descriptor has the position.
+    fn read(&self, directory: &OwnedFd, position: &mut u64, batch: &mut Batch) -> io::Result<()> {
+        seek(directory, SeekFrom::Start(*position))?;
         let mut buffer = Vec::with_capacity(READ_BYTES);
         let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
         while let Some(entry) = entries.next() {
             let entry = entry?;
+            *position = entry.next_entry_cookie();
             let name = entry.file_name().to_bytes();
             if name != b"." && name != b".." {
                 let kind = match kind_of(entry.file_type()) {
                     Some(kind) => kind,
                     // It may be gone.
-                    None => match stat(directory, name, StatxFlags::TYPE) {
+                    None => match stat(directory, name, AtFlags::empty(), StatxFlags::TYPE) {
                         Ok(found) => found.kind,
                         Err(_) => continue,
                     },
@@ -82,7 +99,8 @@ impl Tree for DirectoryTree {
     }
 
     fn metadata(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Metadata> {
-        stat(directory, name.name, StatxFlags::BASIC_STATS)
+        let mask = StatxFlags::BASIC_STATS;
+        stat(directory, name.name, AtFlags::empty(), mask)
     }
 
     fn target(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {
@@ -104,12 +122,31 @@ impl Tree for DirectoryTree {
 /// # Errors
 /// As lstat(2).
 pub fn metadata_of(path: &Path) -> io::Result<Metadata> {
-    use std::os::unix::ffi::OsStrExt;
-    stat(CWD, path.as_os_str().as_bytes(), StatxFlags::BASIC_STATS)
+    let path = path.as_os_str().as_bytes();
+    stat(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS)
 }
 
-fn stat(directory: impl AsFd, name: &[u8], mask: StatxFlags) -> io::Result<Metadata> {
-    let found = statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, mask)?;
+/// The attributes of an open file.
+///
+/// # Errors
+/// As fstat(2).
+pub(super) fn metadata_of_open(file: impl AsFd) -> io::Result<Metadata> {
+    stat(file, b"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+}
+
+/// Whether these are the attributes of `/`.
+pub(super) fn is_root(found: &Metadata) -> bool {
+    let root = metadata_of(Path::new("/"));
+    root.is_ok_and(|root| (root.file_system, root.inode) == (found.file_system, found.inode))
+}
+
+fn stat(
+    directory: impl AsFd,
+    name: &[u8],
+    flags: AtFlags,
+    mask: StatxFlags,
+) -> io::Result<Metadata> {
+    let found = statx(directory, name, flags | AtFlags::SYMLINK_NOFOLLOW, mask)?;
     let mode = u32::from(found.stx_mode);
     let kind = kind_of(FileType::from_raw_mode(mode));
     Ok(Metadata {

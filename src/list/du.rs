@@ -15,7 +15,7 @@ use crate::base::sync::Mutex;
 use super::item::Item;
 use super::output::SharedOutput;
 use super::parallel_walk::{Level, Visitor};
-use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree, push_component};
+use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
 
 /// Lines that wait for earlier ones, in bytes. If there are more, the later ones are written first.
 const MAX_WAITING_BYTES: usize = 64 << 20;
@@ -214,13 +214,19 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
         self.output.write(&text)
     }
 
-    fn skip(&self, level: &Level<T, Sum>, name: Name<'_>, sum: &Sum) -> ControlFlow<()> {
+    fn skip(
+        &self,
+        level: &Level<T, Sum>,
+        name: Name<'_>,
+        sum: &Sum,
+        error: io::Error,
+    ) -> ControlFlow<()> {
+        let path = level.path_of(name.name);
+        self.report(&path, error);
         // It counts without what is below it.
         let total = sum.total.load(Ordering::Relaxed);
         level.state.total.fetch_add(total, Ordering::Relaxed);
         if level.depth() < self.options.max_depth {
-            let mut path = level.path();
-            push_component(&mut path, name.name);
             let line = self.line(total, &path);
             self.waiting.fetch_add(line.len(), Ordering::Relaxed);
             level.state.lines.lock().push((sum.number, line));

@@ -142,7 +142,7 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
             kind: FileKind::Directory,
             inode: level.inode(),
         };
-        self.skip(parent, name, &level.state)
+        self.evaluate_late(parent, name)
     }
 
     fn skip(
@@ -150,7 +150,20 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
         level: &Level<T, FoundDirectory>,
         name: Name<'_>,
         _: &FoundDirectory,
+        error: io::Error,
     ) -> ControlFlow<()> {
+        self.report(&level.path_of(name.name), error);
+        self.evaluate_late(level, name)
+    }
+
+    fn report(&self, path: &[u8], error: io::Error) {
+        (self.report)(path, error);
+    }
+}
+
+impl<T: Tree + Send + 'static> Finder<T> {
+    /// Evaluates a directory after the files below it, if the expression wants that.
+    fn evaluate_late(&self, level: &Level<T, FoundDirectory>, name: Name<'_>) -> ControlFlow<()> {
         let is_late = self.expression.is_depth_first();
         if is_late && level.depth() >= self.expression.min_depth().saturating_sub(1) {
             let mut text = Vec::new();
@@ -160,10 +173,6 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
             self.output.write(&text)?;
         }
         ControlFlow::Continue(())
-    }
-
-    fn report(&self, path: &[u8], error: io::Error) {
-        (self.report)(path, error);
     }
 }
 

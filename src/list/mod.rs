@@ -3,6 +3,7 @@
 //! [`Tree`] is the interface of both, and [`walk_parallel`] visits one by several threads. [`DiskUsage`],
 //! [`Finder`] and [`Lister`] do the work of `du`, `find` and `ls`.
 
+pub mod change;
 mod directory_tree;
 mod du;
 mod escape;

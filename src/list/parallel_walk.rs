@@ -78,6 +78,11 @@ impl<T: Tree, S> Level<T, S> {
         }
     }
 
+    /// The open directory.
+    pub fn directory(&self) -> &T::Directory {
+        &self.directory
+    }
+
     /// Number of directories above it, down from the starting point.
     pub fn depth(&self) -> usize {
         self.depth
@@ -105,6 +110,13 @@ impl<T: Tree, S> Level<T, S> {
         for name in names.into_iter().rev() {
             push_component(&mut path, name);
         }
+        path
+    }
+
+    /// The path of `name` in it.
+    pub fn path_of(&self, name: &[u8]) -> Vec<u8> {
+        let mut path = self.path();
+        push_component(&mut path, name);
         path
     }
 }
@@ -153,20 +165,29 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
         descend: &mut Vec<(usize, Self::State)>,
     ) -> ControlFlow<()>;
 
+    /// Whether a directory is done, after all below it has been visited and left. Otherwise it is read again, from
+    /// its beginning.
+    fn is_done(&self, level: &Level<T, Self::State>) -> bool {
+        let _ = level;
+        true
+    }
+
     /// Leaves a directory, when all below it has been visited and left.
     fn leave(&self, level: &Level<T, Self::State>) -> ControlFlow<()> {
         let _ = level;
         ControlFlow::Continue(())
     }
 
-    /// Skips the directory `name` in `level`, which could not be opened, instead of leaving it.
+    /// Reports that the directory `name` in `level` could not be opened, instead of leaving it.
     fn skip(
         &self,
         level: &Level<T, Self::State>,
         name: Name<'_>,
         state: &Self::State,
+        error: io::Error,
     ) -> ControlFlow<()> {
-        let _ = (level, name, state);
+        let _ = state;
+        self.report(&level.path_of(name.name), error);
         ControlFlow::Continue(())
     }
 
@@ -409,11 +430,8 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
                         self.read(level, (0, 0), next)
                     }
                     Err(error) => {
-                        let mut path = parent.path();
-                        push_component(&mut path, &name.0);
-                        self.visitor.report(&path, error);
-                        self.visitor.skip(&parent, found, &state)?;
-                        self.complete(parent)
+                        self.visitor.skip(&parent, found, &state, error)?;
+                        self.complete(parent, next)
                     }
                 }
             }
@@ -424,7 +442,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
             } => self.read(level, (position, count), next),
             Task::Visit { level, batch } => {
                 self.visit(&level, &batch, next)?;
-                self.complete(level)
+                self.complete(level, next)
             }
         }
     }
@@ -440,7 +458,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
             self.visitor.report(&level.path(), error);
         }
         if batch.is_empty() {
-            return self.complete(level);
+            return self.complete(level, next);
         }
         batch.set_first(count);
         // Its reading goes on after the directories that were found.
@@ -487,8 +505,21 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
     }
 
     /// Counts a task of `level` as done, and leaves all directories that are done with it.
-    fn complete(&self, mut level: Arc<Level<T, V::State>>) -> ControlFlow<()> {
+    fn complete(
+        &self,
+        mut level: Arc<Level<T, V::State>>,
+        next: &mut Vec<Task<T, V::State>>,
+    ) -> ControlFlow<()> {
         while level.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            if !self.visitor.is_done(&level) {
+                level.pending.store(1, Ordering::Relaxed);
+                next.push(Task::Read {
+                    level,
+                    position: 0,
+                    count: 0,
+                });
+                break;
+            }
             self.visitor.leave(&level)?;
             let Some(parent) = level.parent.clone() else {
                 break;
@@ -565,6 +596,8 @@ mod tests {
     }
 
     /// Records the calls of a walk, and ends it at the name `quit`.
+    ///
+    /// Directories called `again` are read twice.
     #[derive(Default)]
     struct Recorder(Mutex<Vec<String>>);
 
@@ -603,15 +636,18 @@ mod tests {
             ControlFlow::Continue(())
         }
 
-        fn leave(&self, level: &Level<TestTree, ()>) -> ControlFlow<()> {
-            self.record("leave", &level.path());
-            ControlFlow::Continue(())
+        fn is_done(&self, level: &Level<TestTree, ()>) -> bool {
+            let call = String::from_utf8_lossy(&level.path()).into_owned() + " is read again";
+            let mut calls = self.0.lock();
+            let is_done = level.name() != b"again" || calls.contains(&call);
+            if !is_done {
+                calls.push(call);
+            }
+            is_done
         }
 
-        fn skip(&self, level: &Level<TestTree, ()>, name: Name<'_>, (): &()) -> ControlFlow<()> {
-            let mut path = level.path();
-            push_component(&mut path, name.name);
-            self.record("skip", &path);
+        fn leave(&self, level: &Level<TestTree, ()>) -> ControlFlow<()> {
+            self.record("leave", &level.path());
             ControlFlow::Continue(())
         }
 
@@ -736,10 +772,21 @@ mod tests {
     fn directory_that_cannot_be_opened_is_reported_and_skipped() {
         let index = index(&[directory("closed", 0o755), file("open/f", 0..1)]);
         let (calls, flow) = calls(index, 1);
-        let expected = "visit ./closed,visit ./open,report ./closed,skip ./closed,visit ./open/f,\
-                        leave ./open,leave .";
+        let expected =
+            "visit ./closed,visit ./open,report ./closed,visit ./open/f,leave ./open,leave .";
         assert_eq!(calls.join(","), expected);
         assert_eq!(flow, ControlFlow::Continue(()));
+    }
+
+    #[test]
+    fn directory_that_is_not_done_is_read_again() {
+        let index = index(&[file("again/a/f", 0..1), file("b", 0..1)]);
+        let (calls, _) = calls(index, 1);
+        let once = "visit ./again/a,visit ./again/a/f,leave ./again/a";
+        let expected = format!(
+            "visit ./again,visit ./b,{once},./again is read again,{once},leave ./again,leave ."
+        );
+        assert_eq!(calls.join(","), expected);
     }
 
     #[test]

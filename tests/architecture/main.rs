@@ -112,7 +112,15 @@ const PURE_LAYERS: &[(&str, &[&str])] = &[
     ("tar", &[]),
     ("index", &["store.rs"]),
     ("layers", &["open.rs"]),
-    ("list", &["directory_tree.rs", "parallel_walk.rs"]),
+    (
+        "list",
+        &[
+            "directory_tree.rs",
+            "parallel_walk.rs",
+            "attributes.rs",
+            "remove.rs",
+        ],
+    ),
 ];
 const IMPURITIES: &[&str] = &[
     "std::fs",

@@ -33,6 +33,7 @@ use parse::{Parser, WalkOptions};
 
 pub use error::Error;
 pub use parse::ParseContext;
+pub use permissions::apply_mode;
 
 use super::tree::Candidate;
 

@@ -1,6 +1,8 @@
-//! The argument of `-perm`.
+//! The argument of `-perm`, and modes of chmod(1).
 
 const ALL: u32 = 0o7777;
+/// The set-user-ID and the set-group-ID bit.
+const SET_IDS: u32 = 0o6000;
 
 /// How permission bits are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +31,10 @@ impl Permissions {
             ("-", mode) => (Match::Each, mode),
             _ => (Match::Exact, text),
         };
-        let (of_file, of_directory) = (parse_mode(mode, false)?, parse_mode(mode, true)?);
+        let (of_file, of_directory) = (
+            apply_mode(mode, 0, false, 0)?,
+            apply_mode(mode, 0, true, 0)?,
+        );
         // No bit at all is set in every file.
         let kind = match kind {
             Match::Any if of_file == 0 && of_directory == 0 => Match::Each,
@@ -56,25 +61,35 @@ impl Permissions {
     }
 }
 
-/// Applies an octal or a symbolic mode to no permissions, with umask 0.
-fn parse_mode(text: &str, is_directory: bool) -> Option<u32> {
+/// Applies an octal or a symbolic mode, such as `u+rwX,go-w`, to the permissions `mode`. `None` if it is invalid.
+/// As with chmod(1), clauses without classes leave the bits of `umask` alone, and directories keep the set-ID bits
+/// that are not mentioned.
+pub fn apply_mode(text: &str, mode: u32, is_directory: bool, umask: u32) -> Option<u32> {
     if text.starts_with(|first: char| first.is_ascii_digit()) {
         let is_octal = text.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
-        let mode = u32::from_str_radix(text, 8).ok()?;
-        return (is_octal && mode <= ALL).then_some(mode);
+        let wanted = u32::from_str_radix(text, 8).ok()?;
+        // Five digits mention all bits.
+        let is_kept = is_directory && text.len() < 5;
+        let kept = if is_kept { mode & SET_IDS } else { 0 };
+        return (is_octal && wanted <= ALL).then_some(wanted | kept);
     }
     let mut clauses = text.split(',');
-    clauses.try_fold(0, |mode, clause| {
-        apply_clause(clause.as_bytes(), mode, is_directory)
+    clauses.try_fold(mode & ALL, |mode, clause| {
+        apply_clause(clause.as_bytes(), mode, is_directory, umask)
     })
 }
 
 /// Applies a clause such as `ug+rw-x`.
-fn apply_clause(clause: &[u8], mut mode: u32, is_directory: bool) -> Option<u32> {
+fn apply_clause(clause: &[u8], mut mode: u32, is_directory: bool, umask: u32) -> Option<u32> {
     let is_class = |byte: &&u8| matches!(byte, b'u' | b'g' | b'o' | b'a');
     let (classes, mut actions) = clause.split_at(clause.iter().take_while(is_class).count());
-    let affected = classes.iter().fold(0, |bits, &class| bits | bits_of(class));
-    let affected = if affected == 0 { ALL } else { affected };
+    let (affected, changeable) = match classes {
+        [] => (ALL, ALL & !umask),
+        _ => {
+            let bits = classes.iter().fold(0, |bits, &class| bits | bits_of(class));
+            (bits, bits)
+        }
+    };
     if actions.is_empty() {
         return None;
     }
@@ -101,11 +116,16 @@ fn apply_clause(clause: &[u8], mut mode: u32, is_directory: bool) -> Option<u32>
                 _ => return None,
             };
         }
-        value &= affected;
+        let kept = if is_directory {
+            SET_IDS & !(value & affected)
+        } else {
+            0
+        };
+        value &= changeable & !kept;
         mode = match operator {
             b'+' => mode | value,
             b'-' => mode & !value,
-            b'=' => mode & !affected | value,
+            b'=' => mode & (!affected | kept) | value,
             _ => return None,
         };
     }

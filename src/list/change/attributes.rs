@@ -1,0 +1,335 @@
+//! Changes of modes and owners.
+
+use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chmodat, chownat, openat};
+
+use super::super::directory_tree::{DirectoryTree, is_root, metadata_of, metadata_of_open};
+use super::super::escape::escape;
+use super::super::find::apply_mode;
+use super::super::item::Item;
+use super::super::long::mode_string;
+use super::super::parallel_walk::{Level, Start, Visitor};
+use super::super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
+use super::log::{ChangeLog, Verbosity, quote};
+
+/// An owner and a group; `None` for any, or to keep it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Owner {
+    /// The owner.
+    pub user: Option<u32>,
+    /// The group.
+    pub group: Option<u32>,
+}
+
+impl Owner {
+    /// Whether a file has this owner and this group.
+    fn matches(self, metadata: &Metadata) -> bool {
+        let is = |wanted: Option<u32>, id| wanted.is_none_or(|wanted| wanted == id);
+        is(self.user, metadata.uid) && is(self.group, metadata.gid)
+    }
+}
+
+/// The attributes to set.
+#[derive(Clone, Debug)]
+pub enum Attributes {
+    /// The mode.
+    Mode {
+        /// An octal or symbolic mode, which [`apply_mode`] accepts.
+        mode: String,
+        /// Bits that a symbolic mode without classes leaves alone.
+        umask: u32,
+    },
+    /// Owner and group.
+    Owner {
+        /// Those to set.
+        to: Owner,
+        /// Those that a file must have; others are left alone.
+        from: Owner,
+        /// Names of those to set, for messages.
+        names: (String, Option<String>),
+    },
+}
+
+/// Attributes to set, and on which files.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// The attributes.
+    pub attributes: Attributes,
+    /// Whether the files below a directory are changed, too.
+    pub recursive: bool,
+    /// Whether a link that is given as a path stands for its target.
+    pub follow: bool,
+    /// Whether the files below `/` may be changed.
+    pub root: bool,
+}
+
+/// Changes the attributes of files that differ from those to set.
+#[derive(Debug)]
+pub struct Changer {
+    tree: Arc<DirectoryTree>,
+    change: Change,
+    log: Arc<ChangeLog>,
+}
+
+impl Changer {
+    /// Tells `log` about each file.
+    pub fn new(tree: Arc<DirectoryTree>, change: Change, log: Arc<ChangeLog>) -> Self {
+        Self { tree, change, log }
+    }
+
+    /// Changes the file at `path`, or returns the directory at which a walk must start.
+    pub fn start(&self, path: &[u8]) -> Option<Start<DirectoryTree, Option<Metadata>>> {
+        let flags = if self.change.follow {
+            OFlags::PATH | OFlags::CLOEXEC
+        } else {
+            OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW
+        };
+        let opened = openat(CWD, path, flags, Mode::empty()).map_err(io::Error::from);
+        let found = opened.and_then(|file| Ok((metadata_of_open(&file)?, file)));
+        let (found, file) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                self.fail_access(path, &error);
+                return None;
+            }
+        };
+        if self.change.recursive && !self.change.root && is_root(&found) {
+            self.log.fail_on_root(path);
+            return None;
+        }
+        let state = self.examine(&file, b"", path, &found)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match openat(&file, ".", flags, Mode::empty()) {
+            Ok(directory) => Some(Start {
+                path: path.to_owned(),
+                inode: found.inode,
+                directory,
+                state,
+            }),
+            Err(error) => {
+                self.report(path, error.into());
+                if let Some(found) = state {
+                    self.apply(&file, b"", path, &found);
+                }
+                None
+            }
+        }
+    }
+
+    fn fail_access(&self, path: &[u8], error: &io::Error) {
+        let is_missing = error.kind() == io::ErrorKind::NotFound;
+        let is_dangling = is_missing && metadata_of(Path::new(OsStr::from_bytes(path))).is_ok();
+        match &self.change.attributes {
+            Attributes::Mode { .. } if is_dangling => {
+                let text = "cannot operate on dangling symlink";
+                self.log.fail_with(&format!("{text} {}", quote(path)));
+            }
+            Attributes::Owner { .. } if is_dangling => {
+                self.log.fail("cannot dereference", path, error);
+            }
+            _ => self.log.fail("cannot access", path, error),
+        }
+        self.log
+            .write(Verbosity::All, || match &self.change.attributes {
+                Attributes::Mode { .. } => format!("{} could not be accessed", quote(path)),
+                Attributes::Owner { names, .. } => {
+                    let wanted = joined(&names.0, names.1.as_ref());
+                    format!("failed to change ownership of {} to {wanted}", quote(path))
+                }
+            });
+    }
+
+    /// Changes a file, or returns the state of a directory to walk: its attributes, if it is changed when it is left.
+    fn examine(
+        &self,
+        directory: &OwnedFd,
+        name: &[u8],
+        path: &[u8],
+        found: &Metadata,
+    ) -> Option<Option<Metadata>> {
+        let is_walked = self.change.recursive && found.kind == FileKind::Directory;
+        // Without these two bits its owner could not walk it.
+        let is_opened = |mode| mode & !found.mode & 0o500 != 0;
+        if is_walked && !self.wanted_mode(found).is_some_and(is_opened) {
+            return Some(Some(*found));
+        }
+        self.apply(directory, name, path, found);
+        is_walked.then_some(None)
+    }
+
+    fn wanted_mode(&self, found: &Metadata) -> Option<u32> {
+        match &self.change.attributes {
+            Attributes::Mode { mode, umask } => {
+                apply_mode(mode, found.mode, found.kind == FileKind::Directory, *umask)
+            }
+            Attributes::Owner { .. } => None,
+        }
+    }
+
+    /// Changes the file `name`, or the open `directory` itself.
+    fn apply(&self, directory: &OwnedFd, name: &[u8], path: &[u8], found: &Metadata) {
+        let result = match &self.change.attributes {
+            Attributes::Mode { .. } if found.kind == FileKind::Symlink => None,
+            Attributes::Mode { .. } => {
+                let wanted = self.wanted_mode(found).filter(|&mode| mode != found.mode);
+                wanted.map(|mode| set_mode(directory, name, mode))
+            }
+            Attributes::Owner { to, from, .. } => {
+                let is_wanted = from.matches(found) && !to.matches(found);
+                is_wanted.then(|| set_owner(directory, name, *to))
+            }
+        };
+        if let Some(Err(error)) = &result {
+            self.log.fail(self.action(), path, error);
+        }
+        let is_changed = result.map(|result| result.is_ok());
+        let verbosity = match is_changed {
+            Some(true) => Verbosity::Changes,
+            _ => Verbosity::All,
+        };
+        self.log
+            .write(verbosity, || self.describe(path, found, is_changed));
+    }
+
+    fn action(&self) -> &'static str {
+        match self.change.attributes {
+            Attributes::Mode { .. } => "changing permissions of",
+            Attributes::Owner { to, .. } if to.user.is_none() => "changing group of",
+            Attributes::Owner { .. } => "changing ownership of",
+        }
+    }
+
+    /// The line of a file that was changed, could not be, or was left alone.
+    fn describe(&self, path: &[u8], found: &Metadata, is_changed: Option<bool>) -> String {
+        let path = quote(path);
+        let (what, before, after) = match &self.change.attributes {
+            Attributes::Mode { .. } if found.kind == FileKind::Symlink => {
+                return format!("neither symbolic link {path} nor referent has been changed");
+            }
+            Attributes::Mode { .. } => {
+                let letters = |mode| mode_string(FileKind::File, mode).split_off(1);
+                let text = |mode| format!("{mode:04o} ({})", letters(mode));
+                let wanted = self.wanted_mode(found).unwrap_or(found.mode);
+                ("mode", text(found.mode), text(wanted))
+            }
+            Attributes::Owner { names, .. } => {
+                let text = |name: Option<Cow<'_, [u8]>>, id: u32| {
+                    name.map_or_else(|| id.to_string(), |name| escape(&name))
+                };
+                let user = text(self.tree.user(found), found.uid);
+                let group = text(self.tree.group(found), found.gid);
+                let group = names.1.is_some().then_some(group);
+                (
+                    "ownership",
+                    joined(&user, group.as_ref()),
+                    joined(&names.0, names.1.as_ref()),
+                )
+            }
+        };
+        match (is_changed, what) {
+            (None, _) => format!("{what} of {path} retained as {before}"),
+            (Some(false), _) => {
+                format!("failed to change {what} of {path} from {before} to {after}")
+            }
+            (Some(true), "mode") => format!("mode of {path} changed from {before} to {after}"),
+            (Some(true), _) => format!("changed {what} of {path} from {before} to {after}"),
+        }
+    }
+}
+
+fn joined(user: &str, group: Option<&String>) -> String {
+    group.map_or_else(|| user.to_owned(), |group| format!("{user}:{group}"))
+}
+
+/// Sets the mode of the file `name`, or of the open `directory` itself. No link is followed.
+fn set_mode(directory: &OwnedFd, name: &[u8], mode: u32) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = match name {
+        b"" => None,
+        name => Some(openat(directory, name, flags, Mode::empty())?),
+    };
+    // fchmodat(2) follows links, and fchmod(2) does not take such descriptors.
+    let number = opened.as_ref().unwrap_or(directory).as_raw_fd();
+    let path = format!("/proc/self/fd/{number}");
+    Ok(chmodat(
+        CWD,
+        path,
+        Mode::from_raw_mode(mode),
+        AtFlags::empty(),
+    )?)
+}
+
+/// Sets the owner of the file `name`, or of the open `directory` itself. No link is followed.
+fn set_owner(directory: &OwnedFd, name: &[u8], to: Owner) -> io::Result<()> {
+    let (user, group) = (to.user.map(Uid::from_raw), to.group.map(Gid::from_raw));
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
+    Ok(chownat(directory, name, user, group, flags)?)
+}
+
+impl Visitor<DirectoryTree> for Changer {
+    /// The attributes of a directory that is changed when it is left.
+    type State = Option<Metadata>;
+
+    fn makes_calls(&self) -> bool {
+        true
+    }
+
+    fn visit(
+        &self,
+        level: &Arc<Level<DirectoryTree, Self::State>>,
+        batch: &Batch,
+        descend: &mut Vec<(usize, Self::State)>,
+    ) -> ControlFlow<()> {
+        let path = level.path();
+        let place = level.place(&path);
+        for (number, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
+            let state = match item.metadata() {
+                Ok(found) => {
+                    let name = item.name();
+                    self.examine(level.directory(), name, item.path(), &found)
+                }
+                Err(error) => {
+                    self.fail_access(item.path(), &error);
+                    continue;
+                }
+            };
+            descend.extend(state.map(|state| (number, state)));
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn leave(&self, level: &Level<DirectoryTree, Self::State>) -> ControlFlow<()> {
+        if let Some(found) = &level.state {
+            self.apply(level.directory(), b"", &level.path(), found);
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn skip(
+        &self,
+        level: &Level<DirectoryTree, Self::State>,
+        name: Name<'_>,
+        state: &Self::State,
+        error: io::Error,
+    ) -> ControlFlow<()> {
+        let path = level.path_of(name.name);
+        self.report(&path, error);
+        if let Some(found) = state {
+            self.apply(level.directory(), name.name, &path, found);
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn report(&self, path: &[u8], error: io::Error) {
+        self.log.fail("cannot read directory", path, &error);
+    }
+}

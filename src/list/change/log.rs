@@ -1,0 +1,140 @@
+//! Lines about changed files, and errors.
+
+use std::fmt;
+use std::io;
+
+use crate::base::error_chain::error_chain;
+
+use super::super::escape::escape;
+use super::super::output::SharedOutput;
+
+/// The files that have a line.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Verbosity {
+    /// None.
+    #[default]
+    Quiet,
+    /// Those that are changed.
+    Changes,
+    /// All.
+    All,
+}
+
+type Report = Box<dyn Fn(&str) + Send + Sync>;
+
+/// Receives the lines of changed files, and the errors, from several threads.
+pub struct ChangeLog {
+    verbosity: Verbosity,
+    output: SharedOutput,
+    report: Report,
+}
+
+impl ChangeLog {
+    /// Writes lines to `output`, and passes errors to `report`.
+    pub fn new(
+        verbosity: Verbosity,
+        output: SharedOutput,
+        report: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            verbosity,
+            output,
+            report: Box::new(report),
+        }
+    }
+
+    /// The output.
+    pub fn output(&self) -> &SharedOutput {
+        &self.output
+    }
+
+    /// Reports that `action` failed on the file at `path`.
+    pub fn fail(&self, action: &str, path: &[u8], error: &io::Error) {
+        let path = quote(path);
+        (self.report)(&format!("{action} {path}: {}", error_chain(error)));
+    }
+
+    /// Reports that the walk of `/` is refused.
+    pub(super) fn fail_on_root(&self, path: &[u8]) {
+        let path = match path {
+            b"/" => quote(path),
+            _ => format!("{} (same as '/')", quote(path)),
+        };
+        let text = "it is dangerous to operate recursively on";
+        (self.report)(&format!("{text} {path}"));
+        (self.report)("use --no-preserve-root to override this failsafe");
+    }
+
+    /// Reports an error.
+    pub(super) fn fail_with(&self, text: &str) {
+        (self.report)(text);
+    }
+
+    /// Writes a line if such lines are wanted.
+    pub(super) fn write(&self, verbosity: Verbosity, line: impl FnOnce() -> String) {
+        if self.verbosity >= verbosity {
+            // The files are changed in any case.
+            self.output.write_last((line() + "\n").as_bytes());
+        }
+    }
+}
+
+impl fmt::Debug for ChangeLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChangeLog").finish_non_exhaustive()
+    }
+}
+
+/// Quotes `name` for a shell, as the GNU programs do in their messages.
+pub fn quote(name: &[u8]) -> String {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b" %+,-./:]_'".contains(byte);
+    if name.contains(&b'\'') && name.iter().all(is_plain) {
+        return format!("\"{}\"", String::from_utf8_lossy(name));
+    }
+    let (mut text, mut is_escape) = ("'".to_owned(), false);
+    let mut push = |part: &str, is_escaped: bool| {
+        match (is_escape, is_escaped) {
+            (false, true) => text.push_str("'$'"),
+            (true, false) => text.push_str("''"),
+            _ => {}
+        }
+        is_escape = is_escaped;
+        text.push_str(part);
+    };
+    for chunk in name.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            let mut bytes = [0; 4];
+            let character_text = &*character.encode_utf8(&mut bytes);
+            match character {
+                '\'' => push("'\\''", false),
+                _ if character.is_control() => push(&escape(character_text.as_bytes()), true),
+                _ => push(character_text, false),
+            }
+        }
+        if !chunk.invalid().is_empty() {
+            push(&escape(chunk.invalid()), true);
+        }
+    }
+    text.push('\'');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_as_gnu_programs_quote_them() {
+        for (name, expected) in [
+            (&b"a b"[..], "'a b'"),
+            (b"it's", "\"it's\""),
+            (b"a'b$", "'a'\\''b$'"),
+            (b"n\nl", "'n'$'\\n''l'"),
+            (b"\xff", "''$'\\377'"),
+            (b"a$b\"", "'a$b\"'"),
+            ("\u{fc}".as_bytes(), "'\u{fc}'"),
+        ] {
+            assert_eq!(quote(name), expected);
+        }
+    }
+}
