@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use super::commands::list::{du, find, ls};
+use super::commands::list::{chmod, chown, du, find, ls, rm};
 use super::commands::{
     bundle, cache, generate, image, index, materialize, plan, profile, status, umount, verify,
 };
@@ -36,6 +36,12 @@ pub(crate) enum Verb {
     Find(find::FindArgs),
     /// Sum the space that directories use
     Du(du::DuArgs),
+    /// Change the modes of files, in parallel
+    Chmod(chmod::ChmodArgs),
+    /// Change the owners of files, in parallel
+    Chown(chown::ChownArgs),
+    /// Remove files and directories, in parallel
+    Rm(rm::RmArgs),
     /// Cut an archive into shards for several workers
     Plan(plan::PlanArgs),
     /// Write the entries of a shard to standard output, as a tar archive

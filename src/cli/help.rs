@@ -16,15 +16,15 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Output",
-        "directory output publish long recursive all directory_itself by_size by_time unsorted reverse inode one_per_line numeric_uid_gid to_stdout dry_run sync json summarize max_depth total apparent_size inodes human_readable verbose quiet stats",
+        "directory output publish long recursive all directory_itself by_size by_time unsorted reverse inode one_per_line numeric_uid_gid to_stdout dry_run sync json summarize max_depth total apparent_size inodes human_readable changes verbose quiet stats",
     ),
     (
         "Existing files",
-        "atomic resume finish keep_old_files skip_old_files force",
+        "atomic resume finish keep_old_files skip_old_files force dir preserve_root no_preserve_root one_file_system no_one_file_system",
     ),
     (
         "Ownership",
-        "numeric_owner same_owner no_same_owner same_permissions no_same_permissions",
+        "numeric_owner same_owner no_same_owner same_permissions no_same_permissions reference from no_dereference",
     ),
     ("Mount", "options writable upper copy_to namespace lazy"),
     (
@@ -58,7 +58,7 @@ struct VerbHelp {
     examples: &'static [(&'static str, &'static str)],
 }
 
-const VERBS: [VerbHelp; 15] = [
+const VERBS: [VerbHelp; 18] = [
     VerbHelp {
         verb: "mount",
         short: "headers layers root options writable foreground wait_index restart memory",
@@ -195,6 +195,45 @@ const VERBS: [VerbHelp; 15] = [
             (
                 "tarfs du -s --inodes /srv/data",
                 "count the files below a directory",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "chmod",
+        short: "",
+        examples: &[
+            (
+                "tarfs chmod -R u+rwX,go-w /srv/data",
+                "make a tree writable only for its owner",
+            ),
+            (
+                "tarfs chmod -c --reference a b",
+                "give b the mode of a, and show whether it changes",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "chown",
+        short: "",
+        examples: &[
+            (
+                "tarfs chown -R www-data:www-data /srv/data",
+                "change owner and group of a tree",
+            ),
+            (
+                "tarfs chown -Rc --from 1000 lisa /srv/data",
+                "change only the files of one user, and show them",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "rm",
+        short: "",
+        examples: &[
+            ("tarfs rm -rf /srv/data/old", "remove a tree"),
+            (
+                "tarfs rm -r --no-one-file-system /srv/data/old",
+                "also what is mounted in it",
             ),
         ],
     },

@@ -6,6 +6,7 @@
 mod adversarial;
 mod archive;
 mod atomic;
+mod change;
 mod cli;
 mod clouds;
 mod copy_tree;

@@ -42,6 +42,29 @@ fn umount_of_bind_mount_leaves_original_mount() {
 }
 
 #[test]
+fn rm_crosses_no_mount_point_unless_told() {
+    let said = stdout_of(
+        r"
+        mkdir -p r/a/m r/b; touch r/a/f r/b/f t/dir/keep
+        mount --bind t/dir r/a/m
+        tarfs rm -rf r 2>&1 || echo failed $?
+        tarfs rm -rf r/a/m 2>&1 || echo failed $?
+        find r t/dir | sort
+        tarfs rm -rf --no-one-file-system r 2>&1 || echo failed $?
+        find r t/dir | sort
+        ",
+    );
+    let skipped = "tarfs: skipping 'r/a/m', since it's on a different device\nfailed 1\n";
+    let busy = "tarfs: cannot remove 'r/a/m': Device or resource busy\nfailed 1\n";
+    let left = "r\nr/a\nr/a/m\n";
+    let expected = format!(
+        "{skipped}{skipped}{left}r/a/m/file\nr/a/m/keep\nt/dir\nt/dir/file\nt/dir/keep\n\
+         {busy}{left}t/dir\n"
+    );
+    assert_eq!(said, expected);
+}
+
+#[test]
 fn umount_of_mount_leaves_its_bind_mounts() {
     let said = stdout_of(
         r"

@@ -1,6 +1,10 @@
-//! The verbs that list and walk trees.
+//! The verbs that list, walk and change trees.
 
+mod change;
+pub(crate) mod chmod;
+pub(crate) mod chown;
 pub(crate) mod du;
 pub(crate) mod find;
 pub(crate) mod ls;
 pub(super) mod open_place;
+pub(crate) mod rm;

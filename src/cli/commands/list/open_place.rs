@@ -258,8 +258,13 @@ pub(crate) struct Failures(Arc<AtomicBool>);
 
 impl Failures {
     pub(crate) fn report(&self, path: &[u8], error: &io::Error) {
-        self.0.store(true, Ordering::Relaxed);
+        self.note();
         report(path, error);
+    }
+
+    /// Remembers one that is printed already.
+    pub(crate) fn note(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 
     /// A function that reports, for threads.

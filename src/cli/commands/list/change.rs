@@ -1,0 +1,156 @@
+//! Flags and runs of the verbs that change directory trees.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, stdout};
+use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use super::open_place::{self, Failures};
+use crate::cli::ui::output;
+use tarfs::list::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
+use tarfs::list::{
+    DirectoryTree, Jobs, Metadata, SharedOutput, Start, Visitor, metadata_of, walk_parallel,
+};
+
+/// Exit code if a file could not be changed, as of the namesakes.
+const EXIT_PARTIAL: u8 = 1;
+
+/// Starting points that are open at once.
+const OPEN_STARTS: usize = 8;
+
+/// Flags of `tarfs chmod` and `tarfs chown`.
+#[derive(clap::Args, Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct ChangeFlags {
+    /// Change the files below directories, too
+    #[arg(short = 'R', long)]
+    recursive: bool,
+
+    /// Show each file that is changed
+    #[arg(short = 'c', long)]
+    changes: bool,
+
+    /// Show each file, also those that stay as they are
+    #[arg(short, long, conflicts_with = "changes")]
+    verbose: bool,
+
+    /// Print no errors about single files
+    #[arg(short = 'f', long = "silent", visible_alias = "quiet")]
+    quiet: bool,
+
+    /// Take the attributes from FILE
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+
+    /// Refuse to change the files below `/`
+    #[arg(long)]
+    preserve_root: bool,
+
+    /// Change the files below `/`, too, which is the default
+    #[arg(long, overrides_with = "preserve_root")]
+    no_preserve_root: bool,
+
+    /// Number of threads [default: as many as the file system keeps busy]
+    #[arg(short, long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+}
+
+impl ChangeFlags {
+    /// The attributes of the file `--reference`.
+    pub(crate) fn reference(&self) -> anyhow::Result<Option<Metadata>> {
+        let Some(path) = &self.reference else {
+            return Ok(None);
+        };
+        let found = path.canonicalize().and_then(|path| metadata_of(&path));
+        let name = quote(path.as_os_str().as_bytes());
+        let found = found.with_context(|| format!("failed to get attributes of {name}"))?;
+        Ok(Some(found))
+    }
+
+    /// Sets `attributes` of the files at `paths`.
+    pub(crate) fn run(
+        &self,
+        attributes: Attributes,
+        no_dereference: bool,
+        paths: &[OsString],
+    ) -> anyhow::Result<ExitCode> {
+        let is_owner = matches!(attributes, Attributes::Owner { .. });
+        let change = Change {
+            attributes,
+            recursive: self.recursive,
+            follow: !no_dereference && !(self.recursive && is_owner),
+            root: !self.preserve_root,
+        };
+        let verbosity = match (self.verbose, self.changes) {
+            (true, _) => Verbosity::All,
+            (_, true) => Verbosity::Changes,
+            _ => Verbosity::Quiet,
+        };
+        let run = Run {
+            tree: Arc::new(DirectoryTree::new()),
+            jobs: self.jobs,
+            verbosity,
+            quiet: self.quiet,
+        };
+        let visitor = |tree, log| Changer::new(tree, change, log);
+        run.at(paths, visitor, Changer::start)
+    }
+}
+
+/// A change of several files.
+pub(crate) struct Run {
+    pub tree: Arc<DirectoryTree>,
+    pub jobs: Option<NonZeroUsize>,
+    pub verbosity: Verbosity,
+    /// Whether errors are not printed.
+    pub quiet: bool,
+}
+
+impl Run {
+    /// Starts a visitor at each of `paths`, and walks what it returns.
+    pub(crate) fn at<V: Visitor<DirectoryTree>>(
+        self,
+        paths: &[OsString],
+        visitor: impl FnOnce(Arc<DirectoryTree>, Arc<ChangeLog>) -> V,
+        start: impl Fn(&V, &[u8]) -> Option<Start<DirectoryTree, V::State>>,
+    ) -> anyhow::Result<ExitCode> {
+        let failures = Failures::default();
+        let (noted, quiet) = (failures.clone(), self.quiet);
+        let output = SharedOutput::new(stdout(), stdout().is_terminal());
+        let log = ChangeLog::new(self.verbosity, output, move |error| {
+            noted.note();
+            if !quiet {
+                output::print_error(error);
+            }
+        });
+        let log = Arc::new(log);
+        let visitor = Arc::new(visitor(Arc::clone(&self.tree), Arc::clone(&log)));
+        let jobs = self.jobs.map_or(Jobs::Automatic, Jobs::Fixed);
+        for paths in paths.chunks(OPEN_STARTS) {
+            let starts = paths.iter();
+            let starts = starts.filter_map(|path| start(&visitor, path.as_bytes()));
+            let starts: Vec<_> = starts.collect();
+            if !starts.is_empty() {
+                let walked = walk_parallel(&self.tree, &visitor, starts, jobs);
+                let _never_broken = walked.context("cannot start a thread")?;
+            }
+        }
+        open_place::finish(log.output())?;
+        Ok(if failures.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(EXIT_PARTIAL)
+        })
+    }
+}
+
+/// Prints that the attributes on the command line are invalid. Returns the exit code of the namesakes.
+pub(crate) fn invalid(what: &str, word: &[u8]) -> ExitCode {
+    output::print_error(format_args!("invalid {what}: {}", quote(word)));
+    ExitCode::from(EXIT_PARTIAL)
+}

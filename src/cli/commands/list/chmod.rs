@@ -1,0 +1,50 @@
+//! `tarfs chmod`: changes the modes of files.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+
+use rustix::fs::Mode;
+use rustix::process::umask;
+
+use super::change::{self, ChangeFlags};
+use tarfs::list::change::Attributes;
+use tarfs::list::find::apply_mode;
+
+/// Arguments of `tarfs chmod`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct ChmodArgs {
+    /// Octal or symbolic mode, such as u+rwX,go-w; with --reference, the first PATH
+    #[arg(value_name = "MODE", required = true, allow_hyphen_values = true)]
+    mode: OsString,
+
+    /// Files to change
+    #[arg(value_name = "PATH", required_unless_present = "reference")]
+    paths: Vec<OsString>,
+
+    #[command(flatten)]
+    flags: ChangeFlags,
+}
+
+pub(crate) fn run(args: &ChmodArgs) -> anyhow::Result<ExitCode> {
+    let mut paths = args.paths.clone();
+    let mode = match args.flags.reference()? {
+        Some(found) => {
+            paths.insert(0, args.mode.clone());
+            // Five digits set all bits of directories, too.
+            format!("{:05o}", found.mode)
+        }
+        None => args.mode.to_string_lossy().into_owned(),
+    };
+    if apply_mode(&mode, 0, false, 0).is_none() {
+        return Ok(change::invalid("mode", args.mode.as_bytes()));
+    }
+    // The one way to read it is to set it.
+    let mask = umask(Mode::empty());
+    umask(mask);
+    let attributes = Attributes::Mode {
+        mode,
+        umask: mask.as_raw_mode(),
+    };
+    args.flags.run(attributes, false, &paths)
+}

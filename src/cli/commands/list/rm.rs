@@ -1,0 +1,85 @@
+//! `tarfs rm`: removes files.
+
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use super::change::Run;
+use tarfs::list::DirectoryTree;
+use tarfs::list::change::{RemoveOptions, Remover, Verbosity};
+
+/// Arguments of `tarfs rm`.
+#[derive(clap::Args, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct RmArgs {
+    /// Files to remove, without a question
+    #[arg(value_name = "PATH", required_unless_present = "force")]
+    paths: Vec<OsString>,
+
+    /// Remove directories and what is below them
+    #[arg(short, long, visible_short_alias = 'R')]
+    recursive: bool,
+
+    /// Ignore files that do not exist
+    #[arg(short, long)]
+    force: bool,
+
+    /// Remove empty directories
+    #[arg(short, long = "dir")]
+    dir: bool,
+
+    /// Show each file that is removed
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// Leave mount points alone, which is the default
+    #[arg(long)]
+    one_file_system: bool,
+
+    /// Remove what is below mount points, too
+    #[arg(long, overrides_with = "one_file_system")]
+    no_one_file_system: bool,
+
+    /// Refuse to remove `/`, which is the default
+    #[arg(long)]
+    preserve_root: bool,
+
+    /// Do not refuse to remove `/`
+    #[arg(long, overrides_with = "preserve_root")]
+    no_preserve_root: bool,
+
+    /// Number of threads [default: as many as the file system keeps busy]
+    #[arg(short, long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+}
+
+pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
+    let tree = DirectoryTree::new();
+    let tree = if args.no_one_file_system {
+        tree
+    } else {
+        tree.on_one_file_system()
+    };
+    let options = RemoveOptions {
+        recursive: args.recursive,
+        empty_directories: args.dir,
+        force: args.force,
+        root: args.no_preserve_root,
+    };
+    let run = Run {
+        tree: Arc::new(tree),
+        jobs: args.jobs,
+        verbosity: if args.verbose {
+            Verbosity::All
+        } else {
+            Verbosity::Quiet
+        },
+        quiet: false,
+    };
+    run.at(
+        &args.paths,
+        |tree, log| Remover::new(tree, options, log),
+        Remover::start,
+    )
+}

@@ -1,0 +1,237 @@
+//! `chmod`, `chown` and `rm` against the programs of the same names.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use crate::support::cli::Place;
+
+/// Makes the tree that is changed, and a link to it.
+fn make_tree(place: &Place) {
+    let root = place.path("t");
+    for name in ["d/e", "x y", "it's", "s", "closed"] {
+        fs::create_dir_all(root.join(name)).expect("new");
+    }
+    let files: [&[u8]; 9] = [
+        b"f",
+        b"d/g",
+        b"d/e/h",
+        b"x y/n\nl",
+        b"it's/a$b",
+        b"\xff",
+        b"s/id",
+        b"closed/q",
+        b"../g",
+    ];
+    for name in files {
+        fs::write(root.join(OsStr::from_bytes(name)), "content").expect("space");
+    }
+    for (target, name) in [
+        ("f", "t/l"),
+        ("none", "t/dangling"),
+        ("d", "t/dl"),
+        ("t", "tl"),
+    ] {
+        symlink(target, place.path(name)).expect("new");
+    }
+    mknodat(CWD, root.join("p"), FileType::Fifo, Mode::from(0o644), 0).expect("new");
+    for (name, mode) in [
+        ("s", 0o2755),
+        ("s/id", 0o4755),
+        ("d/g", 0o600),
+        ("closed", 0),
+    ] {
+        fs::set_permissions(root.join(name), PermissionsExt::from_mode(mode)).expect("ours");
+    }
+    if rustix::process::geteuid().is_root() {
+        chown(root.join("d/g"), Some(1), Some(1)).expect("root");
+        chown(root.join("x y"), Some(2), Some(2)).expect("root");
+    }
+}
+
+/// Paths below `root` with mode, owner and group.
+fn state(root: &Path) -> Vec<(PathBuf, u32, u32, u32)> {
+    let mut states = Vec::new();
+    let mut left = vec![root.to_owned()];
+    while let Some(path) = left.pop() {
+        let Ok(found) = path.symlink_metadata() else {
+            continue;
+        };
+        if let (true, Ok(names)) = (found.is_dir(), fs::read_dir(&path)) {
+            left.extend(names.flatten().map(|name| name.path()));
+        }
+        let path = path.strip_prefix(root).expect("below").to_owned();
+        states.push((path, found.mode(), found.uid(), found.gid()));
+    }
+    states.sort();
+    states
+}
+
+fn sorted_lines(text: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(text);
+    let lines = text.lines().filter(|line| !line.starts_with("Try '"));
+    // Behind the program's name.
+    let error = |line: &str| match line.split_once(": ") {
+        Some(("tarfs" | "chmod" | "chown" | "rm", error)) => error.to_owned(),
+        _ => line.to_owned(),
+    };
+    let mut lines: Vec<_> = lines.map(error).collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// Runs `words` by the system's program and by tarfs, each on a new tree, and compares all that they do.
+#[track_caller]
+fn assert_same(words: &str) {
+    let [theirs, ours] = [false, true].map(|is_ours| {
+        let place = Place::new();
+        make_tree(&place);
+        let (program, rest) = words.split_once(' ').expect("arguments");
+        let mut command = if is_ours {
+            let mut command = place.tarfs();
+            command.arg(program);
+            command
+        } else {
+            Command::new(program)
+        };
+        let output = command
+            .args(rest.split(' '))
+            .current_dir(place.path(""))
+            .env("LC_ALL", "C")
+            .output()
+            .expect("installed");
+        let facts = (
+            output.status.code(),
+            sorted_lines(&output.stdout),
+            sorted_lines(&output.stderr),
+            state(&place.path("t")),
+        );
+        for name in ["t", "t/closed", "t/d", "t/d/e", "t/s"] {
+            // So that it can be removed. It may be gone.
+            drop(fs::set_permissions(
+                place.path(name),
+                PermissionsExt::from_mode(0o755),
+            ));
+        }
+        facts
+    });
+    assert_eq!(ours, theirs, "{words}");
+}
+
+#[test]
+fn chmod_does_what_gnu_chmod_does() {
+    for words in [
+        "chmod -R u+rwX,go-w t",
+        "chmod -Rc 700 tl",
+        "chmod -v 644 t/l",
+        "chmod -v 755 t/s t/s/id",
+        "chmod -v 00755 t/s",
+        "chmod -v g=rx t/s",
+        "chmod -v u+s,g-s t/s t/f",
+        "chmod -v =r t/f t/s",
+        "chmod -v +w t/f t/d/g",
+        "chmod -v a+w,o=u,g-x t/f t/d",
+        "chmod -R -v u+rwx,o-x t",
+        "chmod -v g=u,o= t/d/g t/none",
+        "chmod -c u=rwX,g=rX,o=t t/d t/f",
+        "chmod -v --reference=t/d/g t/s t/f",
+        "chmod -f 644 t/none",
+        "chmod -v 644 t/dangling",
+        "chmod u+q t",
+        "chmod 8 t",
+        "chmod -R --preserve-root 755 /",
+    ] {
+        assert_same(words);
+    }
+}
+
+#[test]
+fn chmod_that_forbids_reading_still_reaches_all_files() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("t/d")).expect("new");
+    fs::write(place.path("t/d/f"), "").expect("space");
+    place.succeeds(&["chmod", "-R", "a-rwx", "t"]);
+    place.succeeds(&["chmod", "u+rwx", "t"]);
+    place.succeeds(&["chmod", "u+rwx", "t/d"]);
+    let found = place.path("t/d/f").symlink_metadata().expect("there");
+    assert_eq!(found.mode() & 0o7777, 0);
+}
+
+#[test]
+fn chown_does_what_gnu_chown_does() {
+    let mut cases = vec![
+        "chown nosuch t",
+        "chown root:nosuch t",
+        "chown -v root t/none",
+        "chown -fv root t/none",
+        "chown -R --preserve-root root /",
+    ];
+    if rustix::process::geteuid().is_root() {
+        cases.extend([
+            "chown -Rv daemon t",
+            "chown -v daemon:bin t/l t/f",
+            "chown -hv daemon:bin t/l t/f t/dangling",
+            "chown -v :bin t/f t/d/g",
+            "chown -v bin: t/f",
+            "chown -Rc 1:1 t",
+            "chown -Rv --from=daemon root:root t",
+            "chown -Rv --from=:bin 5 t",
+            "chown -Rv --from=daemon:daemon +77:+78 t",
+            "chown -Rv --reference=t/d/g t",
+            "chown -R 1 tl",
+            "chown 1 tl",
+        ]);
+    }
+    for words in cases {
+        assert_same(words);
+    }
+}
+
+#[test]
+fn rm_does_what_gnu_rm_does() {
+    for words in [
+        "rm t",
+        "rm -d t/d",
+        "rm -dv t/d/e",
+        "rm -v t/f t/none t/l t/p",
+        "rm -fv t/none t/f/x t/f",
+        "rm t/f/x",
+        "rm -rv t/d t/s",
+        "rm -rfv t/d g none",
+        "rm -rv tl",
+        "rm -rf . ..",
+        "rm -rv t/. t/..",
+        "rm -rv t/d/",
+        "rm -v t/f/",
+        "rm -r t/./d t//s",
+        "rm -rf /",
+    ] {
+        assert_same(words);
+    }
+}
+
+#[test]
+fn rm_follows_no_link_with_a_slash() {
+    let place = Place::new();
+    make_tree(&place);
+    let told = place.run(&["rm", "-r", "tl/"]);
+    assert_eq!(told.code, 1);
+    assert!(told.complaints.contains("'tl/': Not a directory"));
+    assert!(place.path("t/d/e/h").exists());
+}
+
+#[test]
+fn rm_removes_a_large_directory_completely() {
+    let place = Place::new();
+    for number in 0..20_000 {
+        let name = format!("out/{number:0>60}");
+        fs::write(place.path(&name), "").expect("space");
+    }
+    place.succeeds(&["rm", "-r", "-j", "7", "out"]);
+    assert!(!place.path("out").exists());
+}
