@@ -11,6 +11,7 @@ use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, StatxFlags,
     StatxTimestamp, openat, openat2, readlinkat, seek, statx,
 };
+use rustix::process::{Resource, getrlimit};
 
 use crate::base::passwd::AccountNames;
 use crate::tar::Timestamp;
@@ -19,6 +20,9 @@ use super::tree::{Batch, FileKind, Metadata, Name, Tree};
 
 /// Room for the names that one system call reads, in bytes. Half a page less than what the allocator maps anew.
 const READ_BYTES: usize = 126 << 10;
+
+/// Most directories that a walk keeps open.
+const MAX_OPEN_DIRECTORIES: usize = 4096;
 
 /// Files of this machine, by paths relative to the current directory.
 #[derive(Debug, Default)]
@@ -101,6 +105,19 @@ impl Tree for DirectoryTree {
     fn metadata(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Metadata> {
         let mask = StatxFlags::BASIC_STATS;
         stat(directory, name.name, AtFlags::empty(), mask)
+    }
+
+    fn max_open(&self) -> Option<usize> {
+        let limit = getrlimit(Resource::Nofile).current;
+        let limit = limit.and_then(|limit| usize::try_from(limit).ok());
+        // The rest is for descriptors that threads hold for a moment.
+        let half = limit.unwrap_or(usize::MAX).saturating_sub(32) / 2;
+        Some(half.clamp(4, MAX_OPEN_DIRECTORIES))
+    }
+
+    fn identity(&self, directory: &OwnedFd) -> io::Result<(u64, u64)> {
+        let found = metadata_of_open(directory)?;
+        Ok((found.file_system, found.inode))
     }
 
     fn target(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {

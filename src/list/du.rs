@@ -3,7 +3,7 @@
 //! A file with several names counts once. Lines have the order of a walk by one thread: what is below a directory,
 //! then the directory.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, LinkedList};
 use std::fmt;
 use std::io;
 use std::ops::ControlFlow;
@@ -52,8 +52,11 @@ pub struct Sum {
     /// Number of the directory in the one above it.
     number: u64,
     /// Lines of what is below it, by number.
-    lines: Mutex<Vec<(u64, Vec<u8>)>>,
+    lines: Mutex<Vec<(u64, Lines)>>,
 }
+
+/// A list, because a deep tree would copy its lines for each level.
+type Lines = LinkedList<Vec<u8>>;
 
 type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
 
@@ -153,13 +156,14 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
     fn visit(
         &self,
         level: &Arc<Level<T, Sum>>,
+        directory: &T::Directory,
         batch: &Batch,
         descend: &mut Vec<(usize, Sum)>,
     ) -> ControlFlow<()> {
         let has_lines = self.options.all && level.depth() < self.options.max_depth;
         let (mut total, mut lines) = (0_u64, Vec::new());
         let path = level.path();
-        let place = level.place(&path);
+        let place = level.place(directory, &path);
         for (index, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
             let Some(value) = self.value(&item) else {
                 continue;
@@ -175,26 +179,29 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
             } else {
                 total = total.saturating_add(value);
                 if has_lines {
-                    lines.push((number, self.line(value, item.path())));
+                    lines.push((number, Lines::from([self.line(value, item.path())])));
                 }
             }
         }
         level.state.total.fetch_add(total, Ordering::Relaxed);
-        let bytes = lines.iter().map(|line| line.1.len()).sum();
+        let bytes = lines.iter().flat_map(|line| &line.1).map(Vec::len).sum();
         self.waiting.fetch_add(bytes, Ordering::Relaxed);
         level.state.lines.lock().append(&mut lines);
         ControlFlow::Continue(())
     }
 
-    fn leave(&self, level: &Level<T, Sum>) -> ControlFlow<()> {
+    fn leave(&self, level: &Arc<Level<T, Sum>>) -> ControlFlow<()> {
         let total = level.state.total.load(Ordering::Relaxed);
         let mut lines = std::mem::take(&mut *level.state.lines.lock());
         lines.sort_by_key(|line| line.0);
-        let mut text: Vec<u8> = lines.into_iter().flat_map(|line| line.1).collect();
+        let mut text = Lines::new();
+        for (_, mut below) in lines {
+            text.append(&mut below);
+        }
         if level.depth() <= self.options.max_depth {
             let line = self.line(total, &level.path());
             self.waiting.fetch_add(line.len(), Ordering::Relaxed);
-            text.extend(line);
+            text.push_back(line);
         }
         let has_too_many = self.waiting.load(Ordering::Relaxed) > MAX_WAITING_BYTES;
         match level.parent() {
@@ -210,13 +217,16 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
                 self.grand_total.fetch_add(total, Ordering::Relaxed);
             }
         }
-        self.waiting.fetch_sub(text.len(), Ordering::Relaxed);
-        self.output.write(&text)
+        for line in text {
+            self.waiting.fetch_sub(line.len(), Ordering::Relaxed);
+            self.output.write(&line)?;
+        }
+        ControlFlow::Continue(())
     }
 
     fn skip(
         &self,
-        level: &Level<T, Sum>,
+        level: &Arc<Level<T, Sum>>,
         name: Name<'_>,
         sum: &Sum,
         error: io::Error,
@@ -229,7 +239,8 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
         if level.depth() < self.options.max_depth {
             let line = self.line(total, &path);
             self.waiting.fetch_add(line.len(), Ordering::Relaxed);
-            level.state.lines.lock().push((sum.number, line));
+            let lines = Lines::from([line]);
+            level.state.lines.lock().push((sum.number, lines));
         }
         ControlFlow::Continue(())
     }

@@ -119,12 +119,13 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
     fn visit(
         &self,
         level: &Arc<Level<T, FoundDirectory>>,
+        directory: &T::Directory,
         batch: &Batch,
         descend: &mut Vec<(usize, FoundDirectory)>,
     ) -> ControlFlow<()> {
         let mut text = Vec::new();
         let path = level.path();
-        let place = level.place(&path);
+        let place = level.place(directory, &path);
         for (number, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
             if let Some(found) = self.examine(&item, level.state.file_system, &mut text)? {
                 descend.push((number, found));
@@ -133,7 +134,7 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
         self.output.write(&text)
     }
 
-    fn leave(&self, level: &Level<T, FoundDirectory>) -> ControlFlow<()> {
+    fn leave(&self, level: &Arc<Level<T, FoundDirectory>>) -> ControlFlow<()> {
         let Some(parent) = level.parent() else {
             return ControlFlow::Continue(());
         };
@@ -147,7 +148,7 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
 
     fn skip(
         &self,
-        level: &Level<T, FoundDirectory>,
+        level: &Arc<Level<T, FoundDirectory>>,
         name: Name<'_>,
         _: &FoundDirectory,
         error: io::Error,
@@ -163,12 +164,24 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
 
 impl<T: Tree + Send + 'static> Finder<T> {
     /// Evaluates a directory after the files below it, if the expression wants that.
-    fn evaluate_late(&self, level: &Level<T, FoundDirectory>, name: Name<'_>) -> ControlFlow<()> {
+    fn evaluate_late(
+        &self,
+        level: &Arc<Level<T, FoundDirectory>>,
+        name: Name<'_>,
+    ) -> ControlFlow<()> {
         let is_late = self.expression.is_depth_first();
         if is_late && level.depth() >= self.expression.min_depth().saturating_sub(1) {
             let mut text = Vec::new();
             let path = level.path();
-            let item = Item::in_directory(&*self.tree, &level.place(&path), name);
+            let directory = match level.open(&self.tree) {
+                Ok(directory) => directory,
+                Err(error) => {
+                    self.report(&path, error);
+                    return ControlFlow::Continue(());
+                }
+            };
+            let place = level.place(&directory, &path);
+            let item = Item::in_directory(&*self.tree, &place, name);
             self.evaluate(&item, &mut text)?;
             self.output.write(&text)?;
         }

@@ -326,11 +326,15 @@ impl<T: Tree + Send + 'static> Visitor<T> for Lister<T> {
     fn visit(
         &self,
         level: &Arc<Level<T, ()>>,
+        directory: &T::Directory,
         batch: &Batch,
         descend: &mut Vec<(usize, ())>,
     ) -> ControlFlow<()> {
         let (path, mut lines) = (level.path(), Vec::new());
-        let (place, columns) = (level.place(&path), Columns::new(self.options.style));
+        let (place, columns) = (
+            level.place(directory, &path),
+            Columns::new(self.options.style),
+        );
         for (number, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
             if !self.options.all && item.name().starts_with(b".") {
                 continue;

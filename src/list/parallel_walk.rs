@@ -3,12 +3,13 @@
 //! Tasks are taken from the end of one queue, so that a walk goes down before it goes on, and the queue holds a few
 //! directories' names. A directory is left when all below it is done.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -44,14 +45,116 @@ pub struct Level<T: Tree, S> {
     name: Vec<u8>,
     inode: u64,
     depth: usize,
-    directory: T::Directory,
+    handle: Mutex<Handle<T>>,
+    open: Arc<OpenLevels<T, S>>,
     /// State of the visitor.
     pub state: S,
     /// Its reading, and tasks and directories below it that are not done.
     pending: AtomicUsize,
 }
 
+struct Handle<T: Tree> {
+    /// `None` while the directory is closed.
+    directory: Option<Arc<T::Directory>>,
+    /// Set when it is closed.
+    identity: (u64, u64),
+}
+
+/// The directories below starting points that were opened last. Others are closed, so that a tree may be deeper
+/// than the limit of open files.
+struct OpenLevels<T: Tree, S> {
+    max: usize,
+    levels: Mutex<VecDeque<Weak<Level<T, S>>>>,
+}
+
+impl<T: Tree, S> OpenLevels<T, S> {
+    /// Adds an open directory, and closes the one that was opened first if there are too many.
+    fn add(&self, tree: &T, level: &Arc<Level<T, S>>) {
+        if self.max == usize::MAX {
+            return;
+        }
+        let oldest = {
+            let mut levels = self.levels.lock();
+            levels.push_back(Arc::downgrade(level));
+            let has_too_many = levels.len() > self.max;
+            has_too_many.then(|| levels.pop_front()).flatten()
+        };
+        let Some(oldest) = oldest.and_then(|level| level.upgrade()) else {
+            return;
+        };
+        let mut handle = oldest.handle.lock();
+        // It stays open if it cannot be told from others.
+        if let Some(Ok(identity)) = handle.directory.as_ref().map(|it| tree.identity(it)) {
+            handle.identity = identity;
+            handle.directory = None;
+        }
+    }
+}
+
 impl<T: Tree, S> Level<T, S> {
+    /// The open directory. It is opened again if it was closed.
+    ///
+    /// # Errors
+    /// As [`Tree::open`], or another directory has its path now.
+    pub fn open(self: &Arc<Self>, tree: &T) -> io::Result<Arc<T::Directory>> {
+        let (mut closed, mut level) = (Vec::new(), self);
+        let mut directory = loop {
+            if let Some(directory) = &level.handle.lock().directory {
+                break Arc::clone(directory);
+            }
+            closed.push(level);
+            // Starting points are never closed.
+            level = level.parent.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        };
+        while let Some(level) = closed.pop() {
+            let name = Name {
+                name: &level.name,
+                kind: FileKind::Directory,
+                inode: level.inode,
+            };
+            directory = Arc::new(tree.open(&directory, name)?);
+            // Those in which the walk goes on soon.
+            if closed.len() < self.open.max / 2 {
+                level.set_open(tree, &directory)?;
+            }
+        }
+        Ok(directory)
+    }
+
+    /// Keeps `directory`, which was opened again.
+    fn set_open(self: &Arc<Self>, tree: &T, directory: &Arc<T::Directory>) -> io::Result<()> {
+        let mut handle = self.handle.lock();
+        if tree.identity(directory)? != handle.identity {
+            return Err(io::Error::other("the directory was moved"));
+        }
+        handle.directory = Some(Arc::clone(directory));
+        drop(handle);
+        self.open.add(tree, self);
+        Ok(())
+    }
+
+    /// Opens the directory above again if it is closed, because the way from an open one may be long.
+    fn open_parent(&self, tree: &T) {
+        let Some(parent) = &self.parent else {
+            return;
+        };
+        if parent.handle.lock().directory.is_some() {
+            return;
+        }
+        let name = Name {
+            name: b"..",
+            kind: FileKind::Directory,
+            inode: parent.inode,
+        };
+        let directory = self.handle.lock().directory.clone();
+        if let Some(directory) = directory
+            && let Ok(above) = tree.open(&directory, name)
+        {
+            // It is opened on the other way if this one fails.
+            drop(parent.set_open(tree, &Arc::new(above)));
+        }
+    }
+
     /// The directory above; `None` for a starting point.
     pub fn parent(&self) -> Option<&Arc<Self>> {
         self.parent.as_ref()
@@ -67,20 +170,15 @@ impl<T: Tree, S> Level<T, S> {
         self.inode
     }
 
-    /// The place of the open directory, whose path is `path`.
-    pub fn place<'a>(&'a self, path: &'a [u8]) -> Place<'a, T> {
+    /// Its place, if it is open as `directory`, and its path is `path`.
+    pub fn place<'a>(&'a self, directory: &'a T::Directory, path: &'a [u8]) -> Place<'a, T> {
         Place {
-            directory: &self.directory,
+            directory,
             inode: self.inode,
             path,
             start: self.start(),
             depth: self.depth,
         }
-    }
-
-    /// The open directory.
-    pub fn directory(&self) -> &T::Directory {
-        &self.directory
     }
 
     /// Number of directories above it, down from the starting point.
@@ -156,24 +254,26 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
         }
     }
 
-    /// Visits names of `level`. Adds to `descend` the numbers of the directories in `batch` to walk next, with
+    /// Visits names of `level`, which is open as `directory`. Adds to `descend` the numbers of the directories in
+    /// `batch` to walk next, with
     /// their states. A break ends the walk.
     fn visit(
         &self,
         level: &Arc<Level<T, Self::State>>,
+        directory: &T::Directory,
         batch: &Batch,
         descend: &mut Vec<(usize, Self::State)>,
     ) -> ControlFlow<()>;
 
     /// Whether a directory is done, after all below it has been visited and left. Otherwise it is read again, from
     /// its beginning.
-    fn is_done(&self, level: &Level<T, Self::State>) -> bool {
+    fn is_done(&self, level: &Arc<Level<T, Self::State>>) -> bool {
         let _ = level;
         true
     }
 
     /// Leaves a directory, when all below it has been visited and left.
-    fn leave(&self, level: &Level<T, Self::State>) -> ControlFlow<()> {
+    fn leave(&self, level: &Arc<Level<T, Self::State>>) -> ControlFlow<()> {
         let _ = level;
         ControlFlow::Continue(())
     }
@@ -181,7 +281,7 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
     /// Reports that the directory `name` in `level` could not be opened, instead of leaving it.
     fn skip(
         &self,
-        level: &Level<T, Self::State>,
+        level: &Arc<Level<T, Self::State>>,
         name: Name<'_>,
         state: &Self::State,
         error: io::Error,
@@ -230,7 +330,15 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
         }
         Jobs::Fixed(count) => (count.get(), count.get()),
     };
-    let tasks: Vec<_> = starts.into_iter().rev().map(Task::started).collect();
+    let open = Arc::new(OpenLevels {
+        max: tree.max_open().unwrap_or(usize::MAX),
+        levels: Mutex::default(),
+    });
+    // Each thread holds some more.
+    let most = (open.max / 4).max(1);
+    let (threads, max_threads) = (threads.min(most), max_threads.min(most));
+    let starts = starts.into_iter().rev();
+    let tasks: Vec<_> = starts.map(|start| Task::started(start, &open)).collect();
     let walk = Arc::new(Walk {
         tree: Arc::clone(tree),
         visitor: Arc::clone(visitor),
@@ -289,14 +397,18 @@ enum Task<T: Tree, S> {
 }
 
 impl<T: Tree, S> Task<T, S> {
-    fn started(start: Start<T, S>) -> Self {
+    fn started(start: Start<T, S>, open: &Arc<OpenLevels<T, S>>) -> Self {
         Self::Read {
             level: Arc::new(Level {
                 parent: None,
                 name: start.path,
                 inode: start.inode,
                 depth: 0,
-                directory: start.directory,
+                handle: Mutex::new(Handle {
+                    directory: Some(Arc::new(start.directory)),
+                    identity: (0, 0),
+                }),
+                open: Arc::clone(open),
                 state: start.state,
                 pending: AtomicUsize::new(1),
             }),
@@ -416,17 +528,23 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
                     kind: name.1,
                     inode: name.2,
                 };
-                match self.tree.open(&parent.directory, found) {
+                let above = parent.open(&self.tree);
+                match above.and_then(|above| self.tree.open(&above, found)) {
                     Ok(directory) => {
                         let level = Arc::new(Level {
                             depth: parent.depth + 1,
+                            handle: Mutex::new(Handle {
+                                directory: Some(Arc::new(directory)),
+                                identity: (0, 0),
+                            }),
+                            open: Arc::clone(&parent.open),
                             parent: Some(parent),
                             inode: name.2,
                             name: name.0,
-                            directory,
                             state,
                             pending: AtomicUsize::new(1),
                         });
+                        level.open.add(&self.tree, &level);
                         self.read(level, (0, 0), next)
                     }
                     Err(error) => {
@@ -454,7 +572,9 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         next: &mut Vec<Task<T, V::State>>,
     ) -> ControlFlow<()> {
         let mut batch = Batch::default();
-        if let Err(error) = self.tree.read(&level.directory, &mut position, &mut batch) {
+        let directory = level.open(&self.tree);
+        let read = directory.and_then(|it| self.tree.read(&it, &mut position, &mut batch));
+        if let Err(error) = read {
             self.visitor.report(&level.path(), error);
         }
         if batch.is_empty() {
@@ -488,8 +608,15 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         batch: &Batch,
         next: &mut Vec<Task<T, V::State>>,
     ) -> ControlFlow<()> {
+        let directory = match level.open(&self.tree) {
+            Ok(directory) => directory,
+            Err(error) => {
+                self.visitor.report(&level.path(), error);
+                return ControlFlow::Continue(());
+            }
+        };
         let mut descend = Vec::new();
-        self.visitor.visit(level, batch, &mut descend)?;
+        self.visitor.visit(level, &directory, batch, &mut descend)?;
         level.pending.fetch_add(descend.len(), Ordering::Relaxed);
         for (number, state) in descend.into_iter().rev() {
             let Some(found) = batch.get(number) else {
@@ -511,6 +638,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         next: &mut Vec<Task<T, V::State>>,
     ) -> ControlFlow<()> {
         while level.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            level.open_parent(&self.tree);
             if !self.visitor.is_done(&level) {
                 level.pending.store(1, Ordering::Relaxed);
                 next.push(Task::Read {
@@ -618,6 +746,7 @@ mod tests {
         fn visit(
             &self,
             level: &Arc<Level<TestTree, ()>>,
+            _: &Ino,
             batch: &Batch,
             descend: &mut Vec<(usize, ())>,
         ) -> ControlFlow<()> {
@@ -636,17 +765,20 @@ mod tests {
             ControlFlow::Continue(())
         }
 
-        fn is_done(&self, level: &Level<TestTree, ()>) -> bool {
+        fn is_done(&self, level: &Arc<Level<TestTree, ()>>) -> bool {
+            if level.name() != b"again" {
+                return true;
+            }
             let call = String::from_utf8_lossy(&level.path()).into_owned() + " is read again";
             let mut calls = self.0.lock();
-            let is_done = level.name() != b"again" || calls.contains(&call);
+            let is_done = calls.contains(&call);
             if !is_done {
                 calls.push(call);
             }
             is_done
         }
 
-        fn leave(&self, level: &Level<TestTree, ()>) -> ControlFlow<()> {
+        fn leave(&self, level: &Arc<Level<TestTree, ()>>) -> ControlFlow<()> {
             self.record("leave", &level.path());
             ControlFlow::Continue(())
         }
@@ -732,6 +864,7 @@ mod tests {
         fn visit(
             &self,
             _: &Arc<Level<TestTree, ()>>,
+            _: &Ino,
             batch: &Batch,
             descend: &mut Vec<(usize, ())>,
         ) -> ControlFlow<()> {

@@ -190,6 +190,20 @@ pub trait Tree: Sync {
     /// It is gone, or no link.
     fn target(&self, directory: &Self::Directory, name: Name<'_>) -> io::Result<Cow<'_, [u8]>>;
 
+    /// Number of directories that may be open at a time; `None` for any number.
+    fn max_open(&self) -> Option<usize> {
+        None
+    }
+
+    /// Numbers that tell an open directory from all others.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn identity(&self, directory: &Self::Directory) -> io::Result<(u64, u64)> {
+        let _ = directory;
+        Ok((0, 0))
+    }
+
     /// Offset of the first stored byte of a file in a plain archive, if it has any.
     fn offset(&self, name: Name<'_>) -> Option<u64> {
         let _ = name;

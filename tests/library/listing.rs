@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, UNIX_EPOCH};
 
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mkdirat, mknodat, openat};
 
 use crate::support::cli::Place;
 use crate::support::fixture::PROGRAM;
@@ -201,6 +201,39 @@ fn missing_paths_have_the_exit_codes_of_the_namesakes() {
             assert!(told.contains("none: "), "{verb} {source}: {told}");
         }
     }
+}
+
+/// Runs `line` in `place` with at most 64 open files.
+fn run_limited(place: &Place, line: &str) -> Output {
+    let line = format!("ulimit -n 64; {line}");
+    place.command("sh").args(["-c", &line]).output().expect("a shell")
+}
+
+#[test]
+fn tree_deeper_than_the_limit_of_open_files_is_walked() {
+    let place = Place::new();
+    fs::create_dir(place.path("deep")).expect("new");
+    let mut level = openat(CWD, place.path("deep"), OFlags::PATH, Mode::empty()).expect("new");
+    for _ in 0..1000 {
+        for name in ["d", "e"] {
+            mkdirat(&level, name, Mode::from(0o755)).expect("new");
+        }
+        let file = openat(&level, "f", OFlags::CREATE, Mode::from(0o644));
+        drop(file.expect("new"));
+        level = openat(&level, "d", OFlags::PATH, Mode::empty()).expect("there");
+    }
+    for words in ["find deep", "find deep -depth -links 2", "du -a deep"] {
+        let theirs = run(&place, "", &words.split(' ').collect::<Vec<_>>());
+        let ours = run_limited(&place, &format!("exec {PROGRAM} {words}"));
+        assert_eq!(String::from_utf8_lossy(&ours.stderr), "", "{words}");
+        let (ours, theirs) = (sorted(&ours.stdout, b'\n'), sorted(&theirs.stdout, b'\n'));
+        assert!(ours == theirs && ours.len() > 1000, "{words}: {}", ours.len());
+    }
+    for words in ["chmod -R go= deep", "rm -r deep"] {
+        let ours = run_limited(&place, &format!("exec {PROGRAM} {words}"));
+        assert_eq!(String::from_utf8_lossy(&ours.stderr), "", "{words}");
+    }
+    assert!(!place.path("deep").exists());
 }
 
 #[test]

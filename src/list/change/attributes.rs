@@ -200,6 +200,23 @@ impl Changer {
             .write(verbosity, || self.describe(path, found, is_changed));
     }
 
+    /// Changes the directory `name` in `level`, or itself, unless that is done.
+    fn apply_late(
+        &self,
+        level: &Arc<Level<DirectoryTree, Option<Metadata>>>,
+        name: &[u8],
+        path: &[u8],
+        state: &Option<Metadata>,
+    ) {
+        let Some(found) = state else {
+            return;
+        };
+        match level.open(&self.tree) {
+            Ok(directory) => self.apply(&directory, name, path, found),
+            Err(error) => self.log.fail(self.action(), path, &error),
+        }
+    }
+
     fn action(&self) -> &'static str {
         match self.change.attributes {
             Attributes::Mode { .. } => "changing permissions of",
@@ -286,16 +303,17 @@ impl Visitor<DirectoryTree> for Changer {
     fn visit(
         &self,
         level: &Arc<Level<DirectoryTree, Self::State>>,
+        directory: &OwnedFd,
         batch: &Batch,
         descend: &mut Vec<(usize, Self::State)>,
     ) -> ControlFlow<()> {
         let path = level.path();
-        let place = level.place(&path);
+        let place = level.place(directory, &path);
         for (number, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
             let state = match item.metadata() {
                 Ok(found) => {
                     let name = item.name();
-                    self.examine(level.directory(), name, item.path(), &found)
+                    self.examine(directory, name, item.path(), &found)
                 }
                 Err(error) => {
                     self.fail_access(item.path(), &error);
@@ -307,25 +325,21 @@ impl Visitor<DirectoryTree> for Changer {
         ControlFlow::Continue(())
     }
 
-    fn leave(&self, level: &Level<DirectoryTree, Self::State>) -> ControlFlow<()> {
-        if let Some(found) = &level.state {
-            self.apply(level.directory(), b"", &level.path(), found);
-        }
+    fn leave(&self, level: &Arc<Level<DirectoryTree, Self::State>>) -> ControlFlow<()> {
+        self.apply_late(level, b"", &level.path(), &level.state);
         ControlFlow::Continue(())
     }
 
     fn skip(
         &self,
-        level: &Level<DirectoryTree, Self::State>,
+        level: &Arc<Level<DirectoryTree, Self::State>>,
         name: Name<'_>,
         state: &Self::State,
         error: io::Error,
     ) -> ControlFlow<()> {
         let path = level.path_of(name.name);
         self.report(&path, error);
-        if let Some(found) = state {
-            self.apply(level.directory(), name.name, &path, found);
-        }
+        self.apply_late(level, name.name, &path, state);
         ControlFlow::Continue(())
     }
 

@@ -85,7 +85,7 @@ impl Remover {
                 return Err(Errno::NOTDIR.into());
             }
             let above = open_above(above)?;
-            let result = unlinkat(&above, name, AtFlags::empty());
+            let result = unlinkat(&above, name, AtFlags::empty()).map_err(io::Error::from);
             self.is_gone(result, "", || path.to_owned());
             return Ok(None);
         }
@@ -104,7 +104,7 @@ impl Remover {
         let name = if name.is_empty() { b"." } else { name };
         let parent = open_above(above)?;
         if !self.options.recursive {
-            let result = unlinkat(&parent, name, AtFlags::REMOVEDIR);
+            let result = unlinkat(&parent, name, AtFlags::REMOVEDIR).map_err(io::Error::from);
             self.is_gone(result, "directory ", || path.to_owned());
             return Ok(None);
         }
@@ -144,12 +144,7 @@ impl Remover {
     }
 
     /// Tells the outcome of a removal. Returns whether the file is gone.
-    fn is_gone(
-        &self,
-        result: rustix::io::Result<()>,
-        kind: &str,
-        path: impl FnOnce() -> Vec<u8>,
-    ) -> bool {
+    fn is_gone(&self, result: io::Result<()>, kind: &str, path: impl FnOnce() -> Vec<u8>) -> bool {
         match result {
             Ok(()) => {
                 let line = || format!("removed {kind}{}", quote(&path()));
@@ -157,7 +152,6 @@ impl Remover {
                 true
             }
             Err(error) => {
-                let error = error.into();
                 self.fail(&path(), &error);
                 self.is_missing(&error)
             }
@@ -207,6 +201,7 @@ impl Visitor<DirectoryTree> for Remover {
     fn visit(
         &self,
         level: &Arc<Directory>,
+        directory: &OwnedFd,
         batch: &Batch,
         descend: &mut Vec<(usize, Removed)>,
     ) -> ControlFlow<()> {
@@ -216,24 +211,32 @@ impl Visitor<DirectoryTree> for Remover {
                 continue;
             }
             let path = || level.path_of(found.name);
-            let result = unlinkat(level.directory(), found.name, AtFlags::empty());
+            let result = unlinkat(directory, found.name, AtFlags::empty()).map_err(io::Error::from);
             level.state.note(self.is_gone(result, "", path));
         }
         ControlFlow::Continue(())
     }
 
-    fn is_done(&self, level: &Directory) -> bool {
+    fn is_done(&self, level: &Arc<Directory>) -> bool {
         let state = &level.state;
         if state.has_rest.load(Ordering::Relaxed) {
             return true;
         }
         let result = match (level.parent(), &state.start) {
-            (Some(parent), _) => unlinkat(parent.directory(), level.name(), AtFlags::REMOVEDIR),
-            (None, Some((above, name))) => unlinkat(above, name, AtFlags::REMOVEDIR),
+            (Some(parent), _) => parent
+                .open(&self.tree)
+                .and_then(|above| Ok(unlinkat(&*above, level.name(), AtFlags::REMOVEDIR)?)),
+            (None, Some((above, name))) => {
+                unlinkat(above, name, AtFlags::REMOVEDIR).map_err(io::Error::from)
+            }
             (None, None) => Ok(()),
         };
         let is_changed = state.is_changed.swap(false, Ordering::Relaxed);
-        let has_names = matches!(result, Err(Errno::NOTEMPTY | Errno::EXIST));
+        let kinds = [
+            io::ErrorKind::DirectoryNotEmpty,
+            io::ErrorKind::AlreadyExists,
+        ];
+        let has_names = matches!(&result, Err(error) if kinds.contains(&error.kind()));
         if has_names && is_changed && state.readings.fetch_add(1, Ordering::Relaxed) < MAX_READINGS
         {
             return false;
@@ -242,7 +245,7 @@ impl Visitor<DirectoryTree> for Remover {
         true
     }
 
-    fn leave(&self, level: &Directory) -> ControlFlow<()> {
+    fn leave(&self, level: &Arc<Directory>) -> ControlFlow<()> {
         if let Some(parent) = level.parent() {
             let has_rest = level.state.has_rest.load(Ordering::Relaxed);
             parent.state.note(!has_rest);
@@ -252,13 +255,16 @@ impl Visitor<DirectoryTree> for Remover {
 
     fn skip(
         &self,
-        level: &Directory,
+        level: &Arc<Directory>,
         name: Name<'_>,
         _: &Removed,
         error: io::Error,
     ) -> ControlFlow<()> {
         let path = level.path_of(name.name);
-        let is_gone = self.remove_closed(level.directory(), name.name, &path, &error);
+        let is_gone = match level.open(&self.tree) {
+            Ok(directory) => self.remove_closed(&directory, name.name, &path, &error),
+            Err(_) => self.is_gone(Err(error), "directory ", || path),
+        };
         level.state.note(is_gone);
         ControlFlow::Continue(())
     }
