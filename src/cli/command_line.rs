@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use super::commands::list::{chmod, chown, du, find, ls, rm};
+use super::commands::list::{chmod, chown, diff, du, find, ls, rm};
 use super::commands::{
     bundle, cache, generate, image, index, materialize, plan, profile, status, umount, verify,
 };
@@ -42,6 +42,8 @@ pub(crate) enum Verb {
     Chown(chown::ChownArgs),
     /// Remove files and directories, in parallel
     Rm(rm::RmArgs),
+    /// Print what differs between two trees
+    Diff(diff::DiffArgs),
     /// Cut an archive into shards for several workers
     Plan(plan::PlanArgs),
     /// Write the entries of a shard to standard output, as a tar archive

@@ -16,7 +16,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Output",
-        "directory output publish long recursive all directory_itself by_size by_time unsorted reverse inode one_per_line numeric_uid_gid to_stdout dry_run sync json summarize max_depth total apparent_size inodes human_readable changes verbose quiet stats",
+        "directory output publish long recursive all directory_itself by_size by_time unsorted reverse inode one_per_line numeric_uid_gid to_stdout dry_run sync checksum json summarize max_depth total apparent_size inodes human_readable changes verbose quiet stats",
     ),
     (
         "Existing files",
@@ -58,7 +58,7 @@ struct VerbHelp {
     examples: &'static [(&'static str, &'static str)],
 }
 
-const VERBS: [VerbHelp; 18] = [
+const VERBS: [VerbHelp; 19] = [
     VerbHelp {
         verb: "mount",
         short: "headers layers root options writable foreground wait_index restart memory",
@@ -195,6 +195,20 @@ const VERBS: [VerbHelp; 18] = [
             (
                 "tarfs du -s --inodes /srv/data",
                 "count the files below a directory",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "diff",
+        short: "headers checksum json jobs",
+        examples: &[
+            (
+                "tarfs diff data-1.tar.gz https://example.com/data-2.tar.gz",
+                "compare two versions by their indexes alone",
+            ),
+            (
+                "tarfs diff --checksum data.tar.gz /srv/data",
+                "compare an archive with a directory, contents included",
             ),
         ],
     },

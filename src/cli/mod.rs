@@ -18,7 +18,7 @@ use clap::error::ErrorKind;
 use clap_complete::CompleteEnv;
 
 use command_line::Verb;
-use commands::list::{chmod, chown, du, find, ls, rm};
+use commands::list::{chmod, chown, diff, du, find, ls, rm};
 use commands::{
     bundle, cache, generate, image, index, materialize, mount, plan, profile, status, umount,
     verify,
@@ -64,6 +64,7 @@ pub(crate) fn run() -> ExitCode {
         Verb::Chmod(args) => chmod::run(&args),
         Verb::Chown(args) => chown::run(&args),
         Verb::Rm(args) => rm::run(&args),
+        Verb::Diff(args) => diff::run(&args),
         Verb::Plan(args) => plan::plan(&args),
         Verb::Cat(args) => plan::cat(&args),
         Verb::Image(args) => image::run(&args),

@@ -51,7 +51,7 @@ pub(crate) fn open_context(
     privileges::disable_core_dumps(args, layers);
     let mut context = OpenContext::new(network.handle().clone());
     context.source = source_options(args, stats)?;
-    context.headers_origin = args.source.origin().to_string_lossy().into_owned();
+    context.headers_origin = args.origin().to_string_lossy().into_owned();
     context.archive.scan = scan_options(args);
     context.archive.cache_dir = cache_dir.directory().ok();
     context.archive.index_memory = MemoryLimit::new(args.index_memory.0);

@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 use std::ffi::CString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -123,6 +124,16 @@ impl Tree for DirectoryTree {
     fn target(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {
         let target = readlinkat(directory, name.name, Vec::new())?;
         Ok(Cow::Owned(CString::into_bytes(target)))
+    }
+
+    fn content(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Box<dyn Read + '_>> {
+        // Without waiting, if it is a FIFO by now.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(openat(directory, name.name, flags, Mode::empty())?);
+        if !file.metadata()?.is_file() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Box::new(file))
     }
 
     fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {

@@ -1,9 +1,12 @@
 //! The entries of an archive, as a [`Tree`].
 
 use std::borrow::Cow;
-use std::io;
+use std::fmt;
+use std::io::{self, Read};
 use std::ops::Deref;
 use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
 
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Child, Entry, EntryKind, Index, Ino};
@@ -13,11 +16,17 @@ use super::tree::{Batch, FileKind, Metadata, Name, Tree};
 /// Names that are read at once.
 const READ_NAMES: usize = 4096;
 
+/// Bytes that are read at once.
+const READ_BYTES: u32 = 1 << 20;
+
+/// Reads up to so many bytes of an entry at an offset.
+type ReadContent = Box<dyn Fn(Ino, u64, u32) -> io::Result<Bytes> + Send + Sync>;
+
 /// The entries of a complete index.
-#[derive(Debug)]
 pub struct IndexTree<I = Arc<Index>> {
     index: I,
     is_sorted: bool,
+    read_content: Option<ReadContent>,
 }
 
 impl<I: Deref<Target = Index>> IndexTree<I> {
@@ -32,6 +41,7 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
         Self {
             index,
             is_sorted: false,
+            read_content: None,
         }
     }
 
@@ -40,6 +50,20 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
         Self {
             index,
             is_sorted: true,
+            read_content: None,
+        }
+    }
+
+    /// The same entries, whose contents `read` reads. Without it they have none.
+    #[must_use]
+    pub fn with_contents(
+        self,
+        read: impl Fn(Ino, u64, u32) -> io::Result<Bytes> + Send + Sync + 'static,
+    ) -> Self {
+        let read_content = Some(Box::new(read) as _);
+        Self {
+            read_content,
+            ..self
         }
     }
 
@@ -104,6 +128,20 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
         }
     }
 
+    fn content(&self, _: &Ino, name: Name<'_>) -> io::Result<Box<dyn Read + '_>> {
+        let read = self.read_content.as_ref();
+        Ok(Box::new(Content {
+            read: read.ok_or(io::ErrorKind::Unsupported)?,
+            ino: self.entry(name.inode)?.ino(),
+            offset: 0,
+            bytes: Bytes::new(),
+        }))
+    }
+
+    fn is_implied(&self, name: Name<'_>) -> bool {
+        self.entry(name.inode).is_ok_and(|it| it.is_implied())
+    }
+
     fn offset(&self, name: Name<'_>) -> Option<u64> {
         let piece = self.entry(name.inode).ok()?.pieces(0, u64::MAX).next()?;
         Some(piece.plain.start().0)
@@ -121,6 +159,35 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
     fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
         let name = self.entry(metadata.inode).ok()?.group();
         (!name.is_empty()).then_some(Cow::Borrowed(name))
+    }
+}
+
+/// The content of an entry, from front to back.
+struct Content<'a> {
+    read: &'a ReadContent,
+    ino: Ino,
+    offset: u64,
+    bytes: Bytes,
+}
+
+impl Read for Content<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.bytes.is_empty() {
+            self.bytes = (self.read)(self.ino, self.offset, READ_BYTES)?;
+            self.offset = self.offset.saturating_add(self.bytes.len() as u64);
+        }
+        let len = buffer.len().min(self.bytes.len());
+        let (taken, _) = buffer.split_at_mut(len);
+        self.bytes.copy_to_slice(taken);
+        Ok(len)
+    }
+}
+
+impl<I> fmt::Debug for IndexTree<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndexTree")
+            .field("is_sorted", &self.is_sorted)
+            .finish_non_exhaustive()
     }
 }
 

@@ -80,7 +80,7 @@ pub fn write<T: Tree>(output: &mut Vec<u8>, path: &[u8], item: &Item<'_, T>) -> 
     Ok(())
 }
 
-fn type_name(kind: FileKind) -> &'static str {
+pub(super) fn type_name(kind: FileKind) -> &'static str {
     match kind {
         FileKind::File => "file",
         FileKind::Directory => "directory",
@@ -93,7 +93,7 @@ fn type_name(kind: FileKind) -> &'static str {
 }
 
 /// A number without loss: negative times have their fraction below the whole seconds, too.
-fn write_time(output: &mut Vec<u8>, time: Timestamp) -> io::Result<()> {
+pub(super) fn write_time(output: &mut Vec<u8>, time: Timestamp) -> io::Result<()> {
     let nanoseconds = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
     if time.nanoseconds == 0 {
         return write!(output, "{}", time.seconds);
@@ -105,7 +105,7 @@ fn write_time(output: &mut Vec<u8>, time: Timestamp) -> io::Result<()> {
 }
 
 /// Writes `bytes` as text, and if they are not UTF-8 as numbers in another field, too.
-fn write_bytes(output: &mut Vec<u8>, field: &[u8], bytes: &[u8]) {
+pub(super) fn write_bytes(output: &mut Vec<u8>, field: &[u8], bytes: &[u8]) {
     write_text(output, bytes);
     if str::from_utf8(bytes).is_err() {
         output.extend_from_slice(b",\"");

@@ -4,6 +4,7 @@
 //! [`Finder`] and [`Lister`] do the work of `du`, `find` and `ls`.
 
 pub mod change;
+mod diff;
 mod directory_tree;
 mod du;
 mod escape;
@@ -20,6 +21,7 @@ mod parallel_walk;
 mod tree;
 mod walk;
 
+pub use diff::{Comparison, DiffPrinter, Difference, Differences, Pair, Property, Side};
 pub use directory_tree::{DirectoryTree, metadata_of};
 pub use du::{DiskUsage, DuOptions, Measure, Sum};
 pub use escape::escape;

@@ -3,7 +3,7 @@
 //! A walk visits a [`Tree`], and `find` examines each [`Candidate`].
 
 use std::borrow::Cow;
-use std::io;
+use std::io::{self, Read};
 
 use crate::tar::Timestamp;
 
@@ -202,6 +202,25 @@ pub trait Tree: Sync {
     fn identity(&self, directory: &Self::Directory) -> io::Result<(u64, u64)> {
         let _ = directory;
         Ok((0, 0))
+    }
+
+    /// Opens a regular file in `directory` for reading.
+    ///
+    /// # Errors
+    /// It is gone, no regular file, or may not be read.
+    fn content(
+        &self,
+        directory: &Self::Directory,
+        name: Name<'_>,
+    ) -> io::Result<Box<dyn Read + '_>> {
+        let _ = (directory, name);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Whether only paths of other files imply a directory, so that it has no attributes of its own.
+    fn is_implied(&self, name: Name<'_>) -> bool {
+        let _ = name;
+        false
     }
 
     /// Offset of the first stored byte of a file in a plain archive, if it has any.

@@ -13,6 +13,7 @@ mod copy_tree;
 mod credentials;
 mod damaged_members;
 mod destination;
+mod diff;
 mod docs;
 mod estargz;
 mod find;

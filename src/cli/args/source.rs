@@ -1,5 +1,6 @@
 //! Location of the archive, and how to read it.
 
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -28,6 +29,10 @@ pub(crate) struct SourceArgs {
                      docker-archive:FILE[:NAME] or oci:DIR[:TAG], where FILE may be a URL."
     )]
     pub source: SourceSpec,
+
+    /// Location whose host receives the headers, if it is not SOURCE.
+    #[arg(skip)]
+    pub headers_origin: Option<OsString>,
 
     #[arg(
         long = "header",
@@ -136,6 +141,14 @@ pub(crate) struct SourceArgs {
     /// Refuse an archive with more entries than this [default: no limit]
     #[arg(long, value_name = "N", value_parser = count_parser::<u64>(0..=u64::MAX))]
     pub max_entries: Option<u64>,
+}
+
+impl SourceArgs {
+    /// Location whose host receives the headers.
+    pub(crate) fn origin(&self) -> &OsStr {
+        let other = self.headers_origin.as_deref();
+        other.unwrap_or_else(|| self.source.origin())
+    }
 }
 
 #[cfg(test)]

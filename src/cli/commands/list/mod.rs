@@ -3,6 +3,7 @@
 mod change;
 pub(crate) mod chmod;
 pub(crate) mod chown;
+pub(crate) mod diff;
 pub(crate) mod du;
 pub(crate) mod find;
 pub(crate) mod ls;

@@ -106,7 +106,8 @@ pub(crate) fn run<V: TreeVerb>(
         return Ok(exit_code::<V>(is_complete, starts.len() == paths.len()));
     }
     if let Some(index) = saved_index(args)? {
-        return run_on_index(verb, Arc::new(index), paths);
+        let tree = index_tree(verb.is_sorted(), Arc::new(index));
+        return run_on_index(verb, tree, paths);
     }
     let network = open_archive::start_network_runtime()?;
     let quiet = !io::stderr().is_terminal();
@@ -122,15 +123,16 @@ pub(crate) fn run<V: TreeVerb>(
     let index = volume
         .complete_index()
         .context("the index is not complete")?;
-    run_on_index(verb, index, paths)
+    let tree = index_tree(verb.is_sorted(), index);
+    run_on_index(verb, with_contents(tree, &volume), paths)
 }
 
 fn run_on_index<V: TreeVerb>(
     verb: V,
-    index: Arc<Index>,
+    tree: IndexTree,
     paths: &[OsString],
 ) -> anyhow::Result<ExitCode> {
-    let tree = Arc::new(index_tree(verb.is_sorted(), index));
+    let tree = Arc::new(tree);
     let found = paths.iter().map(|path| start_in_archive(&tree, path));
     let starts: Vec<_> = found.flatten().collect();
     let is_complete = verb.run(&tree, &Ino::ROOT, &starts)?;
@@ -181,6 +183,15 @@ fn mounted_index(directory: &Path, starts: &[StartPoint], args: &TreeArgs) -> Op
         let index = control_socket::request_index(sockets, device, &limit);
         let index = index.inspect_err(|error| tracing::debug!(%error, "the mount is walked"));
         index.ok().flatten().map(Arc::new)
+    })
+}
+
+/// The same tree, with the contents of `volume`.
+pub(crate) fn with_contents(tree: IndexTree, volume: &Arc<dyn Volume>) -> IndexTree {
+    let volume = Arc::clone(volume);
+    tree.with_contents(move |ino, offset, len| {
+        let read = volume.read_blocking(ino, offset, len);
+        read.map_err(io::Error::other)
     })
 }
 

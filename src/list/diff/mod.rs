@@ -1,0 +1,7 @@
+//! Differences of two trees, and the lines of `diff`.
+
+mod compare;
+mod printer;
+
+pub use compare::{Comparison, Difference, Differences, Pair, Property, Side};
+pub use printer::DiffPrinter;
