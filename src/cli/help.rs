@@ -20,7 +20,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Existing files",
-        "atomic resume finish keep_old_files skip_old_files force dir preserve_root no_preserve_root one_file_system no_one_file_system",
+        "atomic resume update delete finish keep_old_files skip_old_files force dir preserve_root no_preserve_root one_file_system no_one_file_system",
     ),
     (
         "Ownership",
@@ -131,6 +131,10 @@ const VERBS: [VerbHelp; 19] = [
             (
                 "tarfs materialize --resume https://example.com/data.tar.zst -C data",
                 "continue after an interruption",
+            ),
+            (
+                "tarfs materialize --update --delete https://example.com/data.tar.gz -C data",
+                "bring an older tree to this state, and write only what differs",
             ),
             (
                 "tarfs materialize --shard 1/4 https://example.com/data.tar.gz -C data",

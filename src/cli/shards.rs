@@ -35,8 +35,16 @@ pub(crate) fn send<S: Sink<Error = tarfs::materialize::Error>>(
     shard: ShardArg,
     sink: &mut S,
 ) -> anyhow::Result<bool> {
-    match read_shard(archive, index, plan, shard.number, sink) {
-        Ok(damaged) => Ok(damaged == 0),
+    let read = read_shard(archive, index, plan, shard.number, sink);
+    whether_complete(read.map(|damaged| damaged == 0))
+}
+
+/// Whether entries that were read had no damage.
+pub(crate) fn whether_complete(
+    read: Result<bool, ShardError<tarfs::materialize::Error>>,
+) -> anyhow::Result<bool> {
+    match read {
+        Ok(is_complete) => Ok(is_complete),
         Err(ShardError::Sink(error)) => Err(error.into()),
         Err(ShardError::Read(path, error)) => {
             Err(anyhow::Error::new(error).context(format!("{path}: cannot read it")))

@@ -20,6 +20,7 @@ mod selection;
 mod shard;
 mod staging;
 mod to_stdout;
+mod update;
 mod write;
 
 #[cfg(test)]
@@ -39,6 +40,7 @@ pub use self::selection::{SelectedPath, Selection};
 pub use self::shard::{ShardError, read_shard};
 pub use self::staging::Staging;
 pub use self::to_stdout::ContentSink;
+pub use self::update::{Step, UpdatePlan, UpdatePlanner};
 pub use self::write::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
 pub use crate::base::xattr_filter::XattrFilter;

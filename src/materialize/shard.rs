@@ -109,7 +109,7 @@ fn paths(index: &Index, names: &CopyPlan, entry: Entry<'_>) -> Option<Vec<Archiv
     Some(paths)
 }
 
-fn named(entry: Entry<'_>, path: &ArchivePath) -> Member {
+pub(super) fn named(entry: Entry<'_>, path: &ArchivePath) -> Member {
     let mut name = path.as_bytes().to_vec();
     if path.is_root() {
         name.push(b'.');
@@ -238,7 +238,7 @@ impl Contents<'_> {
     }
 }
 
-fn read_error<E>(error: ReadError) -> ShardError<E> {
+pub(super) fn read_error<E>(error: ReadError) -> ShardError<E> {
     ShardError::Read(ArchivePath::root(), error)
 }
 

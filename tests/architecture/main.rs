@@ -60,7 +60,7 @@ const LAYERS: &[Layer] = &[
         name: "fuse",
         imports: &["base", "tar", "index", "archive"],
     },
-    // `layers` for what a layer says of those below it, `list` for the walk over a directory to copy.
+    // `layers` for what a layer says of those below it, `list` for the walk over a directory and what differs from it.
     Layer {
         name: "materialize",
         imports: &["base", "tar", "index", "archive", "layers", "list"],

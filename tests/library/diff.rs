@@ -12,7 +12,7 @@ use crate::support::http::{Resource, Server};
 use crate::support::raw::random_bytes;
 
 /// Files of each kind that an ordinary user can make, below `name`.
-fn make(place: &Place, name: &str) {
+pub(crate) fn make(place: &Place, name: &str) {
     let root = place.path(name);
     fs::create_dir_all(root.join("sub/deep")).expect("made");
     fs::create_dir(root.join("empty")).expect("made");
@@ -37,7 +37,7 @@ fn make_fifo(path: &std::path::Path) {
 }
 
 /// Gives all files below `root` one time.
-fn set_times(root: &std::path::Path) {
+pub(crate) fn set_times(root: &std::path::Path) {
     let status = Command::new("find")
         .arg(root)
         .args(["-exec", "touch", "-h", "-d", "@1000000000", "{}", "+"])
@@ -45,7 +45,7 @@ fn set_times(root: &std::path::Path) {
     assert!(status.expect("find").success());
 }
 
-fn pack(place: &Place, name: &str) {
+pub(crate) fn pack(place: &Place, name: &str) {
     let status = Command::new("tar")
         .args(["--create", "--format=posix", "--sort=name", "--file"])
         .arg(place.path(&format!("{name}.tar")))
@@ -57,7 +57,7 @@ fn pack(place: &Place, name: &str) {
 }
 
 /// Two equal trees `one` and `two`, changed by `change` in the second, and archives of both.
-fn pair(change: impl FnOnce(&std::path::Path)) -> Place {
+pub(crate) fn pair(change: impl FnOnce(&std::path::Path)) -> Place {
     let place = Place::new();
     make(&place, "one");
     make(&place, "two");
@@ -93,7 +93,7 @@ fn diff_of_equal_trees_prints_nothing() {
     }
 }
 
-fn change_each(root: &std::path::Path) {
+pub(crate) fn change_each(root: &std::path::Path) {
     fs::write(root.join("b"), "longer\n").expect("written");
     fs::remove_file(root.join("link")).expect("there");
     symlink("b", root.join("link")).expect("made");

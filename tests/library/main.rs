@@ -39,6 +39,7 @@ mod soci;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
+mod update;
 mod upload;
 mod verify;
 mod via;

@@ -67,7 +67,7 @@ fn entangled_archive() -> Vec<u8> {
 }
 
 /// All visible facts of a tree. An inode is shown as its first name.
-fn tree_facts(top: &Path) -> BTreeMap<PathBuf, String> {
+pub(crate) fn tree_facts(top: &Path) -> BTreeMap<PathBuf, String> {
     let mut facts = BTreeMap::new();
     let mut paths = vec![top.to_owned()];
     let mut pending = vec![top.to_owned()];

@@ -14,6 +14,10 @@ use anyhow::{Context, anyhow, bail, ensure};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
+use super::list::{
+    self,
+    open_place::{Failures, with_contents},
+};
 use crate::cli::args::{
     self, CacheDirArgs, LayerArgs, SavedIndexArgs, ShardArg, Size, SourceArgs, XattrArgs,
 };
@@ -26,16 +30,18 @@ use tarfs::ArchivePath;
 use tarfs::Plain;
 use tarfs::Stats;
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{Error, OpenOptions, SavedIndex};
+use tarfs::archive::{Error, OpenOptions, SavedIndex, Volume};
 use tarfs::codec::Compression;
-use tarfs::index::MemoryLimit;
+use tarfs::index::{Index, Ino, MemoryLimit};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::layers::{Layer, WhiteoutFormat};
-use tarfs::list::{Jobs, escape};
+use tarfs::list::{
+    Comparison, DirectoryTree, FileKind, IndexTree, Jobs, Name, SharedOutput, escape,
+};
 use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
-    SelectedPath, Selection, Staging, Summary,
+    SelectedPath, Selection, Staging, Step, Summary, UpdatePlan, UpdatePlanner,
 };
 use tarfs::source::{Access, Source};
 use tarfs::tar::Member;
@@ -55,6 +61,22 @@ const SHARD_CONFLICTS: [&str; 10] = [
     "resume",
     "to_stdout",
     "dry_run",
+];
+
+/// Flags that select a part of SOURCE, have another policy for existing files, or write no tree.
+const UPDATE_CONFLICTS: [&str; 12] = [
+    "paths",
+    "strip_components",
+    "exclude",
+    "include",
+    "keep_old_files",
+    "skip_old_files",
+    "atomic",
+    "resume",
+    "shard",
+    "finish",
+    "to_stdout",
+    "allow_truncated",
 ];
 
 /// Arguments of `tarfs materialize`.
@@ -168,6 +190,20 @@ pub(crate) struct MaterializeOptions {
           conflicts_with_all = ["shard", "keep_old_files", "skip_old_files"])]
     finish: bool,
 
+    /// Bring the tree in DIR to the state of SOURCE, and write only what differs
+    ///
+    /// A file is written again if its size or its time differs. Extended attributes alone make no difference.
+    #[arg(long, conflicts_with_all = UPDATE_CONFLICTS)]
+    update: bool,
+
+    /// Remove from DIR what SOURCE lacks, once everything else is written
+    #[arg(long, requires = "update")]
+    delete: bool,
+
+    /// Compare the contents of files of equal size, and not their times
+    #[arg(long, requires = "update")]
+    checksum: bool,
+
     /// Write the contents of files to standard output, and nothing to disk
     #[arg(short = 'O', long, conflicts_with_all = LAYER_FLAGS)]
     to_stdout: bool,
@@ -199,6 +235,9 @@ pub(crate) struct MaterializeOptions {
 
 pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     let MaterializeArgs { source, options } = args;
+    if options.update {
+        return update(source, options);
+    }
     if let Some(directory) = local_directory(&source.source) {
         return copy_directory(directory, source, options);
     }
@@ -340,6 +379,69 @@ fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::R
     Ok(exit_code(complete, &summary))
 }
 
+/// Brings the tree in the destination to the state of SOURCE.
+fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result<ExitCode> {
+    let tree = args.layers.tree(source_args);
+    ensure!(
+        !tree.source.is_stdin(),
+        "standard input can be read only once, and --update needs its index first (save it to a file)"
+    );
+    let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
+    let start_time = Instant::now();
+    let mut context = args.open_context(source_args, &network, &stats)?;
+    context.archive.scan.allow_skipping = true;
+    let volume = context.open(&tree)?;
+    let index = volume.complete_index();
+    let index = index.context("the archive is not indexed")?;
+    index.load_tree_rows().context("cannot list the tree")?;
+    let is_whole = output::report_problems(&index) == ExitCode::SUCCESS;
+    let reporter = Arc::new(TerminalReporter {
+        prints_entries: args.verbose,
+        ..TerminalReporter::for_contents()
+    });
+    let options = args.options(source_args, reporter);
+    let plan = args.plan_update(&volume, &index, &options)?;
+    let is_known = is_whole && !plan.is_incomplete();
+    if args.dry_run {
+        print_steps(&plan, args.delete && is_known)?;
+        return Ok(exit_code(is_known, &Summary::default()));
+    }
+    let sink = Materializer::new(args.directory(), options, Arc::clone(&stats))?;
+    let (read, finished) = sink.update(&*volume, &index, &plan, args.delete && is_whole);
+    if args.stats {
+        output::print_counters(&stats);
+    }
+    // An error of the destination stops the reading, too.
+    let summary = finished?;
+    let complete = shards::whether_complete(read)?;
+    if !args.quiet {
+        output::report_written(summary.entries, summary.bytes, start_time.elapsed());
+    }
+    Ok(exit_code(complete && is_known, &summary))
+}
+
+/// Prints what an update would do.
+fn print_steps(plan: &UpdatePlan, with_deletions: bool) -> anyhow::Result<()> {
+    let mut text = Vec::new();
+    for (path, step) in plan.steps(with_deletions) {
+        let word = match step {
+            Step::Delete => "delete",
+            Step::Write => "write",
+            Step::Change => "change",
+            Step::Link => "link",
+        };
+        let path = if path.is_root() {
+            b"."
+        } else {
+            path.as_bytes()
+        };
+        text.extend_from_slice(format!("{word} {}\n", escape(path)).as_bytes());
+    }
+    let output = SharedOutput::new(stdout(), false);
+    output.write_last(&text);
+    list::open_place::finish(&output)
+}
+
 /// Whether `path` has the form of a directory on this machine, and hardly of a member.
 fn looks_like_destination(path: &Path) -> bool {
     match path.components().next() {
@@ -435,6 +537,42 @@ impl MaterializeOptions {
             context.archive.scan.tar.limits.size = size.0;
         }
         Ok(context)
+    }
+
+    /// Compares the tree of `index` with the destination.
+    fn plan_update(
+        &self,
+        volume: &Arc<dyn Volume>,
+        index: &Arc<Index>,
+        options: &Options,
+    ) -> anyhow::Result<UpdatePlan> {
+        let failures = Failures::default();
+        let planner = UpdatePlanner::new(options, self.checksum, failures.reporter());
+        let planner = Arc::new(planner);
+        let destination = DirectoryTree::new();
+        let base = destination.base();
+        let base = base.context("cannot open the current directory")?;
+        // A link to the directory is followed.
+        let directory = self.directory().join(".");
+        let name = |name, inode| Name {
+            name,
+            kind: FileKind::Directory,
+            inode,
+        };
+        let names = (
+            name(b".", Ino::ROOT.0.into()),
+            name(directory.as_os_str().as_bytes(), 0),
+        );
+        let comparison = Comparison {
+            first: Arc::new(with_contents(IndexTree::new(Arc::clone(index)), volume)),
+            second: Arc::new(destination),
+            differences: Arc::clone(&planner),
+            contents: self.checksum,
+        };
+        comparison
+            .run((&Ino::ROOT, &base), names, b"", Jobs::Automatic)
+            .with_context(|| format!("{}: cannot be compared", self.directory().display()))?;
+        Ok(planner.finish())
     }
 
     /// Returns whether the archive may have one of the PATHs. Prints those that it certainly lacks.

@@ -23,7 +23,7 @@ pub(crate) struct AttributePolicy {
 }
 
 impl AttributePolicy {
-    pub(super) fn new(options: &Options) -> Self {
+    pub(crate) fn new(options: &Options) -> Self {
         Self {
             same_owner: options.same_owner,
             same_permissions: options.same_permissions,
@@ -37,24 +37,38 @@ impl AttributePolicy {
     }
 
     pub(crate) fn mode(&self, member: &Member) -> u32 {
+        self.final_mode(member.mode)
+    }
+
+    /// Final mode of an entry with this mode in the archive.
+    pub(crate) fn final_mode(&self, mode: u32) -> u32 {
         if self.same_permissions {
-            member.mode & 0o7777
+            mode & 0o7777
         } else {
-            member.mode & PERMISSIONS & !self.umask
+            mode & PERMISSIONS & !self.umask
         }
     }
 
     /// Final owner and group of the member's entry; `None` keeps ours.
     pub(crate) fn owner(&self, member: &Member) -> Option<(u32, u32)> {
+        self.final_owner((member.uid, member.gid), (&member.user, &member.group))
+    }
+
+    /// Final owner and group of an entry with these numbers and names in the archive; `None` keeps ours.
+    pub(crate) fn final_owner(
+        &self,
+        (uid, gid): (u32, u32),
+        (user, group): (&[u8], &[u8]),
+    ) -> Option<(u32, u32)> {
         if !self.same_owner {
             return None;
         }
         if self.numeric_owner {
-            return Some((member.uid, member.gid));
+            return Some((uid, gid));
         }
         Some((
-            self.accounts.user(&member.user).unwrap_or(member.uid),
-            self.accounts.group(&member.group).unwrap_or(member.gid),
+            self.accounts.user(user).unwrap_or(uid),
+            self.accounts.group(group).unwrap_or(gid),
         ))
     }
 

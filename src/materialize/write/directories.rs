@@ -114,6 +114,26 @@ impl PendingDirectory {
         }
     }
 
+    /// A directory that was there before the run. It gets its attributes of then, except those that are given.
+    pub(crate) fn existing(
+        path: ArchivePath,
+        stat: &Stat,
+        (owner, mode): (Option<(u32, u32)>, Option<u32>),
+        mtime: Option<Timestamp>,
+    ) -> Self {
+        let before = || Timestamp {
+            seconds: stat.st_mtime,
+            nanoseconds: u32::try_from(stat.st_mtime_nsec).unwrap_or_default(),
+        };
+        Self {
+            mode: mode.unwrap_or(stat.st_mode & 0o7777),
+            owner,
+            mtime: mtime.unwrap_or_else(before),
+            is_implied: false,
+            ..Self::implied(path, Identity::of(stat))
+        }
+    }
+
     pub(crate) fn encode(&self, fields: &mut FieldEncoder) {
         fields.bytes(self.path.as_bytes());
         fields.number(self.identity.device);

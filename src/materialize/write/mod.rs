@@ -15,10 +15,10 @@ mod remove_tree;
 mod tree_writer;
 mod unwritable;
 
-pub(super) use self::attribute_policy::umask;
-pub(super) use self::attributes::{AttributeTarget, copy_attributes, default_acl_mode};
+pub(super) use self::attribute_policy::{AttributePolicy, umask};
+pub(super) use self::attributes::{AttributeTarget, Attributes, copy_attributes, default_acl_mode};
 pub(super) use self::context::{Context, FileObserver};
-pub(super) use self::destination::Destination;
+pub(super) use self::destination::{Destination, IfMissing};
 pub(super) use self::directories::PendingDirectory;
 pub(super) use self::directory::{Directory, Identity, lstat_at, name_of, parent_of};
 pub(super) use self::file::FileWriter;

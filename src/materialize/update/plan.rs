@@ -1,0 +1,304 @@
+//! The plan of an update, from a comparison of its source with the destination.
+//!
+//! A file is written again if its size or time differs, or with `--checksum` its size or content. The time is the last
+//! attribute that a writer sets. So a file that a killed run left incomplete is written again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::io;
+use std::ops::ControlFlow;
+
+use crate::base::archive_path::ArchivePath;
+use crate::base::sync::Mutex;
+use crate::list::{Difference, Differences, FileKind, Metadata, Property, Side, Tree};
+use crate::materialize::options::Options;
+use crate::materialize::write::AttributePolicy;
+use crate::tar::Timestamp;
+
+/// A file, by its file system and its number.
+type Id = (u64, u64);
+
+type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
+
+/// Collects the differences of a source from the destination.
+pub struct UpdatePlanner {
+    policy: AttributePolicy,
+    with_contents: bool,
+    report: Report,
+    found: Mutex<Found>,
+}
+
+#[derive(Default)]
+struct Found {
+    plan: UpdatePlan,
+    /// Files with several names, in the source or in the destination.
+    named: Vec<Named>,
+}
+
+struct Named {
+    path: ArchivePath,
+    first: Id,
+    /// Whether the source has other names of it.
+    is_shared: bool,
+    /// The file in the destination, if its content is right.
+    second: Option<Id>,
+    change: Option<Change>,
+}
+
+/// New attributes of an entry whose content is right.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Change {
+    pub(super) owner: Option<(u32, u32)>,
+    pub(super) mode: Option<u32>,
+    pub(super) mtime: Timestamp,
+    pub(super) is_directory: bool,
+}
+
+/// What an update does with an entry.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Step {
+    /// It is removed.
+    Delete,
+    /// It is written.
+    Write,
+    /// Its attributes are changed.
+    Change,
+    /// It becomes another name of a file.
+    Link,
+}
+
+/// Changes that bring a destination to the state of a source.
+#[derive(Default, Debug)]
+pub struct UpdatePlan {
+    /// Entries to write with their number in the source.
+    pub(super) written: BTreeMap<ArchivePath, u64>,
+    /// Entries of which only attributes differ.
+    pub(super) changed: BTreeMap<ArchivePath, Change>,
+    /// Names to link to the file at another path, whose content is right.
+    pub(super) links: BTreeMap<ArchivePath, ArchivePath>,
+    /// Entries of another type, which must go before the source's entry is written. Whether it is a directory.
+    pub(super) replaced: BTreeMap<ArchivePath, bool>,
+    /// Entries that the source lacks.
+    pub(super) extra: Vec<ArchivePath>,
+    /// Number of files that could not be compared.
+    pub(super) failures: u64,
+}
+
+impl UpdatePlan {
+    /// Whether something could not be compared.
+    pub fn is_incomplete(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// The steps in the order of paths, those `with_deletions` included.
+    pub fn steps(&self, with_deletions: bool) -> Vec<(&ArchivePath, Step)> {
+        let written = self.written.keys().map(|path| (path, Step::Write));
+        let changed = self.changed.keys().map(|path| (path, Step::Change));
+        let links = self.links.keys().map(|path| (path, Step::Link));
+        let extra = self.extra.iter().filter(|_| with_deletions);
+        let extra = extra.map(|path| (path, Step::Delete));
+        let mut steps: Vec<_> = written.chain(changed).chain(links).chain(extra).collect();
+        steps.sort_unstable();
+        steps
+    }
+
+    /// Adds files with several names. A file is right under the names of one file only, and of one source only.
+    fn add_named(&mut self, mut named: Vec<Named>) {
+        named.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+        let mut sources = HashMap::new();
+        for file in &mut named {
+            file.second = file
+                .second
+                .filter(|second| *sources.entry(*second).or_insert(file.first) == file.first);
+        }
+        let mut right = HashMap::new();
+        for file in named.iter().filter(|file| file.is_shared) {
+            if let Some(second) = file.second {
+                right
+                    .entry(file.first)
+                    .or_insert_with(|| (second, file.path.clone()));
+            }
+        }
+        for file in named {
+            match (file.second, right.get(&file.first)) {
+                // Another name of the right file.
+                (second, Some((found, _))) if second == Some(*found) => {
+                    self.changed.extend(file.change.map(|it| (file.path, it)));
+                }
+                (_, Some((_, first))) => {
+                    self.links.insert(file.path, first.clone());
+                }
+                (Some(_), None) => {
+                    self.changed.extend(file.change.map(|it| (file.path, it)));
+                }
+                (None, None) => drop(self.written.insert(file.path, file.first.1)),
+            }
+        }
+    }
+}
+
+impl UpdatePlanner {
+    /// Plans a run with `options`. Errors go to `report` with the path that they are about. `with_contents` says that
+    /// contents of files are compared, so that times mean nothing.
+    pub fn new(
+        options: &Options,
+        with_contents: bool,
+        report: impl Fn(&[u8], io::Error) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            policy: AttributePolicy::new(options),
+            with_contents,
+            report: Box::new(report),
+            found: Mutex::default(),
+        }
+    }
+
+    /// The plan, after the comparison.
+    pub fn finish(&self) -> UpdatePlan {
+        let Found { mut plan, named } = std::mem::take(&mut *self.found.lock());
+        plan.add_named(named);
+        plan
+    }
+
+    fn has_right_content(&self, kind: FileKind, properties: &[Property]) -> bool {
+        let has = |property| properties.contains(&property);
+        match kind {
+            FileKind::File if self.with_contents => !has(Property::Size) && !has(Property::Content),
+            FileKind::File => !has(Property::Size) && !has(Property::Mtime),
+            _ => !has(Property::Target) && !has(Property::Device),
+        }
+    }
+
+    fn receive_both(
+        &self,
+        path: ArchivePath,
+        properties: &[Property],
+        (first, second): (&Metadata, &Metadata),
+    ) {
+        let mut found = self.found.lock();
+        if properties.contains(&Property::Kind) {
+            let is_directory = second.kind == FileKind::Directory;
+            found.plan.replaced.insert(path.clone(), is_directory);
+            return found.add_missing(path, first);
+        }
+        let change = change(first, properties);
+        if first.kind == FileKind::Directory {
+            found.plan.changed.extend(change.map(|it| (path, it)));
+            return;
+        }
+        let is_right = self.has_right_content(first.kind, properties);
+        if first.links > 1 || second.links > 1 {
+            found.named.push(Named {
+                path,
+                first: id(first),
+                is_shared: first.links > 1,
+                second: is_right.then(|| id(second)),
+                change,
+            });
+        } else if !is_right {
+            found.plan.written.insert(path, first.inode);
+        } else if let Some(change) = change {
+            found.plan.changed.insert(path, change);
+        }
+    }
+}
+
+impl Found {
+    fn add_missing(&mut self, path: ArchivePath, first: &Metadata) {
+        if first.links > 1 && first.kind != FileKind::Directory {
+            self.named.push(Named {
+                path,
+                first: id(first),
+                is_shared: true,
+                second: None,
+                change: None,
+            });
+        } else {
+            self.plan.written.insert(path, first.inode);
+        }
+    }
+}
+
+impl<A: Tree> Differences<A> for UpdatePlanner {
+    /// The attributes that the entry of the source gets in the destination.
+    fn prepare(&self, tree: &A, first: &mut Metadata, second: &mut Metadata) {
+        let ids = (first.uid, first.gid);
+        let needs_names = self.policy.same_owner && !self.policy.numeric_owner;
+        let (user, group) = if needs_names {
+            (tree.user(first), tree.group(first))
+        } else {
+            (None, None)
+        };
+        let names = (
+            user.as_deref().unwrap_or_default(),
+            group.as_deref().unwrap_or_default(),
+        );
+        let (uid, gid) = self
+            .policy
+            .final_owner(ids, names)
+            .unwrap_or((second.uid, second.gid));
+        // chown(2) reads the highest value as "do not change".
+        let known = |wanted, current| if wanted == u32::MAX { current } else { wanted };
+        first.uid = known(uid, second.uid);
+        first.gid = known(gid, second.gid);
+        first.mode = self.policy.final_mode(first.mode);
+        if !self.policy.same_permissions && first.kind == FileKind::Directory {
+            // New directories inherit it.
+            first.mode |= second.mode & 0o2000;
+        }
+    }
+
+    fn receive(&self, path: &[u8], difference: Difference<'_>) -> ControlFlow<()> {
+        let path = ArchivePath::sanitize(path).path;
+        match difference {
+            // A writer cannot make it.
+            Difference::OnlyFirst(Side { metadata, .. })
+            | Difference::Both {
+                first: Side { metadata, .. },
+                ..
+            } if metadata.kind == FileKind::Socket => {}
+            Difference::OnlyFirst(side) => self.found.lock().add_missing(path, &side.metadata),
+            Difference::OnlySecond(_) => self.found.lock().plan.extra.push(path),
+            Difference::Both {
+                properties,
+                first,
+                second,
+            } => self.receive_both(path, properties, (&first.metadata, &second.metadata)),
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn wants_all(&self) -> bool {
+        true
+    }
+
+    fn report(&self, path: &[u8], error: io::Error) {
+        self.found.lock().plan.failures += 1;
+        (self.report)(path, error);
+    }
+}
+
+fn id(metadata: &Metadata) -> Id {
+    (metadata.file_system, metadata.inode)
+}
+
+/// The attributes to change, if any.
+fn change(first: &Metadata, properties: &[Property]) -> Option<Change> {
+    let has = |property| properties.contains(&property);
+    let owner = has(Property::Uid) || has(Property::Gid);
+    let mode = has(Property::Mode) || owner && first.kind != FileKind::Symlink;
+    (owner || mode || has(Property::Mtime)).then(|| Change {
+        owner: owner.then_some((first.uid, first.gid)),
+        mode: mode.then_some(first.mode),
+        mtime: first.mtime,
+        is_directory: first.kind == FileKind::Directory,
+    })
+}
+
+impl fmt::Debug for UpdatePlanner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UpdatePlanner")
+            .field("with_contents", &self.with_contents)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,417 @@
+//! `tarfs materialize --update`: the tree that it leaves, and what it writes and fetches for it.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use crate::diff::{change_each, pack, pair, set_times};
+use crate::resume::tree_facts;
+use crate::support::cli::{Outcome, Place};
+use crate::support::http::{Resource, Server};
+use crate::support::rng::Rng;
+
+/// Replaces `out` by what GNU tar extracts from `archive`.
+fn extract(place: &Place, archive: &str, out: &str) {
+    if place.path(out).exists() {
+        let status = Command::new("chmod")
+            .args(["-R", "u+rwx"])
+            .arg(place.path(out))
+            .status();
+        assert!(status.expect("chmod").success());
+        fs::remove_dir_all(place.path(out)).expect("ours");
+    }
+    fs::create_dir(place.path(out)).expect("made");
+    let status = Command::new("tar")
+        .args(["--extract", "--preserve-permissions", "--file"])
+        .arg(place.path(archive))
+        .arg("--directory")
+        .arg(place.path(out))
+        .status();
+    assert!(status.expect("GNU tar").success());
+}
+
+fn update(place: &Place, archive: &str, flags: &[&str]) -> Outcome {
+    let words = [
+        "materialize",
+        "-p",
+        "--update",
+        "--stats",
+        archive,
+        "-C",
+        "out",
+    ];
+    place.run(&[&words, flags].concat())
+}
+
+/// The counter `name` in the output of --stats.
+fn counter(outcome: &Outcome, name: &str) -> u64 {
+    let mut lines = outcome.complaints.lines();
+    let line = lines.find(|line| line.contains(name));
+    let number = line.and_then(|line| line.rsplit(' ').next());
+    number.map_or(0, |number| {
+        number.replace(',', "").parse().expect("a number")
+    })
+}
+
+#[track_caller]
+fn assert_updated(place: &Place, archive: &str, flags: &[&str], what: &str) {
+    let outcome = update(place, archive, flags);
+    assert_eq!(outcome.code, 0, "{what}: {}", outcome.complaints);
+    extract(place, archive, "expected");
+    let (found, expected) = (
+        tree_facts(&place.path("out")),
+        tree_facts(&place.path("expected")),
+    );
+    for (path, fact) in &expected {
+        assert_eq!(found.get(path), Some(fact), "{what}: {}", path.display());
+    }
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let again = update(place, archive, flags);
+    assert_eq!(again.code, 0, "{what}: {}", again.complaints);
+    assert_eq!(counter(&again, "written_entries"), 0, "{what}");
+    assert_eq!(tree_facts(&place.path("out")), found, "{what}");
+}
+
+#[test]
+fn update_of_an_unchanged_tree_writes_nothing() {
+    let place = pair(|_| ());
+    extract(&place, "one.tar", "out");
+    let before = tree_facts(&place.path("out"));
+    for flags in [&[][..], &["--delete"], &["--checksum", "--delete"]] {
+        let outcome = update(&place, "one.tar", flags);
+        assert_eq!(
+            (outcome.code, outcome.text()),
+            (0, ""),
+            "{}",
+            outcome.complaints
+        );
+        assert_eq!(counter(&outcome, "written_entries"), 0);
+        assert_eq!(tree_facts(&place.path("out")), before);
+    }
+}
+
+#[test]
+fn update_makes_each_kind_of_change() {
+    let place = pair(change_each);
+    for (from, to) in [("one.tar", "two.tar"), ("two.tar", "one.tar")] {
+        for flags in [&["--delete"][..], &["--delete", "--checksum"]] {
+            extract(&place, from, "out");
+            assert_updated(&place, to, flags, to);
+        }
+    }
+    fs::remove_dir_all(place.path("out")).expect("ours");
+    fs::create_dir(place.path("out")).expect("made");
+    assert_updated(&place, "one.tar", &[], "into an empty directory");
+}
+
+#[test]
+fn update_deletes_only_on_request() {
+    let place = pair(|_| ());
+    extract(&place, "one.tar", "out");
+    fs::create_dir(place.path("out/extra")).expect("made");
+    fs::write(place.path("out/extra/file"), "x").expect("written");
+    fs::remove_file(place.path("out/sub/c")).expect("there");
+    fs::create_dir(place.path("out/sub/c")).expect("made");
+    fs::write(place.path("out/sub/c/below"), "x").expect("written");
+    let outcome = update(&place, "one.tar", &[]);
+    assert_eq!(outcome.code, 2);
+    assert!(
+        outcome.complaints.contains("sub/c: "),
+        "{}",
+        outcome.complaints
+    );
+    assert!(place.path("out/sub/c/below").exists());
+    assert!(place.path("out/extra/file").exists());
+    assert_updated(&place, "one.tar", &["--delete"], "with --delete");
+}
+
+#[test]
+fn update_with_checksum_compares_contents_and_not_times() {
+    let place = pair(|_| ());
+    extract(&place, "one.tar", "out");
+    fs::write(place.path("out/b"), "ten\n").expect("written");
+    set_times(&place.path("out"));
+    let untouched = File::open(place.path("out/sub/c")).expect("there");
+    let later = UNIX_EPOCH + Duration::from_secs(2_000_000_000);
+    untouched.set_modified(later).expect("ours");
+    let outcome = update(&place, "one.tar", &["--checksum", "--dry-run"]);
+    assert_eq!(outcome.text(), "write b\nchange sub/c\n");
+    assert_updated(&place, "one.tar", &["--checksum"], "checksum");
+}
+
+#[test]
+fn dry_run_of_an_update_prints_the_steps_and_changes_nothing() {
+    let place = pair(change_each);
+    extract(&place, "two.tar", "out");
+    let before = tree_facts(&place.path("out"));
+    let outcome = update(&place, "one.tar", &["--dry-run", "--delete"]);
+    let expected = [
+        "write b",
+        "write empty",
+        "write fifo",
+        "link hard",
+        "write link",
+        "delete new",
+        "write sub/c",
+        "write sub/deep",
+        "write sub/deep/d",
+        "write sub/deep/e",
+    ];
+    assert_eq!((outcome.code, outcome.lines()), (0, expected.to_vec()));
+    let outcome = update(&place, "one.tar", &["--dry-run"]);
+    assert!(!outcome.text().contains("delete"));
+    assert_eq!(tree_facts(&place.path("out")), before);
+}
+
+#[test]
+fn update_of_attributes_alone_writes_no_content() {
+    let place = pair(|root| {
+        let mode = Permissions::from_mode(0o640);
+        fs::set_permissions(root.join("sub/c"), mode.clone()).expect("ours");
+        fs::set_permissions(root.join("a"), mode).expect("ours");
+        fs::set_permissions(root.join("sub/deep"), Permissions::from_mode(0o700)).expect("ours");
+    });
+    extract(&place, "one.tar", "out");
+    let outcome = update(&place, "two.tar", &["--dry-run"]);
+    let expected = ["change a", "change hard", "change sub/c", "change sub/deep"];
+    assert_eq!(outcome.lines(), expected);
+    let outcome = update(&place, "two.tar", &[]);
+    assert_eq!(
+        counter(&outcome, "written_bytes"),
+        0,
+        "{}",
+        outcome.complaints
+    );
+    assert_updated(&place, "two.tar", &[], "attributes");
+}
+
+#[test]
+fn update_changes_entries_of_read_only_directories() {
+    let place = pair(|root| {
+        fs::write(root.join("sub/deep/d"), "longer").expect("written");
+        fs::write(root.join("sub/deep/new"), "new").expect("written");
+        fs::remove_file(root.join("sub/deep/e")).expect("there");
+        set_times(root);
+    });
+    for name in ["one", "two"] {
+        let mode = Permissions::from_mode(0o555);
+        fs::set_permissions(place.path(&format!("{name}/sub/deep")), mode).expect("ours");
+        pack(&place, name);
+    }
+    extract(&place, "one.tar", "out");
+    assert_updated(&place, "two.tar", &["--delete"], "read-only");
+    for name in ["one", "two", "out", "expected"] {
+        let mode = Permissions::from_mode(0o755);
+        fs::set_permissions(place.path(&format!("{name}/sub/deep")), mode).expect("ours");
+    }
+}
+
+#[test]
+fn update_follows_no_links() {
+    let place = pair(|_| ());
+    extract(&place, "one.tar", "out");
+    fs::create_dir(place.path("outside")).expect("made");
+    fs::write(place.path("outside/kept"), "kept").expect("written");
+    fs::remove_dir_all(place.path("out/sub")).expect("there");
+    symlink("../outside", place.path("out/sub")).expect("made");
+    symlink("../outside", place.path("out/extra")).expect("made");
+    assert_updated(&place, "one.tar", &["--delete"], "links");
+    let names: Vec<_> = fs::read_dir(place.path("outside"))
+        .expect("there")
+        .collect();
+    assert_eq!(names.len(), 1);
+    assert_eq!(
+        fs::read(place.path("outside/kept")).expect("there"),
+        b"kept"
+    );
+}
+
+/// Fills `directory` with random files, some of which are links to earlier ones.
+fn fill(directory: &Path, noise: &mut Rng, depth: u64, files: &mut Vec<std::path::PathBuf>) {
+    for name in ["a", "b", "c", "d"] {
+        let path = directory.join(name);
+        match noise.below(9) {
+            0 | 1 if depth < 3 => {
+                fs::create_dir(&path).expect("made");
+                fill(&path, noise, depth + 1, files);
+            }
+            2 => symlink(["x", "y"][usize::from(noise.below(2) == 0)], &path).expect("made"),
+            3 | 4 if !files.is_empty() => {
+                let number = noise.below(files.len() as u64);
+                let first = &files[usize::try_from(number).expect("small")];
+                fs::hard_link(first, &path).expect("made");
+            }
+            5..8 => {
+                let content = noise.below(5);
+                fs::write(&path, format!("{:1$}", content, content as usize / 2)).expect("written");
+                files.push(path);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Makes the tree `name` of `seed`. Times of files follow from their contents.
+fn make_random(place: &Place, name: &str, seed: u64) {
+    let root = place.path(name);
+    if root.exists() {
+        fs::remove_dir_all(&root).expect("ours");
+    }
+    fs::create_dir(&root).expect("made");
+    let (mut noise, mut files) = (Rng::new(seed), Vec::new());
+    fill(&root, &mut noise, 0, &mut files);
+    set_times(&root);
+    for file in files {
+        let content = fs::read(&file).expect("there");
+        let seconds = 1_000_000_000 + u64::from(content.iter().max().copied().unwrap_or(0));
+        let time = UNIX_EPOCH + Duration::from_secs(seconds);
+        File::open(&file)
+            .expect("there")
+            .set_modified(time)
+            .expect("ours");
+        let mode = [0o644, 0o600][usize::from(noise.below(2) == 0)];
+        fs::set_permissions(&file, Permissions::from_mode(mode)).expect("ours");
+    }
+    pack(place, name);
+}
+
+#[test]
+fn update_from_any_tree_leaves_the_tree_of_the_archive() {
+    let place = Place::new();
+    for seed in 0..60 {
+        make_random(&place, "one", 2 * seed);
+        make_random(&place, "two", 2 * seed + 1);
+        extract(&place, "one.tar", "out");
+        let flags = ["--delete", "--checksum"];
+        let count = 1 + usize::from(seed % 2 == 0);
+        assert_updated(&place, "two.tar", &flags[..count], &format!("seed {seed}"));
+    }
+}
+
+/// Two versions of a tree of `count` files of `len` bytes, of which the second differs in the first tenth.
+fn versions(place: &Place, count: u64, len: usize) {
+    let mut noise = Rng::new(11);
+    for name in ["one", "two"] {
+        for directory in 0..10 {
+            fs::create_dir_all(place.path(&format!("{name}/{directory}"))).expect("made");
+        }
+    }
+    for number in 0..count {
+        let path = format!("{}/{number:04}", number * 10 / count);
+        let content = noise.bytes(len);
+        fs::write(place.path(&format!("one/{path}")), &content).expect("written");
+        let is_changed = number < count / 10;
+        let content = if is_changed {
+            noise.bytes(len)
+        } else {
+            content
+        };
+        fs::write(place.path(&format!("two/{path}")), &content).expect("written");
+    }
+    set_times(&place.path("one"));
+    set_times(&place.path("two"));
+    for number in 0..count / 10 {
+        let file = File::open(place.path(&format!("two/0/{number:04}"))).expect("there");
+        let time = UNIX_EPOCH + Duration::from_secs(1_100_000_000);
+        file.set_modified(time).expect("ours");
+    }
+    pack(place, "one");
+    pack(place, "two");
+}
+
+#[test]
+fn killed_update_ends_in_the_right_tree_when_run_again() {
+    let place = Place::new();
+    versions(&place, 200, 9000);
+    fs::write(place.path("one/extra"), "x").expect("written");
+    pack(&place, "one");
+    let index = place.run(&["index", "two.tar"]);
+    assert_eq!(index.code, 0, "{}", index.complaints);
+    extract(&place, "one.tar", "out");
+    let started = Instant::now();
+    assert_eq!(update(&place, "two.tar", &["--delete"]).code, 0);
+    let whole = started.elapsed();
+    let mut kills = 0;
+    for round in 0..20 {
+        extract(&place, "one.tar", "out");
+        let mut child = place
+            .tarfs()
+            .args([
+                "materialize",
+                "-p",
+                "--update",
+                "--delete",
+                "two.tar",
+                "-C",
+                "out",
+            ])
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program");
+        sleep(whole * round / 20);
+        child.kill().expect("ours");
+        let status = child.wait().expect("ended");
+        kills += u32::from(!status.success());
+        assert_updated(&place, "two.tar", &["--delete"], &format!("round {round}"));
+    }
+    assert!(kills > 0);
+}
+
+#[test]
+fn update_fetches_only_what_has_changed() {
+    let place = Place::new();
+    versions(&place, 800, 20_000);
+    let status = Command::new("gzip")
+        .arg("-1")
+        .arg(place.path("two.tar"))
+        .status();
+    assert!(status.expect("gzip").success());
+    let archive = fs::read(place.path("two.tar.gz")).expect("there");
+    let total = archive.len() as u64;
+    let server = Server::start();
+    server.serve("/two.tar.gz", Resource::new(archive).etag("\"two\""));
+    let url = server.url("/two.tar.gz");
+    assert_eq!(place.run(&["index", &url]).code, 0);
+    fs::remove_dir_all(place.path("cache/spans")).ok();
+    extract(&place, "one.tar", "out");
+    let before = server.sent_bytes("/two.tar.gz");
+    let outcome = update(&place, &url, &["--delete"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.complaints);
+    assert_eq!(counter(&outcome, "written_bytes"), 80 * 20_000);
+    let sent = server.sent_bytes("/two.tar.gz") - before;
+    assert!(sent < total / 3, "{sent} of {total}");
+    assert!(sent > total / 11, "{sent} of {total}");
+    assert_eq!(
+        tree_facts(&place.path("out")),
+        tree_facts(&place.path("two"))
+    );
+}
+
+#[test]
+fn update_refuses_flags_that_mean_something_else() {
+    let place = pair(|_| ());
+    for flags in [
+        &["--atomic"][..],
+        &["--resume"],
+        &["--keep-old-files"],
+        &["--skip-old-files"],
+        &["--exclude", "x"],
+        &["--include", "x"],
+        &["--strip-components", "1"],
+        &["--shard", "1/2"],
+        &["--finish"],
+        &["--to-stdout"],
+        &["--allow-truncated"],
+        &["sub"],
+    ] {
+        let outcome = update(&place, "one.tar", flags);
+        assert_eq!(outcome.code, 64, "{flags:?}: {}", outcome.complaints);
+    }
+    for flag in ["--delete", "--checksum"] {
+        let outcome = place.run(&["materialize", flag, "one.tar", "-C", "out"]);
+        assert_eq!(outcome.code, 64, "{}", outcome.complaints);
+    }
+}
