@@ -17,10 +17,12 @@ mod context;
 mod directory;
 mod error;
 mod glob;
+mod hint;
 mod publish;
 mod spec;
 
 pub use context::{OpenContext, ProgressFn, PublishedIndexChoice, Sources};
 pub use directory::SourceArchives;
 pub use error::Error;
+pub use hint::{hint, unwrap_transparent};
 pub use spec::{SourceSpec, TreeSpec};

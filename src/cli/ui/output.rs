@@ -14,11 +14,11 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, Progres
 use super::logging;
 use tarfs::Stats;
 use tarfs::fuse::{MountError, UnmountError};
-use tarfs::index::{Index, MergeError};
+use tarfs::index::Index;
 use tarfs::internal::error_chain::error_chain;
 use tarfs::internal::thread::Thread;
-use tarfs::layers::LayeredArchiveError;
-use tarfs::{archive, image, locate, materialize, source};
+use tarfs::locate::unwrap_transparent;
+use tarfs::{archive, locate, materialize, source};
 
 /// Exit code of a failed run, like that of tar.
 pub(crate) const EXIT_FAILURE: u8 = 2;
@@ -71,42 +71,12 @@ pub(crate) fn format_with_hint(error: &anyhow::Error) -> String {
     }
 }
 
-/// Returns the error that `error` only passes on, or `error` itself.
-fn unwrap_transparent<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
-    match error.downcast_ref::<locate::Error>() {
-        Some(locate::Error::Source(error)) => error,
-        Some(locate::Error::Layers(error)) => error,
-        _ => error,
-    }
-}
-
 fn find_hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
-    if let Some(error) = error.downcast_ref::<source::Error>() {
-        return error.cause.hint();
-    }
-    if let Some(error) = error.downcast_ref::<archive::Error>() {
-        return error.hint();
-    }
-    if let Some(error) = error.downcast_ref::<Box<archive::Error>>() {
-        return error.hint();
+    if let Some(hint) = locate::hint(error) {
+        return Some(hint);
     }
     if let Some(error) = error.downcast_ref::<materialize::Error>() {
         return error.hint().map(Cow::from);
-    }
-    if let Some(error) = error.downcast_ref::<image::Cause>() {
-        return error.hint();
-    }
-    if let Some(error) = error.downcast_ref::<Box<image::Cause>>() {
-        return error.hint();
-    }
-    match error.downcast_ref::<LayeredArchiveError>() {
-        Some(LayeredArchiveError::TooManyEntries { .. }) => {
-            return Some(Cow::from(archive::HINT_RAISE_MAX_ENTRIES));
-        }
-        Some(LayeredArchiveError::Merge(MergeError::TooMuchMemory(_))) => {
-            return Some(Cow::from(archive::HINT_RAISE_INDEX_MEMORY));
-        }
-        _ => {}
     }
     if let Some(error) = error.downcast_ref::<MountError>() {
         return error.hint().map(Cow::from);

@@ -1,0 +1,49 @@
+//! Advice for the user about an error of opening or reading a SOURCE.
+
+use std::borrow::Cow;
+
+use super::error::Error;
+use crate::archive;
+use crate::image;
+use crate::index::MergeError;
+use crate::layers::LayeredArchiveError;
+use crate::source;
+
+/// Returns the error that `error` only passes on, or `error` itself.
+pub fn unwrap_transparent<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> &'a (dyn std::error::Error + 'static) {
+    match error.downcast_ref::<Error>() {
+        Some(Error::Source(error)) => error,
+        Some(Error::Layers(error)) => error,
+        _ => error,
+    }
+}
+
+/// Advice about `error` alone, without its causes.
+pub fn hint(error: &(dyn std::error::Error + 'static)) -> Option<Cow<'static, str>> {
+    if let Some(error) = error.downcast_ref::<source::Error>() {
+        return error.cause.hint();
+    }
+    if let Some(error) = error.downcast_ref::<archive::Error>() {
+        return error.hint();
+    }
+    if let Some(error) = error.downcast_ref::<Box<archive::Error>>() {
+        return error.hint();
+    }
+    if let Some(error) = error.downcast_ref::<image::Cause>() {
+        return error.hint();
+    }
+    if let Some(error) = error.downcast_ref::<Box<image::Cause>>() {
+        return error.hint();
+    }
+    match error.downcast_ref::<LayeredArchiveError>()? {
+        LayeredArchiveError::TooManyEntries { .. } => {
+            Some(Cow::from(archive::HINT_RAISE_MAX_ENTRIES))
+        }
+        LayeredArchiveError::Merge(MergeError::TooMuchMemory(_)) => {
+            Some(Cow::from(archive::HINT_RAISE_INDEX_MEMORY))
+        }
+        _ => None,
+    }
+}
