@@ -49,7 +49,19 @@ pub fn read_shard<S: Sink>(
     number: u32,
     sink: &mut S,
 ) -> Result<u64, ShardError<S::Error>> {
-    let entries = plan.entries(number);
+    read_entries(archive, index, plan.entries(number), sink)
+}
+
+/// Sends `entries`, which are in archive order, to `sink` as [`read_shard`] does.
+///
+/// # Errors
+/// As [`read_shard`].
+pub fn read_entries<S: Sink>(
+    archive: &Archive,
+    index: &Index,
+    entries: &[Ino],
+    sink: &mut S,
+) -> Result<u64, ShardError<S::Error>> {
     let ends = entries.iter().filter_map(|ino| index.entry(*ino));
     let ends = ends.filter_map(|entry| Some(entry.pieces(0, u64::MAX).last()?.plain.end()));
     let mut contents = Contents {
