@@ -98,6 +98,9 @@ pub mod materialize;
 
 pub mod locate;
 
+#[cfg(feature = "python")]
+mod python;
+
 pub use base::archive_path::{ArchivePath, Sanitized};
 pub use base::extent::{Coordinate, Extent, Packed, Plain};
 pub use base::sha256::{ParseSha256Error, Sha256};

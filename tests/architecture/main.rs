@@ -82,6 +82,18 @@ const LAYERS: &[Layer] = &[
             "base", "source", "codec", "tar", "index", "archive", "layers", "image",
         ],
     },
+    Layer {
+        name: "python",
+        imports: &[
+            "base",
+            "source",
+            "tar",
+            "index",
+            "archive",
+            "materialize",
+            "locate",
+        ],
+    },
     // Parts of `base` that it shares with the library are in `tarfs::internal`.
     Layer {
         name: PROGRAM_LAYER,

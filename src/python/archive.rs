@@ -1,0 +1,234 @@
+//! An opened archive.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use super::error::{ERROR, INVALID, NOT_FOUND, exception, of_error};
+use super::members::Members;
+use super::network::{ThisProcess, runtime};
+use super::opened::Opened;
+use super::options;
+use super::row::{self, Missing, Row};
+use crate::index::published::with_loading;
+use crate::index::{Index, Ino, MAX_SHARDS, ShardPlan};
+use crate::locate::SourceSpec;
+
+/// An indexed archive or image.
+#[pyclass(frozen, module = "tarfs._native")]
+pub(super) struct Archive {
+    opened: ThisProcess<Arc<Opened>>,
+}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "arguments of Python are converted, and belong to the method"
+)]
+#[pymethods]
+impl Archive {
+    /// Opens `url`, and indexes it if no index is saved or published.
+    #[new]
+    fn new(py: Python<'_>, url: OsString, options: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let spec = SourceSpec::from(url);
+        if spec.is_stdin() {
+            return Err(exception(
+                py,
+                INVALID,
+                "standard input can only be materialized",
+            ));
+        }
+        let origin = spec.origin().to_string_lossy().into_owned();
+        let context = options::context(origin, options, runtime(py)?)?;
+        let (location, stats) = (spec.redacted(), Arc::clone(&context.source.stats));
+        let volume = py.detach(|| context.open(&spec.into()));
+        let volume = volume.map_err(|error| of_error(py, "", &error))?;
+        let index = volume.complete_index();
+        let index = index.ok_or_else(|| exception(py, ERROR, "the archive is not indexed"))?;
+        let opened = Opened {
+            volume,
+            index,
+            location,
+            stats,
+            is_prefetching: AtomicBool::new(false),
+        };
+        Ok(Self {
+            opened: ThisProcess::new(Arc::new(opened)),
+        })
+    }
+
+    /// Returns the entry at `path`.
+    fn stat(&self, py: Python<'_>, path: OsString, follow: bool) -> PyResult<Row> {
+        self.with_index(py, &path, follow, |index, ino| {
+            index
+                .entry(ino)
+                .map(|entry| Row::of_entry(path.as_bytes(), &entry))
+        })?
+        .ok_or_else(|| exception(py, NOT_FOUND, &not_there(&path)))
+    }
+
+    /// Returns the entries in the directory at `path`, or with `deep` also those below.
+    fn entries(&self, py: Python<'_>, path: OsString, deep: bool) -> PyResult<Vec<Row>> {
+        self.with_index(py, &path, true, |index, ino| {
+            row::list(index, ino, path.as_bytes(), deep)
+        })
+    }
+
+    /// Returns `len` bytes of the file `ino` from `start` on, fewer only at its end.
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        ino: u32,
+        start: u64,
+        len: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let opened = self.opened.get(py)?;
+        let size = py.detach(|| opened.size(Ino(ino)));
+        let size = size.map_err(|error| of_error(py, "", &error))?;
+        let len = usize::try_from(len.min(size.saturating_sub(start)))?;
+        PyBytes::new_with(py, len, |buffer| {
+            let read = py.detach(|| opened.fill(Ino(ino), start, buffer));
+            read.map_err(|error| of_error(py, "", &error))
+        })
+    }
+
+    /// Cuts the archive into `count` shards: number, and entries, bytes, packed start and end of each.
+    fn plan(&self, py: Python<'_>, count: u32) -> PyResult<Vec<(u32, [u64; 4])>> {
+        let plan = self.shards(py, count)?;
+        let shards = plan.shards().iter().map(|shard| {
+            let packed = (shard.packed_start, shard.packed_end);
+            (
+                shard.number,
+                [shard.entries, shard.bytes, packed.0, packed.1],
+            )
+        });
+        Ok(shards.collect())
+    }
+
+    /// Returns the entries of shard `number` of `count`, in archive order.
+    fn shard(&self, py: Python<'_>, number: u32, count: u32) -> PyResult<Vec<Row>> {
+        let opened = self.opened.get(py)?;
+        let plan = self.shards(py, count)?;
+        let index = &opened.index;
+        let rows = py.detach(|| {
+            let entries = plan.entries(number).iter();
+            let entries = entries.filter_map(|ino| Some((index.path(*ino)?, index.entry(*ino)?)));
+            let rows = entries.map(|(path, entry)| Row::of_entry(path.as_bytes(), &entry));
+            rows.collect()
+        });
+        Ok(rows)
+    }
+
+    /// Reads the entries of shard `number` of `count` in archive order, or those of `only` among them.
+    fn members(
+        &self,
+        py: Python<'_>,
+        number: u32,
+        count: u32,
+        only: Option<Vec<u32>>,
+    ) -> PyResult<Members> {
+        let opened = self.opened.get(py)?;
+        let plan = self.shards(py, count)?;
+        let only = only.map(HashSet::<u32>::from_iter);
+        let is_wanted = |ino: &&Ino| only.as_ref().is_none_or(|only| only.contains(&ino.0));
+        let entries = plan.entries(number).iter().filter(is_wanted);
+        Members::of_entries(Arc::clone(opened), entries.copied().collect())
+    }
+
+    /// Returns the numbers of the shards, of `count`, in which the entries `inos` are; 0 for those without one.
+    fn shards_of(&self, py: Python<'_>, inos: Vec<u32>, count: u32) -> PyResult<Vec<u32>> {
+        let plan = self.shards(py, count)?;
+        let shards = inos.into_iter().map(|ino| plan.shard_of(Ino(ino)));
+        Ok(shards.map(Option::unwrap_or_default).collect())
+    }
+
+    /// Writes shard `number` of `count` below `directory`, or finishes the tree of all shards if `number` is 0.
+    /// Returns the numbers of entries and bytes.
+    fn materialize(
+        &self,
+        py: Python<'_>,
+        directory: OsString,
+        number: u32,
+        count: u32,
+    ) -> PyResult<(u64, u64)> {
+        let opened = self.opened.get(py)?;
+        let plan = self.shards(py, count)?;
+        let summary = py.detach(|| opened.materialize(Path::new(&directory), &plan, number));
+        let summary = summary.map_err(|error| of_error(py, "", &*error))?;
+        match summary.problems.first() {
+            None => Ok((summary.entries, summary.bytes)),
+            Some(problem) => Err(of_error(py, "", problem)),
+        }
+    }
+
+    /// Returns the URL without secrets.
+    fn location(&self, py: Python<'_>) -> PyResult<&str> {
+        Ok(&self.opened.get(py)?.location)
+    }
+
+    /// Returns the counters of the work done so far.
+    fn counters(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, u64)>> {
+        Ok(self.opened.get(py)?.stats.snapshot())
+    }
+
+    /// Returns the number of members that are damaged or not in the tree.
+    fn problems(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.opened.get(py)?.index.problem_count())
+    }
+}
+
+impl Archive {
+    /// Runs `access` with the entry at `path`.
+    fn with_index<T: Send>(
+        &self,
+        py: Python<'_>,
+        path: &OsString,
+        follow: bool,
+        access: impl FnOnce(&Index, Ino) -> T + Send,
+    ) -> PyResult<T> {
+        let index = &self.opened.get(py)?.index;
+        let result = py.detach(|| {
+            with_loading(|| {
+                let ino = row::find(index, path.as_bytes(), follow)?;
+                Ok(access(index, ino))
+            })
+        });
+        match result {
+            Ok(Ok(result)) => Ok(result),
+            Ok(Err(Missing::Name)) => Err(exception(py, NOT_FOUND, &not_there(path))),
+            Ok(Err(Missing::Path(error))) => {
+                let text = format!("{}: {error}", path.display());
+                Err(exception(py, NOT_FOUND, &text))
+            }
+            Err(error) => Err(of_error(py, "", &error)),
+        }
+    }
+
+    fn shards(&self, py: Python<'_>, count: u32) -> PyResult<ShardPlan> {
+        let opened = self.opened.get(py)?;
+        if opened.volume.as_archive().is_none() {
+            let text = "SOURCE has layers, and only a single archive has shards";
+            return Err(exception(py, INVALID, text));
+        }
+        if !(1..=MAX_SHARDS).contains(&count) {
+            let text = format!("{count} shards: there can be 1 to {MAX_SHARDS}");
+            return Err(exception(py, INVALID, &text));
+        }
+        let plan = py.detach(|| {
+            opened.index.load_tree_rows()?;
+            Ok(ShardPlan::new(&opened.index, count))
+        });
+        plan.map_err(|error: crate::index::published::MissingRow| {
+            of_error(py, "cannot list the tree", &error)
+        })
+    }
+}
+
+fn not_there(path: &OsString) -> String {
+    format!("{}: not in the archive", path.display())
+}

@@ -1,0 +1,113 @@
+//! Errors of the library as exceptions of `tarfs._errors`, by what a caller can do about them.
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::io;
+use std::iter::successors;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+
+use crate::archive::{self, ReadError};
+use crate::base::error_chain::error_chain;
+use crate::locate::{self, unwrap_transparent};
+use crate::materialize;
+use crate::source::{self, Cause};
+
+/// Name of a class in `tarfs._errors`.
+type Class = &'static str;
+
+pub(super) const ERROR: Class = "Error";
+pub(super) const NOT_FOUND: Class = "NotFound";
+pub(super) const INVALID: Class = "InvalidArgument";
+pub(super) const DAMAGED: Class = "Damaged";
+const ACCESS_DENIED: Class = "AccessDenied";
+const UNREACHABLE: Class = "Unreachable";
+const TIMED_OUT: Class = "TimedOut";
+const CHANGED: Class = "Changed";
+
+/// An exception of `class` with `text`.
+pub(super) fn exception(py: Python<'_>, class: Class, text: &str) -> PyErr {
+    let errors = py.import("tarfs._errors");
+    let made = errors.and_then(|errors| errors.getattr(class)?.call1((text,)));
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// The exception for `error`, with the text that the command line prints.
+pub(super) fn of_error(py: Python<'_>, context: &str, error: &(dyn Error + 'static)) -> PyErr {
+    let chain = || successors(Some(error), |&error| error.source()).map(unwrap_transparent);
+    let mut text = error_chain(error);
+    if !context.is_empty() {
+        text = format!("{context}: {text}");
+    }
+    if let Some(hint) = chain().find_map(hint) {
+        text = format!("{text} ({hint})");
+    }
+    let class = chain().find_map(class_of).unwrap_or(ERROR);
+    exception(py, class, &text)
+}
+
+fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
+    let written = || error.downcast_ref::<materialize::Error>()?.hint();
+    locate::hint(error).or_else(|| written().map(Cow::from))
+}
+
+fn class_of(error: &(dyn Error + 'static)) -> Option<Class> {
+    if let Some(error) = error.downcast_ref::<source::Error>() {
+        return Some(class_of_cause(&error.cause));
+    }
+    let boxed = error.downcast_ref::<Box<archive::Error>>().map(|it| &**it);
+    let shared = error.downcast_ref::<Arc<archive::Error>>().map(|it| &**it);
+    if let Some(error) = boxed.or(shared).or(error.downcast_ref()) {
+        return Some(class_of_archive(error));
+    }
+    if let Some(error) = error.downcast_ref::<io::Error>() {
+        return Some(class_of_io(error));
+    }
+    match error.downcast_ref::<ReadError>()? {
+        ReadError::Changed(_) => Some(CHANGED),
+        ReadError::NotFound(_) => Some(NOT_FOUND),
+        ReadError::Unreachable(_) => Some(UNREACHABLE),
+        ReadError::TimedOut(_) => Some(TIMED_OUT),
+        ReadError::AccessDenied(_) => Some(ACCESS_DENIED),
+        ReadError::Damaged { .. }
+        | ReadError::Unscanned
+        | ReadError::Index
+        | ReadError::IndexUnavailable
+        | ReadError::IndexMismatch => Some(DAMAGED),
+        ReadError::NotAFile => None,
+    }
+}
+
+fn class_of_archive(error: &archive::Error) -> Class {
+    match error {
+        archive::Error::Source(error) => class_of_cause(&error.cause),
+        archive::Error::TooManyEntries { .. }
+        | archive::Error::TooMuchMemory(_)
+        | archive::Error::Interrupted => ERROR,
+        _ => DAMAGED,
+    }
+}
+
+fn class_of_cause(cause: &Cause) -> Class {
+    match cause {
+        Cause::NotFound | Cause::MissingScheme { .. } => NOT_FOUND,
+        Cause::Unauthorized(_) | Cause::Denied(_) | Cause::Credentials(_) => ACCESS_DENIED,
+        Cause::Changed => CHANGED,
+        Cause::Truncated | Cause::Damaged(_) => DAMAGED,
+        Cause::Offline | Cause::Unreachable { .. } | Cause::Http(_) => UNREACHABLE,
+        Cause::Busy(_) => TIMED_OUT,
+        Cause::UnknownScheme(_) | Cause::Malformed(_) | Cause::Unsupported(_) => INVALID,
+        Cause::Io(error) => class_of_io(error),
+        _ => ERROR,
+    }
+}
+
+fn class_of_io(error: &io::Error) -> Class {
+    match error.kind() {
+        io::ErrorKind::NotFound => NOT_FOUND,
+        io::ErrorKind::PermissionDenied => ACCESS_DENIED,
+        io::ErrorKind::TimedOut => TIMED_OUT,
+        _ => ERROR,
+    }
+}

@@ -1,0 +1,86 @@
+//! The state behind an opened archive, without Python.
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::archive::{PrefetchOptions, ReadError, Volume};
+use crate::base::stats::Stats;
+use crate::index::published::with_loading;
+use crate::index::{EntryKind, Index, Ino, ShardPlan};
+use crate::materialize::{Materializer, Options, ShardError, Summary, read_shard};
+
+/// Length of one read of the archive.
+const READ_BYTES: usize = 8 << 20;
+
+/// An archive and its index.
+pub(super) struct Opened {
+    pub(super) volume: Arc<dyn Volume>,
+    pub(super) index: Arc<Index>,
+    pub(super) location: String,
+    pub(super) stats: Arc<Stats>,
+    pub(super) is_prefetching: AtomicBool,
+}
+
+impl Opened {
+    /// Writes shard `number` of `plan` below `directory`, or finishes the tree of all shards if it is 0.
+    pub(super) fn materialize(
+        &self,
+        directory: &Path,
+        plan: &ShardPlan,
+        number: u32,
+    ) -> Result<Summary, Box<dyn Error + Send + Sync>> {
+        let options = Options::for_this_user();
+        let mut writer = Materializer::new(directory, options, Arc::clone(&self.stats))?;
+        if number == 0 {
+            return Ok(writer.finish_shards(&self.index)?);
+        }
+        let archive = self.volume.as_archive().ok_or(ReadError::NotAFile)?;
+        let read = read_shard(archive, &self.index, plan, number, &mut writer);
+        // An error of the destination stops the reading, too.
+        let summary = writer.finish_shard()?;
+        match read {
+            Err(ShardError::Read(_, error)) => Err(error.into()),
+            Err(ShardError::Sink(error)) => Err(error.into()),
+            Ok(_) => Ok(summary),
+        }
+    }
+
+    /// Size of the regular file `ino`.
+    pub(super) fn size(&self, ino: Ino) -> Result<u64, ReadError> {
+        let entry = with_loading(|| {
+            let entry = self.index.entry(ino)?;
+            (entry.kind() == EntryKind::File).then(|| entry.size())
+        });
+        entry
+            .map_err(|_| ReadError::IndexUnavailable)?
+            .ok_or(ReadError::NotAFile)
+    }
+
+    /// Fills `buffer` with the bytes of file `ino` from `offset` on.
+    pub(super) fn fill(
+        &self,
+        ino: Ino,
+        mut offset: u64,
+        mut buffer: &mut [u8],
+    ) -> Result<(), ReadError> {
+        if !self.is_prefetching.swap(true, Ordering::Relaxed) {
+            // Reads work without it.
+            drop(self.volume.start_prefetch(PrefetchOptions::default()));
+        }
+        while !buffer.is_empty() {
+            let len = u32::try_from(buffer.len().min(READ_BYTES)).unwrap_or(u32::MAX);
+            self.volume.note_read(ino, offset, len);
+            let bytes = self.volume.read_blocking(ino, offset, len)?;
+            let parts = buffer.split_at_mut_checked(bytes.len());
+            let (now, later) = parts
+                .filter(|_| !bytes.is_empty())
+                .ok_or(ReadError::Index)?;
+            now.copy_from_slice(&bytes);
+            offset = offset.saturating_add(bytes.len() as u64);
+            buffer = later;
+        }
+        Ok(())
+    }
+}
