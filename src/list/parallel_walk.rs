@@ -255,8 +255,7 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
     }
 
     /// Visits names of `level`, which is open as `directory`. Adds to `descend` the numbers of the directories in
-    /// `batch` to walk next, with
-    /// their states. A break ends the walk.
+    /// `batch` to walk next, with their states. A break ends the walk.
     fn visit(
         &self,
         level: &Arc<Level<T, Self::State>>,

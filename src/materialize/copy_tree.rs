@@ -334,19 +334,18 @@ impl Visitor<DirectoryTree> for Copier {
     fn visit(
         &self,
         level: &Arc<Level<DirectoryTree, Target>>,
+        directory: &OwnedFd,
         batch: &Batch,
         descend: &mut Vec<(usize, Target)>,
     ) -> ControlFlow<()> {
-        let above = level.path();
-        let place = level.place(&above);
-        let above = ArchivePath::sanitize(&above).path;
+        let above = ArchivePath::sanitize(&level.path()).path;
         for (number, name) in batch.iter().enumerate() {
             if self.context.problems.fatal().is_some() {
                 return ControlFlow::Break(());
             }
             let mut path = above.clone();
             path.push(name.name);
-            match self.copy(place.directory, name, path.clone(), &level.state) {
+            match self.copy(directory, name, path.clone(), &level.state) {
                 Ok(target) => descend.extend(target.map(|target| (number, target))),
                 Err(error) => self.report(path.as_bytes(), error),
             }
@@ -354,16 +353,18 @@ impl Visitor<DirectoryTree> for Copier {
         ControlFlow::Continue(())
     }
 
-    fn leave(&self, level: &Level<DirectoryTree, Target>) -> ControlFlow<()> {
+    fn leave(&self, level: &Arc<Level<DirectoryTree, Target>>) -> ControlFlow<()> {
         self.set_attributes(&level.state)
     }
 
     fn skip(
         &self,
-        _: &Level<DirectoryTree, Target>,
-        _: Name<'_>,
+        level: &Arc<Level<DirectoryTree, Target>>,
+        name: Name<'_>,
         target: &Target,
+        error: io::Error,
     ) -> ControlFlow<()> {
+        self.report(&level.path_of(name.name), error);
         self.set_attributes(target)
     }
 

@@ -206,7 +206,11 @@ fn missing_paths_have_the_exit_codes_of_the_namesakes() {
 /// Runs `line` in `place` with at most 64 open files.
 fn run_limited(place: &Place, line: &str) -> Output {
     let line = format!("ulimit -n 64; {line}");
-    place.command("sh").args(["-c", &line]).output().expect("a shell")
+    place
+        .command("sh")
+        .args(["-c", &line])
+        .output()
+        .expect("a shell")
 }
 
 #[test]
@@ -227,7 +231,11 @@ fn tree_deeper_than_the_limit_of_open_files_is_walked() {
         let ours = run_limited(&place, &format!("exec {PROGRAM} {words}"));
         assert_eq!(String::from_utf8_lossy(&ours.stderr), "", "{words}");
         let (ours, theirs) = (sorted(&ours.stdout, b'\n'), sorted(&theirs.stdout, b'\n'));
-        assert!(ours == theirs && ours.len() > 1000, "{words}: {}", ours.len());
+        assert!(
+            ours == theirs && ours.len() > 1000,
+            "{words}: {}",
+            ours.len()
+        );
     }
     for words in ["chmod -R go= deep", "rm -r deep"] {
         let ours = run_limited(&place, &format!("exec {PROGRAM} {words}"));

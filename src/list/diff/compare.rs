@@ -312,6 +312,7 @@ where
     fn visit(
         &self,
         level: &Arc<Level<A, Pair<B>>>,
+        directory: &A::Directory,
         batch: &Batch,
         descend: &mut Vec<(usize, Pair<B>)>,
     ) -> ControlFlow<()> {
@@ -321,7 +322,6 @@ where
             Counterpart::Unreadable => return ControlFlow::Continue(()),
         };
         let path = level.path();
-        let directory = level.place(&path).directory;
         for (number, name) in batch.iter().enumerate() {
             let mut full = path.clone();
             push_component(&mut full, name.name);
@@ -343,7 +343,7 @@ where
         ControlFlow::Continue(())
     }
 
-    fn leave(&self, level: &Level<A, Pair<B>>) -> ControlFlow<()> {
+    fn leave(&self, level: &Arc<Level<A, Pair<B>>>) -> ControlFlow<()> {
         if let Counterpart::Open(names) = self.counterpart(level) {
             let path = level.path();
             for name in names.others() {
