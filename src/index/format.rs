@@ -544,9 +544,9 @@ impl<R: Read> HashingStream<R> {
         thread::scope(|scope| {
             let (sender, pieces) = mpsc::channel::<&[u8]>();
             scoped_thread(scope, "tarfs-hash", move || {
-                pieces.into_iter().for_each(|piece| {
+                for piece in pieces {
                     hasher.update(piece);
-                });
+                }
             })?;
             for piece in bytes.chunks_mut(HASHED_PIECE_BYTES) {
                 inner.read_exact(piece)?;
