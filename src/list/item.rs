@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
-use std::io;
+use std::io::{self, Read};
 
 use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree, push_component};
 
@@ -83,6 +83,34 @@ impl<'a, T: Tree> Item<'a, T> {
     pub fn with_metadata(self, known: Option<Metadata>) -> Self {
         let metadata = known.map_or_else(OnceCell::new, OnceCell::from);
         Self { metadata, ..self }
+    }
+
+    /// The same file, at this path.
+    #[must_use]
+    pub fn called(self, path: &[u8]) -> Self {
+        Self {
+            above: Some(b""),
+            path: OnceCell::from(path.to_owned()),
+            ..self
+        }
+    }
+
+    /// Replaces its attributes.
+    pub fn set_metadata(&mut self, metadata: Metadata) {
+        self.metadata = OnceCell::from(metadata);
+    }
+
+    /// Opens a regular file for reading.
+    ///
+    /// # Errors
+    /// As [`Tree::content`].
+    pub fn content(&self) -> io::Result<Box<dyn Read + '_>> {
+        self.tree.content(self.directory, self.name)
+    }
+
+    /// Whether only paths of other files imply the directory.
+    pub fn is_implied(&self) -> bool {
+        self.tree.is_implied(self.name)
     }
 
     /// Opens it, if it is a directory.

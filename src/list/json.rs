@@ -93,7 +93,7 @@ pub(super) fn type_name(kind: FileKind) -> &'static str {
 }
 
 /// A number without loss: negative times have their fraction below the whole seconds, too.
-pub(super) fn write_time(output: &mut Vec<u8>, time: Timestamp) -> io::Result<()> {
+fn write_time(output: &mut Vec<u8>, time: Timestamp) -> io::Result<()> {
     let nanoseconds = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
     if time.nanoseconds == 0 {
         return write!(output, "{}", time.seconds);

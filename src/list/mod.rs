@@ -21,7 +21,7 @@ mod parallel_walk;
 mod tree;
 mod walk;
 
-pub use diff::{Comparison, DiffPrinter, Difference, Differences, Pair, Property, Side};
+pub use diff::{Comparison, DiffPrinter, Difference, Differences, Pair, Property};
 pub use directory_tree::{DirectoryTree, metadata_of};
 pub use du::{DiskUsage, DuOptions, Measure, Sum};
 pub use escape::escape;

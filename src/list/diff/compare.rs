@@ -3,14 +3,14 @@
 //! A directory of the second tree is opened and its names are read when the walk first visits the directory of the
 //! first tree. So memory holds the names of the directories that are open.
 
-use std::fmt;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::super::item::{Item, Place};
 use super::super::parallel_walk::{Jobs, Level, Start, Visitor, walk_parallel};
-use super::super::tree::{Batch, FileKind, Metadata, Name, Tree, push_component};
+use super::super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
 
 /// Bytes of a file that are compared at once.
 const PIECE_BYTES: u64 = 128 << 10;
@@ -19,10 +19,10 @@ const PIECE_BYTES: u64 = 128 << 10;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Property {
     /// The type. The other properties are not compared then.
-    Kind,
+    Type,
     /// The size of a regular file.
     Size,
-    /// The content of a regular file, if contents are compared.
+    /// The content of a regular file, if contents are compared and the sizes are equal.
     Content,
     /// The target of a symbolic link.
     Target,
@@ -37,43 +37,30 @@ pub enum Property {
     /// Time of last modification.
     Mtime,
     /// Number of names, except that of directories.
-    Links,
-}
-
-/// A file of one tree.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Side {
-    /// Its attributes.
-    pub metadata: Metadata,
-    /// The target of a symbolic link.
-    pub target: Vec<u8>,
+    Nlink,
 }
 
 /// A result of the comparison.
-#[derive(Clone, Copy, Debug)]
-pub enum Difference<'a> {
+#[expect(missing_debug_implementations, reason = "trees have no form for it")]
+pub enum Difference<'a, A: Tree, B: Tree> {
     /// Only the first tree has the file.
-    OnlyFirst(&'a Side),
-    /// Only the second tree has a file of this type.
-    OnlySecond(FileKind),
-    /// Both have the file. Nothing differs in some of these, which have several names in one of the trees.
-    Both {
-        /// What differs.
-        properties: &'a [Property],
-        /// The file of the first tree.
-        first: &'a Side,
-        /// The file of the second tree.
-        second: &'a Side,
-    },
+    OnlyFirst(&'a Item<'a, A>),
+    /// Only the second tree has the file.
+    OnlySecond(&'a Item<'a, B>),
+    /// These properties differ. Of files with several names in one of the trees also if none does.
+    Both(&'a [Property], &'a Item<'a, A>, &'a Item<'a, B>),
 }
 
 /// Receives the results of a comparison, in several threads.
-pub trait Differences<A: Tree>: Send + Sync + 'static {
+pub trait Differences<A: Tree, B: Tree>: Send + Sync + 'static {
     /// Changes attributes before they are compared, to those that are meant to be equal.
     fn prepare(&self, tree: &A, first: &mut Metadata, second: &mut Metadata);
 
-    /// Receives the result for the file at `path`. A break ends the comparison.
-    fn receive(&self, path: &[u8], difference: Difference<'_>) -> ControlFlow<()>;
+    /// Receives the result for a file. A break ends the comparison.
+    ///
+    /// # Errors
+    /// Attributes of the file cannot be read.
+    fn receive(&self, difference: Difference<'_, A, B>) -> io::Result<ControlFlow<()>>;
 
     /// Whether it wants the files below a directory that is none in the second tree.
     fn wants_all(&self) -> bool;
@@ -83,6 +70,7 @@ pub trait Differences<A: Tree>: Send + Sync + 'static {
 }
 
 /// Two trees that are compared.
+#[expect(missing_debug_implementations, reason = "trees have no form for it")]
 pub struct Comparison<A, B, D> {
     /// The first tree.
     pub first: Arc<A>,
@@ -95,6 +83,7 @@ pub struct Comparison<A, B, D> {
 }
 
 /// A directory of the first tree, and what the second one has in its place.
+#[expect(missing_debug_implementations, reason = "trees have no form for it")]
 pub struct Pair<B: Tree> {
     /// The number of the directory in the second tree, if it has one there.
     inode: Option<u64>,
@@ -146,6 +135,23 @@ impl<B: Tree> Names<B> {
         self.batch.get(*self.order.get(found)?)
     }
 
+    /// The file `name` in the directory at `path`.
+    fn item<'a, A: Tree>(
+        &'a self,
+        tree: &'a B,
+        level: &'a Level<A, Pair<B>>,
+        (path, name): (&'a [u8], Name<'a>),
+    ) -> Item<'a, B> {
+        let place = Place {
+            directory: &self.directory,
+            inode: level.inode(),
+            path,
+            start: level.start(),
+            depth: level.depth(),
+        };
+        Item::in_directory(tree, &place, name)
+    }
+
     fn others(&self) -> impl Iterator<Item = Name<'_>> {
         let names = self.order.iter().zip(&self.is_common);
         let others = names.filter(|(_, is_common)| !is_common.load(Ordering::Relaxed));
@@ -157,7 +163,7 @@ impl<A, B, D> Comparison<A, B, D>
 where
     A: Tree + Send + 'static,
     B: Tree + Send + 'static,
-    D: Differences<A>,
+    D: Differences<A, B>,
 {
     /// Compares the directory `first` in `bases.0` with `second` in `bases.1`, and what is below them. Paths begin
     /// with `path`.
@@ -181,10 +187,11 @@ where
                 place: OnceLock::from(Counterpart::Open(names)),
             },
         };
-        if self
-            .compare(path, (bases.0, first), (bases.1, second))
-            .is_break()
-        {
+        let flow = self.compare(
+            Item::at_start(&*self.first, bases.0, first).called(path),
+            Item::at_start(&*self.second, bases.1, second).called(path),
+        );
+        if flow.is_break() {
             return Ok(());
         }
         let tree = Arc::clone(&self.first);
@@ -214,85 +221,82 @@ where
     }
 
     /// Compares two files of the same path.
-    fn compare(
-        &self,
-        path: &[u8],
-        first: (&A::Directory, Name<'_>),
-        second: (&B::Directory, Name<'_>),
-    ) -> ControlFlow<()> {
-        let sides = side(&*self.first, first.0, first.1)
-            .and_then(|ours| Ok((ours, side(&*self.second, second.0, second.1)?)));
-        let (mut ours, mut theirs) = match sides {
-            Ok(sides) => sides,
-            Err(error) => {
-                self.differences.report(path, error);
-                return ControlFlow::Continue(());
-            }
-        };
-        let is_implied = self.first.is_implied(first.1) || self.second.is_implied(second.1);
-        let (one, other) = (&mut ours.metadata, &mut theirs.metadata);
-        self.differences.prepare(&*self.first, one, other);
-        let mut properties = properties(&ours, &theirs, is_implied);
-        let is_comparable = ours.metadata.kind == FileKind::File
-            && !properties.contains(&Property::Kind)
-            && !properties.contains(&Property::Size);
-        if self.contents && is_comparable {
-            match self.has_equal_contents(first, second) {
-                Ok(true) => {}
-                Ok(false) => properties.insert(0, Property::Content),
-                Err(error) => {
-                    self.differences.report(path, error);
-                    return ControlFlow::Continue(());
-                }
-            }
-        }
-        let has_names =
-            |side: &Side| side.metadata.kind != FileKind::Directory && side.metadata.links > 1;
-        if properties.is_empty() && !has_names(&ours) && !has_names(&theirs) {
-            return ControlFlow::Continue(());
-        }
-        let difference = Difference::Both {
-            properties: &properties,
-            first: &ours,
-            second: &theirs,
-        };
-        self.differences.receive(path, difference)
+    fn compare(&self, mut first: Item<'_, A>, mut second: Item<'_, B>) -> ControlFlow<()> {
+        let compared = self.try_compare(&mut first, &mut second);
+        self.or_report(first.path(), compared)
     }
 
-    fn has_equal_contents(
+    fn try_compare(
         &self,
-        first: (&A::Directory, Name<'_>),
-        second: (&B::Directory, Name<'_>),
-    ) -> io::Result<bool> {
-        let mut first = self.first.content(first.0, first.1)?;
-        let mut second = self.second.content(second.0, second.1)?;
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        loop {
-            ours.clear();
-            theirs.clear();
-            first.by_ref().take(PIECE_BYTES).read_to_end(&mut ours)?;
-            second.by_ref().take(PIECE_BYTES).read_to_end(&mut theirs)?;
-            if ours != theirs {
-                return Ok(false);
-            }
-            if ours.is_empty() {
-                return Ok(true);
-            }
+        first: &mut Item<'_, A>,
+        second: &mut Item<'_, B>,
+    ) -> io::Result<ControlFlow<()>> {
+        let (mut one, mut other) = (first.metadata()?, second.metadata()?);
+        self.differences.prepare(&*self.first, &mut one, &mut other);
+        first.set_metadata(one);
+        second.set_metadata(other);
+        let properties = self.properties(first, second)?;
+        let has_names = |it: &Metadata| it.kind != FileKind::Directory && it.links > 1;
+        if properties.is_empty() && !has_names(&one) && !has_names(&other) {
+            return Ok(ControlFlow::Continue(()));
         }
+        self.differences
+            .receive(Difference::Both(&properties, first, second))
     }
 
-    fn receive_missing(
-        &self,
-        path: &[u8],
-        directory: &A::Directory,
-        name: Name<'_>,
-    ) -> ControlFlow<()> {
-        match side(&*self.first, directory, name) {
-            Ok(side) => self.differences.receive(path, Difference::OnlyFirst(&side)),
-            Err(error) => {
-                self.differences.report(path, error);
-                ControlFlow::Continue(())
-            }
+    fn properties(&self, first: &Item<'_, A>, second: &Item<'_, B>) -> io::Result<Vec<Property>> {
+        let (one, other) = (first.metadata()?, second.metadata()?);
+        let kind = one.kind;
+        if kind != other.kind {
+            return Ok(vec![Property::Type]);
+        }
+        let is_file = kind == FileKind::File;
+        let same_size = !is_file || one.size == other.size;
+        let needs_content = self.contents && is_file && same_size;
+        let content = needs_content && !has_equal_contents(first, second)?;
+        let target = kind == FileKind::Symlink && first.target()? != second.target()?;
+        let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        let has_attributes = !first.is_implied() && !second.is_implied();
+        let mode = has_attributes && kind != FileKind::Symlink;
+        let found = [
+            (Property::Size, !same_size),
+            (Property::Content, content),
+            (Property::Target, target),
+            (Property::Device, device && one.device != other.device),
+            (Property::Mode, mode && one.mode != other.mode),
+            (Property::Uid, has_attributes && one.uid != other.uid),
+            (Property::Gid, has_attributes && one.gid != other.gid),
+            (Property::Mtime, has_attributes && one.mtime != other.mtime),
+            (
+                Property::Nlink,
+                kind != FileKind::Directory && one.links != other.links,
+            ),
+        ];
+        let found = found.into_iter().filter(|(_, differs)| *differs);
+        Ok(found.map(|(property, _)| property).collect())
+    }
+
+    fn or_report(&self, path: &[u8], received: io::Result<ControlFlow<()>>) -> ControlFlow<()> {
+        received.unwrap_or_else(|error| {
+            self.differences.report(path, error);
+            ControlFlow::Continue(())
+        })
+    }
+}
+
+fn has_equal_contents<A: Tree, B: Tree>(
+    first: &Item<'_, A>,
+    second: &Item<'_, B>,
+) -> io::Result<bool> {
+    let (mut first, mut second) = (first.content()?, second.content()?);
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    loop {
+        ours.clear();
+        theirs.clear();
+        first.by_ref().take(PIECE_BYTES).read_to_end(&mut ours)?;
+        second.by_ref().take(PIECE_BYTES).read_to_end(&mut theirs)?;
+        if ours != theirs || ours.is_empty() {
+            return Ok(ours == theirs);
         }
     }
 }
@@ -301,7 +305,7 @@ impl<A, B, D> Visitor<A> for Comparison<A, B, D>
 where
     A: Tree + Send + 'static,
     B: Tree + Send + 'static,
-    D: Differences<A>,
+    D: Differences<A, B>,
 {
     type State = Pair<B>;
 
@@ -322,35 +326,35 @@ where
             Counterpart::Unreadable => return ControlFlow::Continue(()),
         };
         let path = level.path();
-        for (number, name) in batch.iter().enumerate() {
-            let mut full = path.clone();
-            push_component(&mut full, name.name);
-            let found = names.and_then(|names| Some((&names.directory, names.find(name.name)?)));
-            match found {
-                Some(found) => self.compare(&full, (directory, name), found)?,
-                None => self.receive_missing(&full, directory, name)?,
-            }
-            let is_directory = |kind| kind == FileKind::Directory;
-            let below = found.filter(|(_, found)| is_directory(found.kind));
-            if is_directory(name.kind) && (below.is_some() || self.differences.wants_all()) {
+        let place = level.place(directory, &path);
+        for (number, item) in Item::of_batch(&*self.first, &place, batch).enumerate() {
+            let found = names.and_then(|names| Some((names, names.find(item.name())?)));
+            let is_directory = item.kind() == FileKind::Directory;
+            let below = found.filter(|(_, found)| found.kind == FileKind::Directory);
+            if is_directory && (below.is_some() || self.differences.wants_all()) {
                 let pair = Pair {
                     inode: below.map(|(_, found)| found.inode),
                     place: OnceLock::new(),
                 };
                 descend.push((number, pair));
             }
+            if let Some((names, found)) = found {
+                self.compare(item, names.item(&*self.second, level, (&path, found)))?;
+            } else {
+                let received = self.differences.receive(Difference::OnlyFirst(&item));
+                self.or_report(item.path(), received)?;
+            }
         }
         ControlFlow::Continue(())
     }
 
     fn leave(&self, level: &Arc<Level<A, Pair<B>>>) -> ControlFlow<()> {
+        let path = level.path();
         if let Counterpart::Open(names) = self.counterpart(level) {
-            let path = level.path();
             for name in names.others() {
-                let mut full = path.clone();
-                push_component(&mut full, name.name);
-                let difference = Difference::OnlySecond(name.kind);
-                self.differences.receive(&full, difference)?;
+                let item = names.item(&*self.second, level, (&path, name));
+                let received = self.differences.receive(Difference::OnlySecond(&item));
+                self.or_report(item.path(), received)?;
             }
         }
         ControlFlow::Continue(())
@@ -358,62 +362,5 @@ where
 
     fn report(&self, path: &[u8], error: io::Error) {
         self.differences.report(path, error);
-    }
-}
-
-fn side<T: Tree>(tree: &T, directory: &T::Directory, name: Name<'_>) -> io::Result<Side> {
-    let metadata = tree.metadata(directory, name)?;
-    let target = match metadata.kind {
-        FileKind::Symlink => tree.target(directory, name)?.into_owned(),
-        _ => Vec::new(),
-    };
-    Ok(Side { metadata, target })
-}
-
-/// What differs between two files, except for their contents.
-fn properties(first: &Side, second: &Side, is_implied: bool) -> Vec<Property> {
-    let (one, other) = (&first.metadata, &second.metadata);
-    if one.kind != other.kind {
-        return vec![Property::Kind];
-    }
-    let kind = one.kind;
-    let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
-    let has_mode = kind != FileKind::Symlink;
-    let found = [
-        (
-            Property::Size,
-            kind == FileKind::File && one.size != other.size,
-        ),
-        (Property::Target, first.target != second.target),
-        (Property::Device, is_device && one.device != other.device),
-        (
-            Property::Mode,
-            has_mode && !is_implied && one.mode != other.mode,
-        ),
-        (Property::Uid, !is_implied && one.uid != other.uid),
-        (Property::Gid, !is_implied && one.gid != other.gid),
-        (Property::Mtime, !is_implied && one.mtime != other.mtime),
-        (
-            Property::Links,
-            kind != FileKind::Directory && one.links != other.links,
-        ),
-    ];
-    let differs = found.into_iter().filter(|(_, differs)| *differs);
-    differs.map(|(property, _)| property).collect()
-}
-
-impl<A, B, D> fmt::Debug for Comparison<A, B, D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Comparison")
-            .field("contents", &self.contents)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<B: Tree> fmt::Debug for Pair<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pair")
-            .field("inode", &self.inode)
-            .finish_non_exhaustive()
     }
 }

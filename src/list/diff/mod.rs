@@ -3,5 +3,5 @@
 mod compare;
 mod printer;
 
-pub use compare::{Comparison, Difference, Differences, Pair, Property, Side};
+pub use compare::{Comparison, Difference, Differences, Pair, Property};
 pub use printer::DiffPrinter;

@@ -1,17 +1,17 @@
 //! The lines of `diff`: what differs between two trees.
 
 use std::collections::HashMap;
-use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::escape::escape;
-use super::super::json::{type_name, write_bytes, write_time};
+use super::super::item::Item;
+use super::super::json::{self, type_name};
 use super::super::output::SharedOutput;
-use super::super::tree::{FileKind, Metadata, Tree};
-use super::compare::{Difference, Differences, Property, Side};
+use super::super::tree::{Candidate, FileKind, Metadata, Tree};
+use super::compare::{Difference, Differences, Property};
 use crate::base::sync::Mutex;
 use crate::base::time::Civil;
 
@@ -24,6 +24,10 @@ type Id = (u64, u64);
 type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
 
 /// Prints what differs between two trees, as lines or as JSON objects.
+#[expect(
+    missing_debug_implementations,
+    reason = "functions have no form for it"
+)]
 pub struct DiffPrinter {
     is_json: bool,
     output: Arc<SharedOutput>,
@@ -72,11 +76,52 @@ impl DiffPrinter {
             .try_for_each(|line| self.output.write(&line.1))
     }
 
+    fn begin(&self, line: &mut Vec<u8>, path: &[u8], change: &str, heading: &str) {
+        if self.is_json {
+            line.extend_from_slice(b"{\"path\":");
+            json::write_bytes(line, b"path_bytes", shown(path));
+            line.extend_from_slice(format!(",\"change\":\"{change}\"").as_bytes());
+        } else {
+            line.extend_from_slice(format!("{heading}{}", escape(path)).as_bytes());
+        }
+    }
+
+    /// Appends what differs between the two sides, and both sides as JSON.
+    fn end<A: Tree, B: Tree>(
+        &self,
+        line: &mut Vec<u8>,
+        properties: &[Property],
+        first: Option<&Item<'_, A>>,
+        second: Option<&Item<'_, B>>,
+    ) -> io::Result<()> {
+        let name = |property: &Property| format!("{property:?}").to_lowercase();
+        if self.is_json {
+            let names: Vec<_> = properties.iter().map(name).collect();
+            write!(line, ",\"properties\":{names:?}")?;
+            write_side(line, "a", first)?;
+            write_side(line, "b", second)?;
+            line.extend_from_slice(b"}");
+        } else if let (Some(first), Some(second)) = (first, second) {
+            for (number, property) in properties.iter().enumerate() {
+                let (comma, name) = (if number > 0 { "," } else { ":" }, name(property));
+                let (one, other) = (value(*property, first)?, value(*property, second)?);
+                match property {
+                    Property::Content => write!(line, "{comma} {name}")?,
+                    _ if one == other => write!(line, "{comma} names of the file")?,
+                    _ => write!(line, "{comma} {name} {one} -> {other}")?,
+                }
+            }
+        }
+        line.push(b'\n');
+        Ok(())
+    }
+
     /// Whether two files have as many names, but not the same ones.
     fn has_other_names(&self, first: &Metadata, second: &Metadata) -> bool {
         let id = |metadata: &Metadata| (metadata.file_system, metadata.inode);
         let (one, other) = (id(first), id(second));
-        if first.kind == FileKind::Directory || first.links < 2 || first.links != second.links {
+        let has_as_many = first.links == second.links && first.kind == second.kind;
+        if first.kind == FileKind::Directory || first.links < 2 || !has_as_many {
             return false;
         }
         let mut pairs = self.pairs.lock();
@@ -85,7 +130,7 @@ impl DiffPrinter {
     }
 }
 
-impl<A: Tree> Differences<A> for DiffPrinter {
+impl<A: Tree, B: Tree> Differences<A, B> for DiffPrinter {
     /// A time without a fraction equals any time in its second, because many archives have whole seconds.
     fn prepare(&self, _: &A, first: &mut Metadata, second: &mut Metadata) {
         let (one, other) = (&mut first.mtime, &mut second.mtime);
@@ -94,37 +139,41 @@ impl<A: Tree> Differences<A> for DiffPrinter {
         }
     }
 
-    fn receive(&self, path: &[u8], difference: Difference<'_>) -> ControlFlow<()> {
-        let mut found = Vec::new();
-        if let Difference::Both {
-            properties,
-            first,
-            second,
-        } = difference
-        {
-            found.extend_from_slice(properties);
-            if !properties.contains(&Property::Kind)
-                && self.has_other_names(&first.metadata, &second.metadata)
-            {
-                found.push(Property::Links);
+    fn receive(&self, difference: Difference<'_, A, B>) -> io::Result<ControlFlow<()>> {
+        let mut line = Vec::new();
+        let path = match difference {
+            Difference::OnlyFirst(item) => {
+                self.begin(&mut line, item.path(), "only_a", "Only in A: ");
+                self.end(&mut line, &[], Some(item), None::<&Item<'_, B>>)?;
+                item.path()
             }
-            if found.is_empty() {
-                return ControlFlow::Continue(());
+            Difference::OnlySecond(item) => {
+                self.begin(&mut line, item.path(), "only_b", "Only in B: ");
+                self.end(&mut line, &[], None::<&Item<'_, A>>, Some(item))?;
+                item.path()
             }
-        }
-        self.has_found.store(true, Ordering::Relaxed);
-        let line = if self.is_json {
-            object(path, &difference, &found)
-        } else {
-            text(path, &difference, &found)
+            Difference::Both(properties, first, second) => {
+                let mut properties = properties.to_vec();
+                if self.has_other_names(&first.metadata()?, &second.metadata()?) {
+                    properties.push(Property::Nlink);
+                }
+                if properties.is_empty() {
+                    return Ok(ControlFlow::Continue(()));
+                }
+                self.begin(&mut line, first.path(), "differs", "");
+                self.end(&mut line, &properties, Some(first), Some(second))?;
+                first.path()
+            }
         };
+        self.has_found.store(true, Ordering::Relaxed);
         let mut lines = self.lines.lock();
         lines.bytes += path.len() + line.len();
         lines.waiting.push((path.to_owned(), line));
-        if lines.bytes > MAX_WAITING_BYTES {
-            return self.print(&mut lines);
-        }
-        ControlFlow::Continue(())
+        Ok(if lines.bytes > MAX_WAITING_BYTES {
+            self.print(&mut lines)
+        } else {
+            ControlFlow::Continue(())
+        })
     }
 
     fn wants_all(&self) -> bool {
@@ -136,145 +185,43 @@ impl<A: Tree> Differences<A> for DiffPrinter {
     }
 }
 
-fn text(path: &[u8], difference: &Difference<'_>, properties: &[Property]) -> Vec<u8> {
-    let path = escape(path);
-    let text = match difference {
-        Difference::OnlyFirst(_) => format!("Only in A: {path}\n"),
-        Difference::OnlySecond(_) => format!("Only in B: {path}\n"),
-        Difference::Both { first, second, .. } => {
-            let mut text = format!("{path}: ");
-            for (number, &property) in properties.iter().enumerate() {
-                let comma = if number > 0 { ", " } else { "" };
-                let name = name(property);
-                let (one, other) = (value(property, first), value(property, second));
-                // Only properties without a value can be equal here.
-                let written = match property {
-                    Property::Content => write!(text, "{comma}{name}"),
-                    Property::Links if one == other => write!(text, "{comma}names of the file"),
-                    _ => write!(text, "{comma}{name} {one} -> {other}"),
-                };
-                written.expect("a String takes everything");
-            }
-            text.push('\n');
-            text
-        }
-    };
-    text.into_bytes()
+/// The path in the tree, as `ls --json` shows it.
+fn shown(path: &[u8]) -> &[u8] {
+    path.strip_prefix(b"./").unwrap_or(path)
 }
 
-fn name(property: Property) -> &'static str {
-    match property {
-        Property::Kind => "type",
-        Property::Size => "size",
-        Property::Content => "content",
-        Property::Target => "target",
-        Property::Device => "device",
-        Property::Mode => "mode",
-        Property::Uid => "uid",
-        Property::Gid => "gid",
-        Property::Mtime => "mtime",
-        Property::Links => "nlink",
+/// Appends the object that `ls --json` shows.
+fn write_side<T: Tree>(
+    line: &mut Vec<u8>,
+    field: &str,
+    item: Option<&Item<'_, T>>,
+) -> io::Result<()> {
+    if let Some(item) = item {
+        write!(line, ",\"{field}\":")?;
+        json::write(line, shown(item.path()), item)?;
+        // Without the line feed.
+        line.pop();
     }
+    Ok(())
 }
 
-fn value(property: Property, side: &Side) -> String {
-    let metadata = &side.metadata;
-    match property {
-        Property::Kind => type_name(metadata.kind).to_owned(),
+/// The property of a file, as text.
+fn value<T: Tree>(property: Property, item: &Item<'_, T>) -> io::Result<String> {
+    let metadata = item.metadata()?;
+    Ok(match property {
+        Property::Type => type_name(metadata.kind).to_owned(),
         Property::Size => metadata.size.to_string(),
         Property::Content => String::new(),
-        Property::Target => escape(&side.target),
+        Property::Target => escape(&item.target()?),
         Property::Device => format!("{}:{}", metadata.device.0, metadata.device.1),
         Property::Mode => format!("{:04o}", metadata.mode),
         Property::Uid => metadata.uid.to_string(),
         Property::Gid => metadata.gid.to_string(),
         Property::Mtime => {
             let mtime = metadata.mtime;
-            Civil::new(mtime.seconds, mtime.nanoseconds)
-                .to_rfc3339()
-                .to_string()
+            let mtime = Civil::new(mtime.seconds, mtime.nanoseconds);
+            mtime.to_rfc3339().to_string()
         }
-        Property::Links => metadata.links.to_string(),
-    }
-}
-
-fn object(path: &[u8], difference: &Difference<'_>, properties: &[Property]) -> Vec<u8> {
-    let mut text = b"{\"path\":".to_vec();
-    let path = path.strip_prefix(b"./").unwrap_or(path);
-    write_bytes(&mut text, b"path_bytes", path);
-    let written = match difference {
-        Difference::OnlyFirst(side) => {
-            write!(
-                text,
-                ",\"change\":\"only_a\",\"type\":\"{}\"",
-                type_name(side.metadata.kind)
-            )
-        }
-        Difference::OnlySecond(kind) => {
-            write!(
-                text,
-                ",\"change\":\"only_b\",\"type\":\"{}\"",
-                type_name(*kind)
-            )
-        }
-        Difference::Both { first, second, .. } => {
-            let names: Vec<_> = properties
-                .iter()
-                .map(|it| format!("\"{}\"", name(*it)))
-                .collect();
-            let names = names.join(",");
-            write!(text, ",\"change\":\"differs\",\"properties\":[{names}]")
-                .and_then(|()| write_side(&mut text, "a", properties, first))
-                .and_then(|()| write_side(&mut text, "b", properties, second))
-        }
-    };
-    written.expect("a Vec takes everything");
-    text.extend_from_slice(b"}\n");
-    text
-}
-
-/// Appends the properties of one side, as `ls --json` shows them.
-fn write_side(
-    text: &mut Vec<u8>,
-    field: &str,
-    properties: &[Property],
-    side: &Side,
-) -> io::Result<()> {
-    write!(text, ",\"{field}\":{{")?;
-    let valued = properties.iter().filter(|it| **it != Property::Content);
-    for (number, &property) in valued.enumerate() {
-        text.extend_from_slice(if number > 0 { b"," } else { b"" });
-        let (name, metadata) = (name(property), &side.metadata);
-        match property {
-            Property::Content => {}
-            Property::Kind | Property::Mode => {
-                write!(text, "\"{name}\":\"{}\"", value(property, side))?;
-            }
-            Property::Size | Property::Uid | Property::Gid | Property::Links => {
-                write!(text, "\"{name}\":{}", value(property, side))?;
-            }
-            Property::Target => {
-                text.extend_from_slice(b"\"target\":");
-                write_bytes(text, b"target_bytes", &side.target);
-            }
-            Property::Device => {
-                let (major, minor) = metadata.device;
-                write!(text, "\"major\":{major},\"minor\":{minor}")?;
-            }
-            Property::Mtime => {
-                text.extend_from_slice(b"\"mtime\":");
-                write_time(text, metadata.mtime)?;
-            }
-        }
-    }
-    text.push(b'}');
-    Ok(())
-}
-
-impl fmt::Debug for DiffPrinter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DiffPrinter")
-            .field("is_json", &self.is_json)
-            .finish_non_exhaustive()
-    }
+        Property::Nlink => metadata.links.to_string(),
+    })
 }

@@ -4,13 +4,12 @@
 //! attribute that a writer sets. So a file that a killed run left incomplete is written again.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::io;
 use std::ops::ControlFlow;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
-use crate::list::{Difference, Differences, FileKind, Metadata, Property, Side, Tree};
+use crate::list::{Candidate, Difference, Differences, FileKind, Metadata, Property, Tree};
 use crate::materialize::options::Options;
 use crate::materialize::write::AttributePolicy;
 use crate::tar::Timestamp;
@@ -21,6 +20,10 @@ type Id = (u64, u64);
 type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
 
 /// Collects the differences of a source from the destination.
+#[expect(
+    missing_debug_implementations,
+    reason = "functions have no form for it"
+)]
 pub struct UpdatePlanner {
     policy: AttributePolicy,
     with_contents: bool,
@@ -54,7 +57,7 @@ pub(super) struct Change {
     pub(super) is_directory: bool,
 }
 
-/// What an update does with an entry.
+/// A step of an update: its action on one entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Step {
     /// It is removed.
@@ -176,7 +179,7 @@ impl UpdatePlanner {
         (first, second): (&Metadata, &Metadata),
     ) {
         let mut found = self.found.lock();
-        if properties.contains(&Property::Kind) {
+        if properties.contains(&Property::Type) {
             let is_directory = second.kind == FileKind::Directory;
             found.plan.replaced.insert(path.clone(), is_directory);
             return found.add_missing(path, first);
@@ -219,7 +222,7 @@ impl Found {
     }
 }
 
-impl<A: Tree> Differences<A> for UpdatePlanner {
+impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
     /// The attributes that the entry of the source gets in the destination.
     fn prepare(&self, tree: &A, first: &mut Metadata, second: &mut Metadata) {
         let ids = (first.uid, first.gid);
@@ -248,24 +251,23 @@ impl<A: Tree> Differences<A> for UpdatePlanner {
         }
     }
 
-    fn receive(&self, path: &[u8], difference: Difference<'_>) -> ControlFlow<()> {
-        let path = ArchivePath::sanitize(path).path;
+    fn receive(&self, difference: Difference<'_, A, B>) -> io::Result<ControlFlow<()>> {
+        let path = |item: &[u8]| ArchivePath::sanitize(item).path;
         match difference {
             // A writer cannot make it.
-            Difference::OnlyFirst(Side { metadata, .. })
-            | Difference::Both {
-                first: Side { metadata, .. },
-                ..
-            } if metadata.kind == FileKind::Socket => {}
-            Difference::OnlyFirst(side) => self.found.lock().add_missing(path, &side.metadata),
-            Difference::OnlySecond(_) => self.found.lock().plan.extra.push(path),
-            Difference::Both {
-                properties,
-                first,
-                second,
-            } => self.receive_both(path, properties, (&first.metadata, &second.metadata)),
+            Difference::OnlyFirst(item) | Difference::Both(_, item, _)
+                if item.kind() == FileKind::Socket => {}
+            Difference::OnlyFirst(item) => {
+                let metadata = item.metadata()?;
+                self.found.lock().add_missing(path(item.path()), &metadata);
+            }
+            Difference::OnlySecond(item) => self.found.lock().plan.extra.push(path(item.path())),
+            Difference::Both(properties, first, second) => {
+                let metadata = (&first.metadata()?, &second.metadata()?);
+                self.receive_both(path(first.path()), properties, metadata);
+            }
         }
-        ControlFlow::Continue(())
+        Ok(ControlFlow::Continue(()))
     }
 
     fn wants_all(&self) -> bool {
@@ -293,12 +295,4 @@ fn change(first: &Metadata, properties: &[Property]) -> Option<Change> {
         mtime: first.mtime,
         is_directory: first.kind == FileKind::Directory,
     })
-}
-
-impl fmt::Debug for UpdatePlanner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UpdatePlanner")
-            .field("with_contents", &self.with_contents)
-            .finish_non_exhaustive()
-    }
 }
