@@ -49,6 +49,8 @@ impl Materializer {
         plan: &UpdatePlan,
         delete: bool,
     ) -> (Read, Result<Summary, Error>) {
+        let root = index.entry(Ino::ROOT);
+        self.tree.was_empty &= root.is_some_and(|root| root.is_implied());
         self.prepare(plan, delete);
         let read = self.write_entries(volume, index, plan);
         self.cut_payload();
@@ -277,7 +279,7 @@ impl<I: Iterator<Item = Request>> ReadsAhead<'_, I> {
             let reply = move |read: Result<Bytes, ReadError>| {
                 // A slice would keep memory for which other reads wait.
                 let copied = read.map(|bytes| Bytes::copy_from_slice(&bytes));
-                // Nobody waits for it after an error.
+                // After an error there is no receiver.
                 drop(sender.send(copied));
             };
             let wanted = Arc::new(|| true);
