@@ -106,6 +106,13 @@ impl<T: Tree + Send + 'static> DiskUsage<T> {
         None
     }
 
+    /// Writes the line of the starting point at `path`, which could not be opened.
+    pub fn end_closed(&self, sum: &Sum, path: &[u8]) {
+        let total = sum.total.load(Ordering::Relaxed);
+        self.grand_total.fetch_add(total, Ordering::Relaxed);
+        self.output.write_last(&self.line(total, path));
+    }
+
     /// The sum of all starting points.
     pub fn grand_total(&self) -> u64 {
         self.grand_total.load(Ordering::Relaxed)

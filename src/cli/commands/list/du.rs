@@ -125,7 +125,10 @@ impl TreeVerb for Sums<'_> {
                         break;
                     }
                 }
-                Err(error) => failures.report(name.name, &error),
+                Err(error) => {
+                    failures.report(name.name, &error);
+                    usage.end_closed(&state, name.name);
+                }
             }
         }
         if self.0.total {
