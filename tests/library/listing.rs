@@ -247,8 +247,30 @@ fn tree_deeper_than_the_limit_of_open_files_is_walked() {
 #[test]
 fn wrong_expression_is_named() {
     let place = place_with_tree(1);
-    place.fails(&["find", "a.tar", "-foo"], &["unknown predicate '-foo'"]);
-    place.fails(&["find", "a.tar", "-exec", "rm"], &["-exec", "xargs"]);
+    for (words, expected) in [
+        (&["-foo"][..], "unknown predicate '-foo'"),
+        (&["-exec", "rm"], "xargs"),
+    ] {
+        let outcome = place.run(&[&["find", "a.tar"], words].concat());
+        assert_eq!(outcome.code, 1, "as GNU find");
+        assert!(outcome.complaints.contains(expected), "{words:?}");
+    }
+}
+
+#[test]
+fn du_counts_directories_that_cannot_be_opened() {
+    let place = Place::new();
+    let closed = place.path("t/closed");
+    fs::create_dir_all(&closed).expect("new");
+    fs::write(closed.join("f"), "x").expect("space");
+    fs::set_permissions(&closed, PermissionsExt::from_mode(0)).expect("ours");
+    for start in ["t", "t/closed"] {
+        let theirs = run(&place, "", &["du", start]);
+        let ours = tarfs(&place, &["du", start]);
+        assert_eq!(ours.stdout, theirs.stdout, "{start}");
+        assert_eq!(ours.status.code(), theirs.status.code(), "{start}");
+    }
+    fs::set_permissions(&closed, PermissionsExt::from_mode(0o755)).expect("ours");
 }
 
 #[test]

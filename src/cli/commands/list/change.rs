@@ -10,15 +10,12 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::open_place::{self, Failures};
+use super::open_place::{self, EXIT_PARTIAL, Failures};
 use crate::cli::ui::output;
 use tarfs::list::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
 use tarfs::list::{
     DirectoryTree, Jobs, Metadata, SharedOutput, Start, Visitor, metadata_of, walk_parallel,
 };
-
-/// Exit code if a file could not be changed, as of the namesakes.
-const EXIT_PARTIAL: u8 = 1;
 
 /// Starting points that are open at once.
 const OPEN_STARTS: usize = 8;

@@ -10,8 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 
-use super::open_place::{self, Failures, StartPoint, TreeVerb};
+use super::open_place::{self, EXIT_PARTIAL, Failures, StartPoint, TreeVerb};
 use crate::cli::args::TreeArgs;
+use crate::cli::ui::output;
 use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Expression, ParseContext};
 use tarfs::list::{Finder, Item, SharedOutput, Start, Tree, metadata_of, walk_parallel};
@@ -54,7 +55,13 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         accounts: &Accounts::load_system(),
         metadata: &|path| metadata_of(path),
     };
-    let expression = Expression::parse(words, &context)?;
+    let expression = match Expression::parse(words, &context) {
+        Ok(expression) => expression,
+        Err(error) => {
+            output::print_error(error);
+            return Ok(ExitCode::from(EXIT_PARTIAL));
+        }
+    };
     open_place::run(&args.tree, paths, Search { args, expression })
 }
 

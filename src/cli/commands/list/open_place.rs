@@ -27,8 +27,8 @@ use tarfs::locate::SourceSpec;
 /// Number of FUSE as a type of file systems, as in statfs(2).
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 
-/// Exit code if a part of a tree could not be examined, as of find(1) and du(1).
-const EXIT_PARTIAL: u8 = 1;
+/// Exit code if a part of a tree could not be examined or changed, or an expression is invalid, as of the namesakes.
+pub(super) const EXIT_PARTIAL: u8 = 1;
 
 /// A file at which a verb starts.
 #[derive(Clone, Debug)]
