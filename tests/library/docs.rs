@@ -5,12 +5,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERBS: [&[&str]; 15] = [
+const VERBS: [&[&str]; 21] = [
     &["mount"],
     &["umount"],
     &["status"],
     &["materialize"],
     &["ls"],
+    &["find"],
+    &["du"],
+    &["diff"],
+    &["chmod"],
+    &["chown"],
+    &["rm"],
     &["plan"],
     &["cat"],
     &["image"],
