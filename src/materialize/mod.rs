@@ -41,6 +41,8 @@ pub use self::shard::{ShardError, read_entries, read_shard};
 pub use self::staging::Staging;
 pub use self::to_stdout::ContentSink;
 pub use self::update::{Step, UpdatePlan, UpdatePlanner};
+#[cfg(feature = "python")]
+pub(crate) use self::write::member_of;
 pub use self::write::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
 pub use crate::base::xattr_filter::XattrFilter;

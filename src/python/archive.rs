@@ -15,10 +15,13 @@ use super::members::Members;
 use super::network::{ThisProcess, runtime};
 use super::opened::Opened;
 use super::options;
-use super::row::{self, Missing, Row};
-use crate::index::published::with_loading;
+use super::row::{self, Row};
+use crate::base::resolve::PathError;
+use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Ino, MAX_SHARDS, ShardPlan};
 use crate::locate::SourceSpec;
+
+type Counters = Vec<(&'static str, u64)>;
 
 /// An indexed archive or image.
 #[pyclass(frozen, module = "tarfs._native")]
@@ -37,45 +40,37 @@ impl Archive {
     fn new(py: Python<'_>, url: OsString, options: &Bound<'_, PyDict>) -> PyResult<Self> {
         let spec = SourceSpec::from(url);
         if spec.is_stdin() {
-            return Err(exception(
-                py,
-                INVALID,
-                "standard input can only be materialized",
-            ));
+            let text = "standard input can only be materialized";
+            return Err(exception(py, INVALID, text));
         }
-        let origin = spec.origin().to_string_lossy().into_owned();
-        let context = options::context(origin, options, runtime(py)?)?;
+        let context = options::context(&spec, options, runtime(py)?)?;
         let (location, stats) = (spec.redacted(), Arc::clone(&context.source.stats));
         let volume = py.detach(|| context.open(&spec.into()));
-        let volume = volume.map_err(|error| of_error(py, "", &error))?;
+        let volume = volume.map_err(|error| of_error(py, &error))?;
         let index = volume.complete_index();
         let index = index.ok_or_else(|| exception(py, ERROR, "the archive is not indexed"))?;
-        let opened = Opened {
+        let opened = Arc::new(Opened {
             volume,
             index,
             location,
             stats,
             is_prefetching: AtomicBool::new(false),
-        };
-        Ok(Self {
-            opened: ThisProcess::new(Arc::new(opened)),
-        })
+        });
+        let opened = ThisProcess::new(opened);
+        Ok(Self { opened })
     }
 
     /// Returns the entry at `path`.
     fn stat(&self, py: Python<'_>, path: OsString, follow: bool) -> PyResult<Row> {
         self.with_index(py, &path, follow, |index, ino| {
-            index
-                .entry(ino)
-                .map(|entry| Row::of_entry(path.as_bytes(), &entry))
-        })?
-        .ok_or_else(|| exception(py, NOT_FOUND, &not_there(&path)))
+            Some(Row::of_entry(path.as_bytes(), index.entry(ino)?))
+        })
     }
 
     /// Returns the entries in the directory at `path`, or with `deep` also those below.
     fn entries(&self, py: Python<'_>, path: OsString, deep: bool) -> PyResult<Vec<Row>> {
         self.with_index(py, &path, true, |index, ino| {
-            row::list(index, ino, path.as_bytes(), deep)
+            Some(row::list(index, ino, path.as_bytes(), deep))
         })
     }
 
@@ -89,39 +84,23 @@ impl Archive {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let opened = self.opened.get(py)?;
         let size = py.detach(|| opened.size(Ino(ino)));
-        let size = size.map_err(|error| of_error(py, "", &error))?;
+        let size = size.map_err(|error| of_error(py, &error))?;
         let len = usize::try_from(len.min(size.saturating_sub(start)))?;
         PyBytes::new_with(py, len, |buffer| {
             let read = py.detach(|| opened.fill(Ino(ino), start, buffer));
-            read.map_err(|error| of_error(py, "", &error))
+            read.map_err(|error| of_error(py, &error))
         })
     }
 
     /// Cuts the archive into `count` shards: number, and entries, bytes, packed start and end of each.
     fn plan(&self, py: Python<'_>, count: u32) -> PyResult<Vec<(u32, [u64; 4])>> {
         let plan = self.shards(py, count)?;
-        let shards = plan.shards().iter().map(|shard| {
-            let packed = (shard.packed_start, shard.packed_end);
-            (
-                shard.number,
-                [shard.entries, shard.bytes, packed.0, packed.1],
-            )
+        let shards = plan.shards().iter();
+        let shards = shards.map(|it| {
+            let sizes = [it.entries, it.bytes, it.packed_start, it.packed_end];
+            (it.number, sizes)
         });
         Ok(shards.collect())
-    }
-
-    /// Returns the entries of shard `number` of `count`, in archive order.
-    fn shard(&self, py: Python<'_>, number: u32, count: u32) -> PyResult<Vec<Row>> {
-        let opened = self.opened.get(py)?;
-        let plan = self.shards(py, count)?;
-        let index = &opened.index;
-        let rows = py.detach(|| {
-            let entries = plan.entries(number).iter();
-            let entries = entries.filter_map(|ino| Some((index.path(*ino)?, index.entry(*ino)?)));
-            let rows = entries.map(|(path, entry)| Row::of_entry(path.as_bytes(), &entry));
-            rows.collect()
-        });
-        Ok(rows)
     }
 
     /// Reads the entries of shard `number` of `count` in archive order, or those of `only` among them.
@@ -159,26 +138,18 @@ impl Archive {
         let opened = self.opened.get(py)?;
         let plan = self.shards(py, count)?;
         let summary = py.detach(|| opened.materialize(Path::new(&directory), &plan, number));
-        let summary = summary.map_err(|error| of_error(py, "", &*error))?;
+        let summary = summary.map_err(|error| of_error(py, &*error))?;
         match summary.problems.first() {
             None => Ok((summary.entries, summary.bytes)),
-            Some(problem) => Err(of_error(py, "", problem)),
+            Some(problem) => Err(of_error(py, problem)),
         }
     }
 
-    /// Returns the URL without secrets.
-    fn location(&self, py: Python<'_>) -> PyResult<&str> {
-        Ok(&self.opened.get(py)?.location)
-    }
-
-    /// Returns the counters of the work done so far.
-    fn counters(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, u64)>> {
-        Ok(self.opened.get(py)?.stats.snapshot())
-    }
-
-    /// Returns the number of members that are damaged or not in the tree.
-    fn problems(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.opened.get(py)?.index.problem_count())
+    /// Returns the URL without secrets, the number of problems of the index, and the counters.
+    fn info(&self, py: Python<'_>) -> PyResult<(&str, u64, Counters)> {
+        let opened = self.opened.get(py)?;
+        let problems = opened.index.problem_count();
+        Ok((&opened.location, problems, opened.stats.snapshot()))
     }
 }
 
@@ -189,24 +160,23 @@ impl Archive {
         py: Python<'_>,
         path: &OsString,
         follow: bool,
-        access: impl FnOnce(&Index, Ino) -> T + Send,
+        access: impl FnOnce(&Index, Ino) -> Option<T> + Send,
     ) -> PyResult<T> {
         let index = &self.opened.get(py)?.index;
-        let result = py.detach(|| {
-            with_loading(|| {
-                let ino = row::find(index, path.as_bytes(), follow)?;
-                Ok(access(index, ino))
-            })
-        });
-        match result {
-            Ok(Ok(result)) => Ok(result),
-            Ok(Err(Missing::Name)) => Err(exception(py, NOT_FOUND, &not_there(path))),
-            Ok(Err(Missing::Path(error))) => {
-                let text = format!("{}: {error}", path.display());
-                Err(exception(py, NOT_FOUND, &text))
-            }
-            Err(error) => Err(of_error(py, "", &error)),
-        }
+        let find = || {
+            let ino = row::find(index, path.as_bytes(), follow)?;
+            Ok(ino.and_then(|ino| access(index, ino)))
+        };
+        let found: Result<Option<T>, PathError> = py
+            .detach(|| with_loading(find))
+            .map_err(|error| of_error(py, &error))?;
+        let reason = match found {
+            Ok(Some(result)) => return Ok(result),
+            Ok(None) => "not in the archive".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let text = format!("{}: {reason}", path.display());
+        Err(exception(py, NOT_FOUND, &text))
     }
 
     fn shards(&self, py: Python<'_>, count: u32) -> PyResult<ShardPlan> {
@@ -219,16 +189,11 @@ impl Archive {
             let text = format!("{count} shards: there can be 1 to {MAX_SHARDS}");
             return Err(exception(py, INVALID, &text));
         }
-        let plan = py.detach(|| {
+        let load = || {
             opened.index.load_tree_rows()?;
             Ok(ShardPlan::new(&opened.index, count))
-        });
-        plan.map_err(|error: crate::index::published::MissingRow| {
-            of_error(py, "cannot list the tree", &error)
-        })
+        };
+        let plan: Result<_, MissingRow> = py.detach(load);
+        plan.map_err(|error| of_error(py, &error))
     }
-}
-
-fn not_there(path: &OsString) -> String {
-    format!("{}: not in the archive", path.display())
 }

@@ -34,12 +34,9 @@ pub(super) fn exception(py: Python<'_>, class: Class, text: &str) -> PyErr {
 }
 
 /// The exception for `error`, with the text that the command line prints.
-pub(super) fn of_error(py: Python<'_>, context: &str, error: &(dyn Error + 'static)) -> PyErr {
+pub(super) fn of_error(py: Python<'_>, error: &(dyn Error + 'static)) -> PyErr {
     let chain = || successors(Some(error), |&error| error.source()).map(unwrap_transparent);
     let mut text = error_chain(error);
-    if !context.is_empty() {
-        text = format!("{context}: {text}");
-    }
     if let Some(hint) = chain().find_map(hint) {
         text = format!("{text} ({hint})");
     }
@@ -66,16 +63,13 @@ fn class_of(error: &(dyn Error + 'static)) -> Option<Class> {
     }
     match error.downcast_ref::<ReadError>()? {
         ReadError::Changed(_) => Some(CHANGED),
-        ReadError::NotFound(_) => Some(NOT_FOUND),
-        ReadError::Unreachable(_) => Some(UNREACHABLE),
         ReadError::TimedOut(_) => Some(TIMED_OUT),
-        ReadError::AccessDenied(_) => Some(ACCESS_DENIED),
-        ReadError::Damaged { .. }
-        | ReadError::Unscanned
-        | ReadError::Index
-        | ReadError::IndexUnavailable
-        | ReadError::IndexMismatch => Some(DAMAGED),
-        ReadError::NotAFile => None,
+        // Their causes say more.
+        ReadError::NotFound(_)
+        | ReadError::Unreachable(_)
+        | ReadError::AccessDenied(_)
+        | ReadError::NotAFile => None,
+        _ => Some(DAMAGED),
     }
 }
 

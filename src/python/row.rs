@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 
 use crate::base::resolve::{MAX_LINKS, PathError};
 use crate::index::{Entry, EntryKind, Index, Ino};
-use crate::tar::{Member, MemberKind, Timestamp};
+use crate::materialize::member_of;
+use crate::tar::{Member, MemberKind};
 
 /// Attributes of an entry, in the order of the fields of `tarfs.Entry`.
 ///
@@ -29,32 +30,18 @@ pub(super) struct Row(
 
 impl Row {
     /// The entry at `path`.
-    pub(super) fn of_entry(path: &[u8], entry: &Entry<'_>) -> Self {
-        let (kind, target) = match entry.kind() {
-            EntryKind::File => ("file", &[][..]),
-            EntryKind::Directory => ("directory", &[][..]),
-            EntryKind::Symlink(target) => ("symlink", target),
-            EntryKind::CharDevice(_) => ("char_device", &[][..]),
-            EntryKind::BlockDevice(_) => ("block_device", &[][..]),
-            EntryKind::Fifo => ("fifo", &[][..]),
-        };
-        Self(
-            text(path),
-            kind,
-            entry.size(),
-            time(entry.mtime()),
-            entry.mode(),
-            entry.uid(),
-            entry.gid(),
-            text(entry.user()),
-            text(entry.group()),
-            text(target),
-            entry.ino().0,
-        )
+    pub(super) fn of_entry(path: &[u8], entry: Entry<'_>) -> Self {
+        Self::new(path, &member_of(entry), entry.ino().0)
     }
 
     /// A member of the archive.
     pub(super) fn of_member(member: &Member) -> Self {
+        let name = member.name.strip_suffix(b"/").unwrap_or(&member.name);
+        Self::new(if name == b"." { b"" } else { name }, member, 0)
+    }
+
+    fn new(path: &[u8], member: &Member, ino: u32) -> Self {
+        let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
         let (kind, target) = match &member.kind {
             MemberKind::File => ("file", &[][..]),
             MemberKind::Directory => ("directory", &[][..]),
@@ -64,80 +51,67 @@ impl Row {
             MemberKind::BlockDevice(_) => ("block_device", &[][..]),
             MemberKind::Fifo => ("fifo", &[][..]),
         };
-        let name = member.name.strip_suffix(b"/").unwrap_or(&member.name);
+        let seconds = member.mtime.seconds.saturating_mul(1_000_000_000);
         Self(
-            text(if name == b"." { b"" } else { name }),
+            text(path),
             kind,
             member.size,
-            time(member.mtime),
+            seconds.saturating_add(member.mtime.nanoseconds.into()),
             member.mode,
             member.uid,
             member.gid,
             text(&member.user),
             text(&member.group),
             text(target),
-            0,
+            ino,
         )
     }
 }
 
-fn text(bytes: &[u8]) -> OsString {
-    OsString::from_vec(bytes.to_vec())
-}
-
-/// Nanoseconds since 1970.
-fn time(time: Timestamp) -> i64 {
-    let seconds = time.seconds.saturating_mul(1_000_000_000);
-    seconds.saturating_add(time.nanoseconds.into())
-}
-
-/// Reason why a path leads to no entry.
-#[derive(Debug)]
-pub(super) enum Missing {
-    /// A name is not in its directory.
-    Name,
-    /// The path cannot be followed.
-    Path(PathError),
-}
-
 /// Finds the entry at `path`, and follows symbolic links inside the archive: the last one only with `follow`.
-pub(super) fn find(index: &Index, path: &[u8], follow: bool) -> Result<Ino, Missing> {
+/// Returns `None` if a name is missing.
+pub(super) fn find(index: &Index, path: &[u8], follow: bool) -> Result<Option<Ino>, PathError> {
+    let is_name = |name: &&[u8]| !matches!(*name, b"" | b".");
     let split = |path: &[u8]| -> Vec<Vec<u8>> {
-        let names = path.split(|&byte| byte == b'/').rev();
+        let names = path.split(|&byte| byte == b'/').filter(is_name).rev();
         names.map(<[u8]>::to_vec).collect()
     };
     // The next name is the last.
-    let (mut pending, mut ancestors, mut links) = (split(path), vec![Ino::ROOT], 0);
+    let (mut pending, mut found, mut links) = (split(path), vec![Ino::ROOT], 0);
     while let Some(name) = pending.pop() {
-        match &*name {
-            b"" | b"." => continue,
-            b".." if ancestors.len() > 1 => {
-                ancestors.pop();
-                continue;
-            }
-            b".." => return Err(Missing::Path(PathError::EscapesRoot)),
-            _ => {}
+        let parent = found.last().copied().ok_or(PathError::EscapesRoot)?;
+        if index
+            .entry(parent)
+            .is_none_or(|entry| entry.kind() != EntryKind::Directory)
+        {
+            return Err(PathError::NotADirectory);
         }
-        let parent = ancestors.last().copied().unwrap_or(Ino::ROOT);
-        let is_last = pending.iter().all(|name| matches!(&**name, b"" | b"."));
-        let entry = index.lookup(parent, &name).ok_or(Missing::Name)?;
+        if name == b".." {
+            found.pop();
+            continue;
+        }
+        let Some(entry) = index.lookup(parent, &name) else {
+            return Ok(None);
+        };
         match entry.kind() {
-            EntryKind::Symlink(target) if follow || !is_last => {
+            EntryKind::Symlink(target) if follow || !pending.is_empty() => {
                 links += 1;
                 if links > MAX_LINKS {
-                    return Err(Missing::Path(PathError::TooManyLinks));
+                    return Err(PathError::TooManyLinks);
                 }
                 if target.first() == Some(&b'/') {
-                    return Err(Missing::Path(PathError::EscapesRoot));
+                    return Err(PathError::EscapesRoot);
                 }
                 pending.extend(split(target));
             }
-            EntryKind::Directory => ancestors.push(entry.ino()),
-            _ if is_last => return Ok(entry.ino()),
-            _ => return Err(Missing::Path(PathError::NotADirectory)),
+            _ => found.push(entry.ino()),
         }
     }
-    Ok(ancestors.last().copied().unwrap_or(Ino::ROOT))
+    found
+        .last()
+        .copied()
+        .map(Some)
+        .ok_or(PathError::EscapesRoot)
 }
 
 /// All entries in the directory `ino` at `path`, or with `deep` also those below.
@@ -149,12 +123,9 @@ pub(super) fn list(index: &Index, ino: Ino, path: &[u8], deep: bool) -> Vec<Row>
             let Some(entry) = index.entry(child.ino) else {
                 continue;
             };
-            let mut name = path.clone();
-            if !name.is_empty() {
-                name.push(b'/');
-            }
-            name.extend_from_slice(child.name);
-            rows.push(Row::of_entry(&name, &entry));
+            let slash: &[u8] = if path.is_empty() { b"" } else { b"/" };
+            let name = [&*path, slash, child.name].concat();
+            rows.push(Row::of_entry(&name, entry));
             if deep && entry.kind() == EntryKind::Directory {
                 pending.push((entry.ino(), name));
             }

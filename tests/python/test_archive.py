@@ -119,8 +119,11 @@ def test_shards_are_disjoint_and_complete(server: Server, contents: Contents) ->
             if member.entry.is_file():
                 assert member.name not in found
                 found[member.name] = member.read()
-        assert len(archive.shard(shard.number, 7)) == shard.entries
     assert found == {name: data for name, data in contents.items() if name != "hard"}
+    entries = [entry for entry in archive.walk() if entry.is_file()]
+    shards = archive.shards_of(entries, 7)
+    assert sorted(set(shards)) == list(range(1, 8))
+    assert shards[[entry.path for entry in entries].index("empty")] == 7
 
 
 def test_members_can_be_selected(server: Server, contents: Contents) -> None:

@@ -23,7 +23,8 @@ pub(super) use self::directories::PendingDirectory;
 pub(super) use self::directory::{Directory, Identity, lstat_at, name_of, parent_of};
 pub(super) use self::file::FileWriter;
 pub(super) use self::file_system::{default_writer_count, is_on_remote, sync_file_system};
-pub(super) use self::job::{DeferredLink, Job, member_of};
+pub(crate) use self::job::member_of;
+pub(super) use self::job::{DeferredLink, Job};
 pub(super) use self::pool::Watermark;
 #[cfg(test)]
 pub(super) use self::pool::WriterPool;

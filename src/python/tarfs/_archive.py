@@ -152,10 +152,6 @@ class Archive:
         """Cuts the archive into shards of about equal packed bytes, as ``tarfs plan`` does."""
         return [Shard(number, *rest) for number, rest in self._handle.plan(shards)]
 
-    def shard(self, number: int, count: int) -> list[Entry]:
-        """Returns the entries of shard ``number``, from 1, of ``count``, in archive order."""
-        return list(map(Entry._make, self._handle.shard(_number(number, count), count)))
-
     def shards_of(self, entries: Iterable[Entry], count: int) -> list[int]:
         """Returns the number of the shard, of ``count``, in which each entry is."""
         return self._handle.shards_of([entry.ino for entry in entries], count)
@@ -183,12 +179,12 @@ class Archive:
 
     def counters(self) -> dict[str, int]:
         """Returns counters of the work done so far, as ``--stats`` prints them."""
-        return dict(self._handle.counters())
+        return dict(self._handle.info()[2])
 
     @property
     def problems(self) -> int:
         """Number of members that are damaged or not in the tree."""
-        return self._handle.problems()
+        return self._handle.info()[1]
 
     def close(self) -> None:
         """Closes the archive, unless files or members of it are in use."""
@@ -204,7 +200,7 @@ class Archive:
         return Archive, (self._url, self._options)
 
     def __repr__(self) -> str:
-        return f"<tarfs.Archive {self._handle.location() if self._native else '(closed)'}>"
+        return f"<tarfs.Archive {self._handle.info()[0] if self._native else '(closed)'}>"
 
 
 class File(io.RawIOBase):
@@ -261,19 +257,20 @@ class Members(Iterator["Member"]):
     def __next__(self) -> Member:
         if self._current is not None:
             self._current.close()
-        row = self._native.next_member()
-        if row is None:
-            raise StopIteration
-        self._current = Member(self._native, Entry._make(row))
-        return self._current
+        for item in self._native:
+            if isinstance(item, tuple):
+                self._current = Member(self._native, Entry._make(item))
+                return self._current
+        raise StopIteration
 
 
 class Member(io.RawIOBase):
     """A member, and its content as a stream without seeks."""
 
     def __init__(self, native: _native.Members, entry: Entry) -> None:
-        self._native, self.entry, self.name = native, entry, entry.path
-        self._left, self._piece = entry.size if entry.is_file() else 0, memoryview(b"")
+        self.entry, self.name = entry, entry.path
+        # A content is pieces and then None.
+        self._pieces, self._piece = iter(native.__next__, None), memoryview(b"")
 
     def readable(self) -> bool:
         """Always true."""
@@ -282,17 +279,12 @@ class Member(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         """Reads up to ``size`` bytes, or all that are left."""
         self._checkClosed()
-        if not self._piece:
-            if size is None or size < 0:
-                data, self._left = self._native.rest(self._left), 0
-                return data
-            self._piece = memoryview(self._native.next_piece() or b"")
-            self._left -= len(self._piece)
         if size is None or size < 0:
-            return self._take(len(self._piece)) + self.read()
-        return self._take(size)
-
-    def _take(self, size: int) -> bytes:
+            piece, self._piece = self._piece, memoryview(b"")
+            # Of one piece alone, this makes no copy.
+            return b"".join([*([piece] if piece else []), *self._pieces])
+        if not self._piece:
+            self._piece = memoryview(next(self._pieces, b""))
         data, self._piece = bytes(self._piece[:size]), self._piece[size:]
         return data
 
