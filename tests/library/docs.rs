@@ -49,7 +49,6 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 7] = [
             "--dev",
             "--env",
             "--fork",
-            "--from",
             "--gid",
             "--keep-unit",
             "--map-auto",
