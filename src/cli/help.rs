@@ -16,7 +16,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Output",
-        "directory output publish long recursive all directory_itself by_size by_time unsorted reverse inode one_per_line numeric_uid_gid to_stdout dry_run sync checksum json summarize max_depth total apparent_size inodes human_readable changes verbose quiet stats",
+        "directory output publish long recursive all directory_itself by_size by_time unsorted reverse inode one_per_line numeric_uid_gid to_stdout dry_run sync checksum json format summarize max_depth total apparent_size inodes human_readable changes verbose quiet stats",
     ),
     (
         "Existing files",

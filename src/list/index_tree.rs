@@ -9,9 +9,11 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes};
 
 use crate::base::archive_path::ArchivePath;
+use crate::base::passwd::Accounts;
+use crate::base::posix_acl::{self, Kind};
 use crate::index::{Child, Entry, EntryKind, Index, Ino};
 
-use super::tree::{Batch, FileKind, Metadata, Name, Tree};
+use super::tree::{Batch, FileKind, Metadata, Name, Tree, Xattr};
 
 /// Names that are read at once.
 const READ_NAMES: usize = 4096;
@@ -140,6 +142,22 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
 
     fn is_implied(&self, name: Name<'_>) -> bool {
         self.entry(name.inode).is_ok_and(|it| it.is_implied())
+    }
+
+    fn xattrs(&self, _: &Ino, name: Name<'_>) -> io::Result<Vec<Xattr>> {
+        let entry = self.entry(name.inode)?;
+        let others = entry.xattrs().filter(|(name, _)| Kind::of(name).is_none());
+        let mut xattrs: Vec<_> = others
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        for kind in Kind::ALL {
+            // The image is for other machines, so names without numbers stand for nobody.
+            let found = posix_acl::find(entry.xattrs(), kind, &Accounts::default());
+            if let Ok(Some(acl)) = found {
+                xattrs.push((kind.attribute().into(), acl.bytes));
+            }
+        }
+        Ok(xattrs)
     }
 
     fn offset(&self, name: Name<'_>) -> Option<u64> {

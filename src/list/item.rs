@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::io::{self, Read};
 
-use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree, push_component};
+use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree, Xattr, push_component};
 
 /// A file in a directory, whose attributes are read at most once.
 #[derive(Debug)]
@@ -119,6 +119,14 @@ impl<'a, T: Tree> Item<'a, T> {
     /// As [`Tree::open`].
     pub fn open(&self) -> io::Result<T::Directory> {
         self.tree.open(self.directory, self.name)
+    }
+
+    /// Its extended attributes, as they are set on a file.
+    ///
+    /// # Errors
+    /// As [`Tree::xattrs`].
+    pub fn xattrs(&self) -> io::Result<Vec<Xattr>> {
+        self.tree.xattrs(self.directory, self.name)
     }
 
     /// The file's number.

@@ -6,6 +6,9 @@ use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use crate::base::sync::Mutex;
+
+use super::composefs::Dump;
 use super::item::{Item, Place};
 use super::json;
 use super::long::{Columns, Style};
@@ -44,6 +47,8 @@ pub struct ListOptions {
     pub all: bool,
     /// Whether each line is a JSON object, with a path.
     pub json: bool,
+    /// Whether each line is one of composefs-dump(5).
+    pub composefs: bool,
     /// The parts of other lines.
     pub style: Style,
 }
@@ -57,6 +62,7 @@ pub struct Lister<T> {
     output: Arc<SharedOutput>,
     report: Report,
     filter: Option<Filter>,
+    dump: Mutex<Dump>,
 }
 
 type Filter = Box<dyn Fn(u64) -> bool + Send + Sync>;
@@ -90,6 +96,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             output,
             report: Box::new(report),
             filter: None,
+            dump: Mutex::default(),
         }
     }
 
@@ -102,7 +109,8 @@ impl<T: Tree + Send + 'static> Lister<T> {
     /// ([`walk_parallel`](super::walk_parallel)).
     pub fn is_unordered(&self) -> bool {
         let needs_widths = !self.options.json && Columns::new(self.options.style).have_widths();
-        self.options.order == Order::Stored && !self.options.reverse && !needs_widths
+        let needs_order = self.options.reverse || self.options.composefs || needs_widths;
+        self.options.order == Order::Stored && !needs_order
     }
 
     /// Writes the line of `item`, called `name`.
@@ -286,6 +294,8 @@ impl<T: Tree + Send + 'static> Lister<T> {
         }
         let written = if self.options.json {
             json::write(lines, name, item)
+        } else if self.options.composefs {
+            self.dump.lock().write(lines, name, item)
         } else {
             columns.write(lines, name, item)
         };

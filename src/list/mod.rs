@@ -4,6 +4,7 @@
 //! [`Finder`] and [`Lister`] do the work of `du`, `find` and `ls`.
 
 pub mod change;
+mod composefs;
 mod diff;
 mod directory_tree;
 mod du;
@@ -33,5 +34,5 @@ pub use listing::{ListOptions, Lister, Order};
 pub use long::{Columns, Style};
 pub use output::SharedOutput;
 pub use parallel_walk::{Jobs, Level, Start, Visitor, walk_parallel};
-pub use tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
+pub use tree::{Batch, Candidate, FileKind, Metadata, Name, Tree, Xattr};
 pub use walk::{Walk, walk};

@@ -155,6 +155,9 @@ pub(super) fn push_component(path: &mut Vec<u8>, name: &[u8]) {
     path.extend_from_slice(name);
 }
 
+/// Name and value of an extended attribute.
+pub type Xattr = (Vec<u8>, Vec<u8>);
+
 /// A tree of files. Several threads use it at the same time.
 pub trait Tree: Sync {
     /// An open directory.
@@ -189,6 +192,15 @@ pub trait Tree: Sync {
     /// # Errors
     /// It is gone, or no link.
     fn target(&self, directory: &Self::Directory, name: Name<'_>) -> io::Result<Cow<'_, [u8]>>;
+
+    /// The extended attributes of a file in `directory`, as they are set on a file.
+    ///
+    /// # Errors
+    /// It is gone, or they cannot be read.
+    fn xattrs(&self, directory: &Self::Directory, name: Name<'_>) -> io::Result<Vec<Xattr>> {
+        let _ = (directory, name);
+        Ok(Vec::new())
+    }
 
     /// Number of directories that may be open at a time; `None` for any number.
     fn max_open(&self) -> Option<usize> {

@@ -1,14 +1,15 @@
 //! `ls`, `find` and `du` against the programs of the same names.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, UNIX_EPOCH};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, mkdirat, mknodat, openat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, XattrFlags, mkdirat, mknodat, openat, setxattr};
 
 use crate::support::cli::Place;
 use crate::support::fixture::PROGRAM;
@@ -242,6 +243,125 @@ fn tree_deeper_than_the_limit_of_open_files_is_walked() {
         assert_eq!(String::from_utf8_lossy(&ours.stderr), "", "{words}");
     }
     assert!(!place.path("deep").exists());
+}
+
+/// Undoes the escapes of composefs-dump(5).
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut parts = field.split(|&byte| byte == b'\\');
+    let mut bytes = parts.next().expect("one").to_vec();
+    for part in parts {
+        let (code, rest) = part.split_at(3);
+        let code = std::str::from_utf8(code).expect("ASCII");
+        let number = code.strip_prefix('x').expect("hexadecimal");
+        bytes.push(u8::from_str_radix(number, 16).expect("two digits"));
+        bytes.extend_from_slice(rest);
+    }
+    bytes
+}
+
+/// What the lines of a dump say: the fields of each path, checked against the grammar of composefs-dump(5).
+fn parse_dump(text: &[u8]) -> BTreeMap<PathBuf, Vec<Vec<u8>>> {
+    let mut entries: BTreeMap<PathBuf, Vec<Vec<u8>>> = BTreeMap::new();
+    for line in text
+        .strip_suffix(b"\n")
+        .expect("lines")
+        .split(|&byte| byte == b'\n')
+    {
+        assert!(line.iter().all(|&byte| (b' '..=b'~').contains(&byte)));
+        let fields: Vec<_> = line.split(|&byte| byte == b' ').map(unescape).collect();
+        assert!(fields.len() >= 11, "eleven fields: {line:?}");
+        let path = PathBuf::from(OsString::from_vec(fields[0].clone()));
+        let parent = path.parent().map(Path::to_owned);
+        assert!(
+            parent.is_none_or(|parent| entries.contains_key(&parent)),
+            "{path:?}"
+        );
+        assert!(entries.insert(path, fields).is_none(), "one line a path");
+    }
+    entries
+}
+
+#[test]
+fn composefs_dump_describes_the_tree() {
+    for seed in 0..3 {
+        let place = place_with_tree(seed);
+        let file = place.path("tree/xattr=file");
+        fs::write(&file, "content").expect("space");
+        let has_xattr = setxattr(&file, "user.a=b", b"c =\0", XattrFlags::empty()).is_ok();
+        fs::write(place.path("tree/empty"), "").expect("space");
+        let mut packed = place.command("tar");
+        packed.args([
+            "--format=posix",
+            "--xattrs",
+            "-cf",
+            "a.tar",
+            "-C",
+            "tree",
+            ".",
+        ]);
+        assert!(packed.status().expect("GNU tar").success());
+        for source in ["a.tar", "tree"] {
+            let output = tarfs(&place, &["ls", "--format", "composefs", source]);
+            assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+            let entries = parse_dump(&output.stdout);
+            let mut firsts: BTreeMap<u64, PathBuf> = BTreeMap::new();
+            let mut count = 0;
+            let mut left = vec![place.path("tree")];
+            while let Some(path) = left.pop() {
+                count += 1;
+                let found = path.symlink_metadata().expect("there");
+                let inner = path.strip_prefix(place.path("tree")).expect("below");
+                let fields = &entries[&Path::new("/").join(inner)];
+                let text = |number: usize| String::from_utf8_lossy(&fields[number]).into_owned();
+                let payload = Path::new(OsStr::from_bytes(&fields[8]));
+                if found.is_dir() {
+                    left.extend(
+                        fs::read_dir(&path)
+                            .expect("ours")
+                            .map(|it| it.unwrap().path()),
+                    );
+                } else {
+                    assert_eq!(text(1), found.len().to_string(), "{path:?}");
+                    assert_eq!(text(3), found.nlink().to_string(), "{path:?}");
+                }
+                let is_link = text(2).starts_with('@');
+                let mode = format!("{:o}", found.mode());
+                assert_eq!(text(2).trim_start_matches('@'), mode, "{path:?}");
+                assert_eq!(text(4), found.uid().to_string(), "{path:?}");
+                assert_eq!(text(5), found.gid().to_string(), "{path:?}");
+                let time = format!("{}.{}", found.mtime(), found.mtime_nsec());
+                assert_eq!(text(7), time, "{path:?}");
+                if found.is_symlink() {
+                    assert_eq!(payload, fs::read_link(&path).expect("a link"));
+                } else if is_link {
+                    let target = &entries[payload];
+                    assert!(!target[2].starts_with(b"@"), "{path:?}");
+                    assert_eq!(target[8], payload.as_os_str().as_bytes()[1..], "{path:?}");
+                } else if found.is_file() && found.len() > 0 {
+                    assert_eq!(payload, inner);
+                    assert!(firsts.insert(found.ino(), inner.to_owned()).is_none());
+                } else {
+                    assert_eq!(text(8), "-", "{path:?}");
+                }
+                assert_eq!((text(9), text(10)), ("-".to_owned(), "-".to_owned()));
+            }
+            assert_eq!(entries.len(), count);
+            let line = &entries[Path::new("/xattr=file")];
+            let xattrs: Vec<_> = line[11..]
+                .iter()
+                .filter(|it| it.starts_with(b"user"))
+                .collect();
+            let expected = b"user.a=b=c =\0".to_vec();
+            assert_eq!(
+                xattrs,
+                if has_xattr {
+                    vec![&expected]
+                } else {
+                    Vec::new()
+                }
+            );
+        }
+    }
 }
 
 #[test]

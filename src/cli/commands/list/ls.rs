@@ -77,6 +77,17 @@ pub(crate) struct LsArgs {
     #[arg(long, conflicts_with_all = ["long", "inode"])]
     json: bool,
 
+    /// Print the whole tree in the format of another program
+    ///
+    /// `mkcomposefs --from-file` makes an image of the output for `composefs`. The extracted tree is the base
+    /// directory of that image, because the payload of a file is its path.
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        conflicts_with_all = ["paths", "long", "json", "inode", "recursive", "reverse", "shard", "directory_itself"]
+    )]
+    format: Option<Format>,
+
     /// List only shard I of N, as `tarfs plan --shards N` cuts them
     #[arg(long, value_name = "I/N", conflicts_with_all = ["layers", "whiteouts"])]
     shard: Option<ShardArg>,
@@ -88,6 +99,13 @@ pub(crate) struct LsArgs {
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
+}
+
+/// The format of another program.
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Format {
+    /// composefs-dump(5).
+    Composefs,
 }
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
@@ -150,10 +168,11 @@ impl Listing<'_> {
                 _ => Order::Name,
             },
             reverse: args.reverse,
-            recursive: args.recursive,
+            recursive: args.recursive || args.format.is_some(),
             // For programs, nothing is hidden.
-            all: args.all || args.json,
+            all: args.all || args.json || args.format.is_some(),
             json: args.json,
+            composefs: matches!(args.format, Some(Format::Composefs)),
             style: Style {
                 long: args.long,
                 numeric: args.numeric_uid_gid,
@@ -210,6 +229,9 @@ impl TreeVerb for Listing<'_> {
                     break;
                 }
                 continue;
+            }
+            if self.args.format.is_some() && lister.list_item(&item, b"").is_break() {
+                break;
             }
             let directory = match item.open() {
                 Ok(directory) => directory,
