@@ -138,9 +138,15 @@ fn is_word(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || letter == '_'
 }
 
-/// The names of all test functions, and of those that run for every packing.
+/// The names of all test functions, and of those that run for every packing. Those in Python begin with `test_`.
 fn tests() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
+    for path in files(&root().join("tests/python"), ".py") {
+        for part in read(&path).split("\ndef test_").skip(1) {
+            let name = part.split(|letter| !is_word(letter)).next();
+            names.extend(name.map(|name| format!("test_{name}")));
+        }
+    }
     for directory in ["src", "tests"] {
         for path in files(&root().join(directory), ".rs") {
             let text = read(&path);
