@@ -134,7 +134,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, plain: bytes) -> Iterator[S
 
 
 @pytest.fixture(autouse=True)
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives each test a cache of its own."""
     monkeypatch.setenv("TARFS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("TARFS_HEADERS", raising=False)

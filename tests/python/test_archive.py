@@ -82,7 +82,15 @@ def test_names_that_are_not_utf8_survive(server: Server) -> None:
 def test_ranges_are_slices(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     data = contents["table.csv"]
-    for start, end in [(0, None), (5, 17), (-9, None), (3, -4), (10, 5), (0, 10**12), (10**12, None)]:
+    for start, end in [
+        (0, None),
+        (5, 17),
+        (-9, None),
+        (3, -4),
+        (10, 5),
+        (0, 10**12),
+        (10**12, None),
+    ]:
         assert archive.read_range("table.csv", start, end) == data[start:end]
 
 
@@ -248,7 +256,12 @@ def test_errors_have_kinds_and_texts(server: Server, tmp_path: Path) -> None:
 
 def test_damage_is_a_value_error(server: Server, tmp_path: Path) -> None:
     whole = (server.directory / "a.tar.gz").read_bytes()
-    for data in (b"", b"<!doctype html><html>", whole[:-5000], whole[:9000] + bytes(100) + whole[9100:]):
+    for data in (
+        b"",
+        b"<!doctype html><html>",
+        whole[:-5000],
+        whole[:9000] + bytes(100) + whole[9100:],
+    ):
         (tmp_path / "bad.tar.gz").write_bytes(data)
         with pytest.raises(tarfs.Damaged) as raised:
             tarfs.open(tmp_path / "bad.tar.gz")

@@ -117,7 +117,7 @@ def test_schema_without_content_reads_only_the_index(
 
 
 def test_materialize_writes_the_tree(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    written = tarfs.spark.materialize(spark, url, tmp_path / "out", shards=3)
+    written = tarfs.spark.materialize(spark, url, str(tmp_path / "out"), shards=3)
     found = {}
     for directory, _, names in os.walk(tmp_path / "out"):
         for name in names:

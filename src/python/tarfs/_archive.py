@@ -92,19 +92,21 @@ class Archive:
 
     def __init__(self, url: StrPath, options: dict[str, Any]) -> None:
         self._url, self._options = os.fsdecode(url), options
-        self._open()
+        self._native: _native.Archive | None = self._open()
 
     def _open(self) -> _native.Archive:
-        self._native = _native.Archive(self._url, complete(self._options))
+        opened = _native.Archive(self._url, complete(self._options))
         self._pid = os.getpid()
-        return self._native
+        return opened
 
     @property
     def _handle(self) -> _native.Archive:
         if self._native is None:
             raise ValueError("the archive is closed")
         # The threads of the archive stay in the process that opened it.
-        return self._native if self._pid == os.getpid() else self._open()
+        if self._pid != os.getpid():
+            self._native = self._open()
+        return self._native
 
     def ls(self, path: StrPath = "", *, detail: bool = False) -> list[Any]:
         """Returns the paths in a directory, or with ``detail`` its entries, in archive order."""
@@ -270,7 +272,8 @@ class Member(io.RawIOBase):
     def __init__(self, native: _native.Members, entry: Entry) -> None:
         self.entry, self.name = entry, entry.path
         # A content is pieces and then None.
-        self._pieces, self._piece = iter(native.__next__, None), memoryview(b"")
+        self._pieces: Iterator[Any] = iter(native.__next__, None)
+        self._piece = memoryview(b"")
 
     def readable(self) -> bool:
         """Always true."""

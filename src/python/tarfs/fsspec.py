@@ -80,10 +80,6 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
         path = self._strip_protocol(path)
         return self._info(self.archive.stat(path, follow_symlinks=False))
 
-    def exists(self, path: str, **_: Any) -> bool:
-        """Whether ``path`` leads to an entry."""
-        return self.archive.exists(self._strip_protocol(path))
-
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """Lists a directory, or one file."""
         info = self.info(path)
@@ -172,9 +168,11 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
 
 def _known(target: dict[str, Any]) -> dict[str, Any]:
     """Returns those of fsspec's options for a protocol that tarfs has, too."""
-    client = target.pop("client_kwargs", {})
-    found = {name: target.pop(name) for name in ("headers", "endpoint_url") if name in target}
-    found.update({name: client[name] for name in ("headers", "endpoint_url") if name in client})
+    given = {**target.pop("client_kwargs", {}), **target}
+    found: dict[str, Any] = {
+        name: given[name] for name in ("headers", "endpoint_url") if name in given
+    }
+    target = {name: value for name, value in target.items() if name not in found}
     target.pop("anon", None)
     if target:
         raise InvalidArgument(

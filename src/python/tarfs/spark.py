@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from . import open as open_archive
-from ._archive import Archive, Entry, StrPath
+from ._archive import Archive, Entry
 from ._errors import InvalidArgument
 
 #: Packed bytes of a shard, unless the option ``shards`` gives their number.
@@ -54,7 +54,7 @@ def register(spark: SparkSession) -> None:
 
 
 def materialize(
-    spark: SparkSession, url: StrPath, directory: StrPath, *, shards: int | None = None, **options: Any
+    spark: SparkSession, url: str, directory: str, *, shards: int | None = None, **options: Any
 ) -> int:
     """Writes an archive below a directory that all executors share. Returns the number of bytes.
 
@@ -98,19 +98,12 @@ class TarfsDataSource(DataSource):
         return TarfsReader(schema.fieldNames(), dict(self.options))
 
 
-class Shard(InputPartition):
-    """A shard of the archive."""
-
-    def __init__(self, number: int, count: int) -> None:
-        super().__init__((number, count))
-        self.number, self.count = number, count
-
-
 class TarfsReader(DataSourceReader):
     """Reads shards."""
 
     def __init__(self, columns: list[str], options: dict[str, str]) -> None:
-        self.columns, self.filters = columns, []
+        self.columns = columns
+        self.filters: list[Any] = []
         shards, self.url = options.pop("shards", None), options.pop("path", None)
         if self.url is None:
             raise InvalidArgument("there is no path (name it in load)")
@@ -120,13 +113,14 @@ class TarfsReader(DataSourceReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Keeps the filters of the path, and returns the others to Spark."""
         for filter in filters:
-            is_known = isinstance(filter, (EqualTo, In, StringStartsWith))
-            if is_known and filter.attribute == ("path",):
+            if isinstance(filter, (EqualTo, In, StringStartsWith)) and filter.attribute == (
+                "path",
+            ):
                 self.filters.append(filter)
             else:
                 yield filter
 
-    def partitions(self) -> list[Shard]:
+    def partitions(self) -> list[InputPartition]:
         """Cuts the archive into shards, and leaves those out that the filters exclude."""
         archive = _opened(self.url, self.options)
         count = self.shards or _default_shards(archive)
@@ -134,13 +128,15 @@ class TarfsReader(DataSourceReader):
         if self.filters:
             numbers = sorted(set(archive.shards_of(self._wanted(archive), count)))
         # Spark asks for at least one.
-        return [Shard(number, count) for number in numbers] or [Shard(1, count)]
+        return [InputPartition((number, count)) for number in numbers] or [
+            InputPartition((1, count))
+        ]
 
-    def read(self, partition: Shard) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Reads one shard in one pass."""
         archive = _opened(self.url, self.options)
         batch, size = [], 0
-        for entry, content in self._rows(archive, partition.number, partition.count):
+        for entry, content in self._rows(archive, *partition.value):
             batch.append((entry, content))
             size += len(content)
             if size >= _BATCH_BYTES or len(batch) >= _BATCH_ROWS:
@@ -161,7 +157,9 @@ class TarfsReader(DataSourceReader):
             entry = member.entry
             if entry.is_file():
                 if entry.size > _MAX_CONTENT_BYTES:
-                    raise InvalidArgument(f"{entry.path}: {entry.size} bytes are too many for Spark")
+                    raise InvalidArgument(
+                        f"{entry.path}: {entry.size} bytes are too many for Spark"
+                    )
                 content = member.read()
             # A hard link follows its file.
             if member.name in wanted and entry.kind in ("file", "hard_link"):
@@ -175,13 +173,15 @@ class TarfsReader(DataSourceReader):
 
     def _batch(self, rows: list[tuple[Entry, bytes]]) -> pa.RecordBatch:
         of: dict[str, Callable[[Entry, bytes], Any]] = {
-            "path": lambda entry, _: entry.path.encode(errors="surrogateescape").decode(errors="replace"),
+            "path": lambda entry, _: os.fsencode(entry.path).decode(errors="replace"),
             "size": lambda entry, _: entry.size,
             "mtime": lambda entry, _: datetime.fromtimestamp(entry.mtime, tz=timezone.utc),
             "mode": lambda entry, _: entry.st_mode,
             "content": lambda _, content: content,
         }
-        columns = {name: pa.array([of[name](*row) for row in rows], _TYPES[name]) for name in self.columns}
+        columns = {
+            name: pa.array([of[name](*row) for row in rows], _TYPES[name]) for name in self.columns
+        }
         return pa.RecordBatch.from_pydict(columns)
 
 
