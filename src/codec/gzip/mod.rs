@@ -890,21 +890,52 @@ mod tests {
         }
     }
 
+    /// More than a mebibyte with a flush at its end, and 30,000 bytes with a reference `distance` bytes back behind them.
+    fn referring(distance: u32) -> (Vec<u8>, Vec<u8>) {
+        let mut plain = text(1_200_000, 1);
+        let mut packed = flushed_by(FlushCompress::Sync, &plain, plain.len());
+        // Without the empty last block and the trailer.
+        packed.truncate(packed.len() - 2 - 8);
+        let literals = noise(30_000).into_iter().map(|byte| byte % 144);
+        let literals: Vec<u8> = literals.collect();
+        let mut bits = vec![1, 1, 0];
+        let mut put =
+            |value: u32, len: u32| bits.extend((0..len).rev().map(|bit| value >> bit & 1));
+        literals
+            .iter()
+            .for_each(|&byte| put(0x30 + u32::from(byte), 8));
+        // Three bytes, the last code of a distance with its 13 bits, and the end.
+        put(1, 7);
+        put(29, 5);
+        (0..13).for_each(|bit| put((distance - 24_577) >> bit & 1, 1));
+        put(0, 7);
+        for byte in bits.chunks(8) {
+            let byte = byte.iter().rev().fold(0, |byte, bit| byte << 1 | bit);
+            packed.push(u8::try_from(byte).expect("eight bits"));
+        }
+        plain.extend(literals);
+        let from = plain.len() - distance as usize;
+        plain.extend_from_within(from..from + 3);
+        packed.extend(&member(&plain, 0)[member(&plain, 0).len() - 8..]);
+        (packed, plain)
+    }
+
     #[test]
     fn flush_that_is_referred_across_is_no_seek_point() {
-        let fresh = noise(12 << 20);
-        // Late in a window's reach, the bytes before the flush come again.
-        let parts = fresh.chunks(30_000);
-        let plain: Vec<_> = parts
-            .flat_map(|part| [part, b"the same words"].concat())
-            .collect();
-        let packed = flushed_by(FlushCompress::Sync, &plain, 30_014);
+        for (distance, count) in [(30_000, 2), (30_001, 1), (32_768, 1)] {
+            let (packed, plain) = referring(distance);
+            let first = whole(&packed, usize::MAX);
+            assert_eq!((&first.end, first.plain == plain), (&None, true));
+            assert_eq!(first.seek_points.len(), count, "{distance}");
+            resumes_everywhere(&packed, &first, 777_777);
+        }
+        // Each flush but the first is referred across.
+        let plain = text(12 << 20, 1);
+        let packed = flushed_by(FlushCompress::Sync, &plain, 128 << 10);
         let first = whole(&packed, 1 << 20);
-        assert!(first.plain == plain);
-        let (start, others) = first.seek_points.split_first().expect("the member");
-        assert_eq!((start.state, others.is_empty()), (STATE_MEMBER, false));
+        let (_, others) = first.seek_points.split_first().expect("the member");
+        assert!(!others.is_empty());
         assert!(others.iter().all(|point| !point.window.is_empty()));
-        resumes_everywhere(&packed, &first, 777_777);
     }
 
     #[test]

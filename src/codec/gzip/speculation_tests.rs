@@ -345,22 +345,23 @@ fn nearly_all_of_a_long_member_is_decoded_speculatively() {
     assert!(ahead_len > run.plain.len() * 8 / 10, "{ahead_len}");
 }
 
+/// With parts long enough for seek points in them.
+const LONG_PARTS: SpeculationLimits = SpeculationLimits {
+    partition_len: 1 << 20,
+    overlap: 256 << 10,
+    buffers: 10,
+    buffer_len: 1 << 20,
+    ..SMALL
+};
+
 #[test]
 fn speculation_keeps_seek_point_spacing_and_validity() {
-    let limits = SpeculationLimits {
-        partition_len: 1 << 20,
-        overlap: 256 << 10,
-        buffers: 10,
-        buffer_len: 1 << 20,
-        ..SMALL
-    };
     for packed in [
         member(&text(40 << 20, 1), 6),
         flushed(&text(24 << 20, 2), 100_000),
-        flushed_by(FlushCompress::Full, &text(24 << 20, 3), 128 << 10),
     ] {
         let expected = serial(&packed, 1 << 20);
-        let run = ahead(limits, &packed, 1 << 20, Workers::Immediate);
+        let run = ahead(LONG_PARTS, &packed, 1 << 20, Workers::Immediate);
         assert_same(&run, &expected);
         assert!(run.jobs > 5, "{}", run.jobs);
         let (count, expected) = (run.seek_points.len(), expected.seek_points.len());
@@ -368,10 +369,20 @@ fn speculation_keeps_seek_point_spacing_and_validity() {
             count + 1 >= expected && count <= expected + 1,
             "{count} {expected}"
         );
-        let has_window = |run: &Run| run.seek_points.iter().any(|point| !point.window.is_empty());
-        assert_eq!(has_window(&run), has_window(&serial(&packed, 1 << 20)));
         resumes_everywhere(&packed, &run);
     }
+}
+
+#[test]
+fn speculation_finds_full_flushes() {
+    let packed = flushed_by(FlushCompress::Full, &text(12 << 20, 3), 128 << 10);
+    let run = ahead(LONG_PARTS, &packed, 1 << 20, Workers::Immediate);
+    assert_same(&run, &serial(&packed, 1 << 20));
+    assert!(run.jobs > 0);
+    let seek_points = &run.seek_points;
+    assert!(seek_points.len() >= 9, "{}", seek_points.len());
+    assert!(seek_points.iter().all(|point| point.window.is_empty()));
+    resumes_everywhere(&packed, &run);
 }
 
 #[test]
