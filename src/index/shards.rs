@@ -437,6 +437,19 @@ mod tests {
     }
 
     #[test]
+    fn file_longer_than_a_share_does_not_lengthen_the_shard_before() {
+        let mut members = files(47, 100);
+        members.push(file("huge", 4700..9700));
+        members.extend((97..100).map(|n| file(&format!("f{n}"), n * 100..(n + 1) * 100)));
+        // The half of the archive is in the huge file.
+        let plan = ShardPlan::new(&index(&members, 10), 2);
+        assert_eq!(counts(&plan), [48, 4]);
+        let costs = plan.shards().iter();
+        let costs = costs.map(|shard| (shard.packed_start, shard.packed_end));
+        assert_eq!(costs.collect::<Vec<_>>(), [(0, 2350), (2000, 5000)]);
+    }
+
+    #[test]
     fn entries_without_content_are_spread_too() {
         let members: Vec<_> = (0..99).map(|n| symlink(&format!("l{n}"), "x")).collect();
         let plan = ShardPlan::new(&index(&members, 4), 4);
@@ -448,9 +461,13 @@ mod tests {
         let mut members = files(100, 100);
         members.reverse();
         members.push(file("beyond", u64::MAX - 10..u64::MAX - 5));
-        let plan = ShardPlan::new(&index(&members, 10), 7);
+        let index = index(&members, 10);
+        let plan = ShardPlan::new(&index, 7);
         assert_eq!(counts(&plan).iter().sum::<u64>(), 102);
         let mut all: Vec<_> = (1..=7).flat_map(|n| plan.entries(n).to_vec()).collect();
+        let entries = all.iter().filter_map(|ino| index.entry(*ino));
+        let starts: Vec<_> = entries.filter_map(content).map(|it| it.0).collect();
+        assert_eq!((starts.len(), starts.is_sorted()), (101, true));
         all.sort_unstable();
         assert_eq!(all, (1..=102).map(Ino).collect::<Vec<_>>());
     }
