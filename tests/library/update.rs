@@ -219,6 +219,16 @@ fn update_follows_no_links() {
     symlink("../outside", place.path("out/sub")).expect("made");
     symlink("../outside", place.path("out/extra")).expect("made");
     assert_updated(&place, "one.tar", &["--delete"], "links");
+    fs::create_dir_all(place.path("out/other/deep")).expect("made");
+    fs::remove_dir_all(place.path("out/sub")).expect("there");
+    symlink("other", place.path("out/sub")).expect("made");
+    let outcome = update(&place, "one.tar", &[]);
+    assert!(
+        !outcome.complaints.contains("sub"),
+        "{}",
+        outcome.complaints
+    );
+    assert_updated(&place, "one.tar", &["--delete"], "a link inside");
     let names: Vec<_> = fs::read_dir(place.path("outside"))
         .expect("there")
         .collect();
@@ -414,4 +424,81 @@ fn update_refuses_flags_that_mean_something_else() {
         let outcome = place.run(&["materialize", flag, "one.tar", "-C", "out"]);
         assert_eq!(outcome.code, 64, "{}", outcome.complaints);
     }
+}
+
+#[test]
+fn update_from_a_directory_copies_what_differs() {
+    let place = Place::new();
+    let words = [
+        "materialize",
+        "--update",
+        "--delete",
+        "--stats",
+        "two",
+        "-C",
+        "out",
+    ];
+    for seed in 0..40 {
+        for name in ["one", "two", "out"] {
+            fs::remove_dir_all(place.path(name)).ok();
+        }
+        make_random(&place, "one", 2 * seed);
+        make_random(&place, "two", 2 * seed + 1);
+        fs::rename(place.path("one"), place.path("out")).expect("ours");
+        let flags: &[&str] = if seed % 2 == 0 { &["--checksum"] } else { &[] };
+        let words = [&words, flags].concat();
+        let outcome = place.run(&words);
+        assert_eq!(outcome.code, 0, "{seed}: {}", outcome.complaints);
+        let found = tree_facts(&place.path("out"));
+        for (path, fact) in &tree_facts(&place.path("two")) {
+            assert_eq!(
+                found.get(path),
+                Some(fact),
+                "seed {seed}: {}",
+                path.display()
+            );
+        }
+        assert_eq!(place.run(&["diff", "--checksum", "two", "out"]).text(), "");
+        let again = place.run(&words);
+        assert_eq!(again.code, 0, "{}", again.complaints);
+        assert_eq!(counter(&again, "written_entries"), 0, "seed {seed}");
+        assert_eq!(tree_facts(&place.path("out")), found);
+    }
+}
+
+#[test]
+fn update_from_a_directory_changes_only_attributes_if_these_alone_differ() {
+    let place = pair(|_| ());
+    fs::remove_dir(place.path("out")).expect("empty");
+    fs::rename(place.path("two"), place.path("out")).expect("ours");
+    let mode = Permissions::from_mode(0o4750);
+    fs::set_permissions(place.path("one/sub/c"), mode).expect("ours");
+    let words = ["materialize", "--update", "one", "-C", "out"];
+    let dry = place.succeeds(&[&words[..], &["--dry-run"]].concat());
+    assert_eq!(dry.text(), "change sub/c\n");
+    let outcome = place.run(&[&words[..], &["--stats"]].concat());
+    assert_eq!(outcome.code, 0, "{}", outcome.complaints);
+    assert_eq!(counter(&outcome, "written_bytes"), 0);
+    assert_eq!(
+        tree_facts(&place.path("out")),
+        tree_facts(&place.path("one"))
+    );
+}
+
+#[test]
+fn update_refuses_a_source_in_the_directory_that_it_updates() {
+    let place = pair(|_| ());
+    for (source, directory) in [("one/sub", "one"), ("one", "one"), ("one", "one/sub")] {
+        let words = [
+            "materialize",
+            "--update",
+            "--delete",
+            source,
+            "-C",
+            directory,
+        ];
+        let outcome = place.run(&words);
+        assert_eq!(outcome.code, 2, "{source}: {}", outcome.complaints);
+    }
+    assert_eq!(place.run(&["diff", "one", "two"]).code, 0);
 }

@@ -16,12 +16,11 @@ use tokio::runtime::Runtime;
 
 use super::list::{
     self,
-    open_place::{Failures, with_contents},
+    open_place::{Failures, local_directory, with_contents},
 };
 use crate::cli::args::{
     self, CacheDirArgs, LayerArgs, SavedIndexArgs, ShardArg, Size, SourceArgs, XattrArgs,
 };
-use crate::cli::commands::list::open_place::local_directory;
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
@@ -30,13 +29,13 @@ use tarfs::ArchivePath;
 use tarfs::Plain;
 use tarfs::Stats;
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{Error, OpenOptions, SavedIndex, Volume};
+use tarfs::archive::{Error, OpenOptions, SavedIndex};
 use tarfs::codec::Compression;
-use tarfs::index::{Index, Ino, MemoryLimit};
+use tarfs::index::{Ino, MemoryLimit};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::layers::{Layer, WhiteoutFormat};
 use tarfs::list::{
-    Comparison, DirectoryTree, FileKind, IndexTree, Jobs, Name, SharedOutput, escape,
+    Comparison, DirectoryTree, FileKind, IndexTree, Jobs, Name, SharedOutput, Tree, escape,
 };
 use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
@@ -235,11 +234,16 @@ pub(crate) struct MaterializeOptions {
 
 pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     let MaterializeArgs { source, options } = args;
+    if let Some(directory) = local_directory(&source.source) {
+        let write = if options.update {
+            update_from_directory
+        } else {
+            copy_directory
+        };
+        return write(directory, source, options);
+    }
     if options.update {
         return update(source, options);
-    }
-    if let Some(directory) = local_directory(&source.source) {
-        return copy_directory(directory, source, options);
     }
     if options.shard.is_some() || options.finish {
         return write_shard(source, options);
@@ -317,18 +321,15 @@ fn copy_directory(
         .atomic
         .then(|| Staging::new(args.directory(), Arc::clone(&stats)));
     args.check_before_opening()?;
-    let jobs = args.writers.and_then(NonZeroUsize::new);
-    let jobs = jobs.map_or(Jobs::Automatic, Jobs::Fixed);
-    let args = &MaterializeOptions {
-        numeric_owner: true,
-        same_permissions: true,
-        // The threads of the walk write.
-        writers: Some(1),
-        ..args.clone()
-    };
+    let (args, jobs) = &args.for_directory();
     raise_open_file_limit();
     let output = Output::new(source, args, &stats);
-    let copy = |sink: Materializer| (Ok(true), sink.copy_directory(directory, jobs, args.dry_run));
+    let copy = |sink: Materializer| {
+        (
+            Ok(true),
+            sink.copy_directory(directory, *jobs, args.dry_run),
+        )
+    };
     let outcome = match staging.transpose()? {
         Some(staging) => output.to_disk_atomically(&Arc::new(staging), None, copy),
         None => output.to_disk("run it again", None, copy),
@@ -387,7 +388,6 @@ fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result
         "standard input can be read only once, and --update needs its index first (save it to a file)"
     );
     let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
-    let start_time = Instant::now();
     let mut context = args.open_context(source_args, &network, &stats)?;
     context.archive.scan.allow_skipping = true;
     let volume = context.open(&tree)?;
@@ -395,29 +395,44 @@ fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result
     let index = index.context("the archive is not indexed")?;
     index.load_tree_rows().context("cannot list the tree")?;
     let is_whole = output::report_problems(&index) == ExitCode::SUCCESS;
-    let reporter = Arc::new(TerminalReporter {
-        prints_entries: args.verbose,
-        ..TerminalReporter::for_contents()
-    });
-    let options = args.options(source_args, reporter);
-    let plan = args.plan_update(&volume, &index, &options)?;
-    let is_known = is_whole && !plan.is_incomplete();
-    if args.dry_run {
-        print_steps(&plan, args.delete && is_known)?;
-        return Ok(exit_code(is_known, &Summary::default()));
+    let output = Output::new(source_args, args, &stats);
+    let source = with_contents(IndexTree::new(Arc::clone(&index)), &volume);
+    let root = (b".".as_slice(), Ino::ROOT.0.into());
+    let plan = args.plan_update(source, &Ino::ROOT, root, &output.options())?;
+    output.update(&plan, is_whole, |sink, delete| {
+        let (read, finished) = sink.update(&*volume, &index, &plan, delete);
+        (shards::whether_complete(read), finished)
+    })
+}
+
+/// The same for a directory of this machine as SOURCE.
+fn update_from_directory(
+    directory: &Path,
+    source_args: &SourceArgs,
+    args: &MaterializeOptions,
+) -> anyhow::Result<ExitCode> {
+    args.check_for_directory(source_args)?;
+    let places = [directory, args.directory()].map(fs::canonicalize);
+    if let [Ok(source), Ok(destination)] = &places {
+        ensure!(
+            !source.starts_with(destination) && !destination.starts_with(source),
+            "{}: is in the directory that is to be updated, or holds it",
+            directory.display()
+        );
     }
-    let sink = Materializer::new(args.directory(), options, Arc::clone(&stats))?;
-    let (read, finished) = sink.update(&*volume, &index, &plan, args.delete && is_whole);
-    if args.stats {
-        output::print_counters(&stats);
-    }
-    // An error of the destination stops the reading, too.
-    let summary = finished?;
-    let complete = shards::whether_complete(read)?;
-    if !args.quiet {
-        output::report_written(summary.entries, summary.bytes, start_time.elapsed());
-    }
-    Ok(exit_code(complete && is_known, &summary))
+    let stats = Arc::default();
+    let (args, jobs) = args.for_directory();
+    raise_open_file_limit();
+    let output = Output::new(source_args, &args, &stats);
+    let source = DirectoryTree::new();
+    let base = source.base().context("cannot open the current directory")?;
+    // A link to the directory is followed.
+    let path = directory.join(".");
+    let root = (path.as_os_str().as_bytes(), 0);
+    let plan = args.plan_update(source, &base, root, &output.options())?;
+    output.update(&plan, true, |sink, delete| {
+        (Ok(true), sink.update_from(directory, jobs, &plan, delete))
+    })
 }
 
 /// Prints what an update would do.
@@ -539,38 +554,35 @@ impl MaterializeOptions {
         Ok(context)
     }
 
-    /// Compares the tree of `index` with the destination.
-    fn plan_update(
+    /// Compares the directory `root` of `source` with the destination.
+    fn plan_update<A: Tree + Send + 'static>(
         &self,
-        volume: &Arc<dyn Volume>,
-        index: &Arc<Index>,
+        source: A,
+        base: &A::Directory,
+        root: (&[u8], u64),
         options: &Options,
     ) -> anyhow::Result<UpdatePlan> {
         let failures = Failures::default();
         let planner = UpdatePlanner::new(options, self.checksum, failures.reporter());
         let planner = Arc::new(planner);
         let destination = DirectoryTree::new();
-        let base = destination.base();
-        let base = base.context("cannot open the current directory")?;
-        // A link to the directory is followed.
+        let place = destination.base();
+        let place = place.context("cannot open the current directory")?;
         let directory = self.directory().join(".");
-        let name = |name, inode| Name {
+        let name = |(name, inode)| Name {
             name,
             kind: FileKind::Directory,
             inode,
         };
-        let names = (
-            name(b".", Ino::ROOT.0.into()),
-            name(directory.as_os_str().as_bytes(), 0),
-        );
+        let names = (name(root), name((directory.as_os_str().as_bytes(), 0)));
         let comparison = Comparison {
-            first: Arc::new(with_contents(IndexTree::new(Arc::clone(index)), volume)),
+            first: Arc::new(source),
             second: Arc::new(destination),
             differences: Arc::clone(&planner),
             contents: self.checksum,
         };
         comparison
-            .run((&Ino::ROOT, &base), names, b"", Jobs::Automatic)
+            .run((base, &place), names, b"", Jobs::Automatic)
             .with_context(|| format!("{}: cannot be compared", self.directory().display()))?;
         Ok(planner.finish())
     }
@@ -630,6 +642,19 @@ impl MaterializeOptions {
             Some((flag, _)) => bail!("{flag} cannot be used with an image (leave it out)"),
             None => Ok(()),
         }
+    }
+
+    /// The flags, and the number of threads, for a directory as SOURCE.
+    fn for_directory(&self) -> (Self, Jobs) {
+        let jobs = self.writers.and_then(NonZeroUsize::new);
+        let args = Self {
+            numeric_owner: true,
+            same_permissions: true,
+            // The threads of the walk write.
+            writers: Some(1),
+            ..self.clone()
+        };
+        (args, jobs.map_or(Jobs::Automatic, Jobs::Fixed))
     }
 
     /// Refuses flags that have no meaning for a directory as SOURCE.
@@ -753,6 +778,32 @@ impl<'a> Output<'a> {
         let (complete, summary) = (complete?, self.with_destination(finished)?);
         self.report_summary(&summary);
         Ok(exit_code(complete, &summary))
+    }
+
+    /// Carries out `plan` by `write`, which also receives whether to delete, or prints it.
+    fn update(
+        &self,
+        plan: &UpdatePlan,
+        is_whole: bool,
+        write: impl FnOnce(Materializer, bool) -> Written,
+    ) -> anyhow::Result<ExitCode> {
+        let is_known = is_whole && !plan.is_incomplete();
+        if self.args.delete && !is_known {
+            output::print_warning("nothing is deleted, because not everything can be compared");
+        }
+        let delete = self.args.delete && is_known;
+        if self.args.dry_run {
+            print_steps(plan, delete)?;
+            return Ok(exit_code(is_known, &Summary::default()));
+        }
+        let outcome = self.to_disk("run the same command again", None, |sink| {
+            let (complete, finished) = write(sink, delete);
+            (complete.map(|complete| complete && is_known), finished)
+        });
+        if self.args.stats {
+            output::print_counters(self.stats);
+        }
+        outcome
     }
 
     /// Adds the destination to an error that stopped the run.

@@ -1,6 +1,7 @@
 //! Carries out the plan of an update from an archive.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -16,13 +17,14 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Plain;
 use crate::base::resolve::ResolveError;
 use crate::index::{Entry, EntryKind, Index, Ino};
+use crate::list::Jobs;
 use crate::materialize::error::{Error, StepError, WithAction};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Summary;
 use crate::materialize::shard::{ShardError, named, read_error};
 use crate::materialize::write::{
-    AttributeTarget, Attributes, Directory, IfMissing, PendingDirectory, member_of, name_of,
-    parent_of, remove_tree,
+    AttributeTarget, Attributes, Directory, IfMissing, PendingDirectory, name_of, parent_of,
+    remove_tree,
 };
 use crate::tar::{Member, MemberKind};
 
@@ -55,9 +57,33 @@ impl Materializer {
         let read = self.write_entries(volume, index, plan);
         self.cut_payload();
         if read.is_ok() && self.tree.context.problems.fatal().is_none() {
-            self.change_existing(Some(index), plan, delete && matches!(read, Ok(true)));
+            self.change_existing(plan, delete && matches!(read, Ok(true)));
         }
         (read, self.finish())
+    }
+
+    /// The same for the directory `source`, which is copied by the threads of a walk.
+    ///
+    /// # Errors
+    /// As [`Materializer::copy_directory`].
+    pub fn update_from(
+        mut self,
+        source: &Path,
+        jobs: Jobs,
+        plan: &UpdatePlan,
+        delete: bool,
+    ) -> Result<Summary, Error> {
+        self.tree.was_empty = false;
+        self.prepare(plan, delete);
+        let written: HashSet<_> = plan.written.keys().cloned().collect();
+        if !written.is_empty() {
+            let filter = Box::new(move |path: &ArchivePath| written.contains(path));
+            self = self.copy_selected(source, jobs, false, Some(filter))?;
+        }
+        if self.tree.context.problems.fatal().is_none() {
+            self.change_existing(plan, delete);
+        }
+        self.finish()
     }
 
     /// Lets the owner into the directories in which entries change, and removes entries of another type. At the end
@@ -72,6 +98,8 @@ impl Materializer {
             .iter()
             .filter(|(_, change)| change.is_directory);
         directories.extend(changed.map(|(path, _)| path.clone()));
+        // Those that are made get their attributes then.
+        directories.retain(|path| !plan.written.contains_key(path));
         for path in directories {
             if let Some(stat) = self.tree.destination.stat(&path)
                 && FileType::from_raw_mode(stat.st_mode) == FileType::Directory
@@ -92,25 +120,27 @@ impl Materializer {
         }
     }
 
-    /// Makes links, changes attributes, and removes what the source lacks.
-    fn change_existing(&mut self, index: Option<&Index>, plan: &UpdatePlan, delete: bool) {
+    /// Makes links, changes attributes, and removes what the source lacks, unless there were errors.
+    fn change_existing(&mut self, plan: &UpdatePlan, delete: bool) {
         for (path, first) in &plan.links {
             self.link(path, first);
         }
         for (path, change) in &plan.changed {
             self.tree.context.problems.entry(path);
             self.tree.context.stats.written_entries.increment();
-            let entry = index.and_then(|index| index.find(path));
-            // A changed owner removes some of them.
-            let xattrs = entry.map_or_else(Vec::new, |entry| member_of(entry).xattrs);
             if !change.is_directory
-                && let Err(error) = self.change(path, change, &xattrs)
+                && let Err(error) = self.change(path, change)
             {
                 self.tree.context.problems.add(path, error);
             }
         }
-        if delete {
-            self.delete(plan);
+        let has_errors = self.tree.context.problems.count() > 0;
+        if delete && has_errors && !plan.extra.is_empty() {
+            let problems = &self.tree.context.problems;
+            problems.warn("nothing was deleted, because of the errors above");
+        }
+        for path in plan.extra.iter().filter(|_| delete && !has_errors) {
+            self.remove(path);
         }
     }
 
@@ -180,48 +210,41 @@ impl Materializer {
         self.tree.begin_member(member, path.clone());
     }
 
-    fn change(
-        &mut self,
-        path: &ArchivePath,
-        change: &Change,
-        xattrs: &[(Vec<u8>, Vec<u8>)],
-    ) -> Result<(), StepError> {
+    fn change(&mut self, path: &ArchivePath, change: &Change) -> Result<(), StepError> {
         let parent = self.parent(path)?;
+        let (target, context) = (
+            AttributeTarget::named(&parent, name_of(path)),
+            &self.tree.context,
+        );
+        let mut xattrs = Vec::new();
+        if change.owner.is_some() {
+            // chown(2) removes them.
+            xattrs = target.xattrs(&context.policy.xattrs)?;
+            xattrs.retain(|(name, _)| name == b"security.capability");
+        }
         let attributes = Attributes {
             path,
             owner: change.owner,
             mode: change.mode,
             mtime: change.mtime,
-            xattrs,
+            xattrs: &xattrs,
             removes_inherited_acls: false,
-            context: &self.tree.context,
+            context,
         };
-        attributes.apply(AttributeTarget::named(&parent, name_of(path)))
-    }
-
-    /// Removes what the source lacks, unless something is not known about the source or the destination.
-    fn delete(&mut self, plan: &UpdatePlan) {
-        let problems = &self.tree.context.problems;
-        if plan.is_incomplete() || problems.count() > 0 {
-            if !plan.extra.is_empty() {
-                problems.warn("nothing was deleted, because of the errors above");
-            }
-            return;
-        }
-        for path in &plan.extra {
-            self.remove(path);
-        }
+        attributes.apply(target)
     }
 
     /// Removes an entry with all below it.
     fn remove(&mut self, path: &ArchivePath) {
         const ACTION: &str = "remove the entry";
         let removed = self.parent(path).and_then(|parent| {
-            // Directories below it may be cached.
-            self.tree.context.note_replacement();
             let name = name_of(path);
             match rustix::fs::unlinkat(&parent, name, AtFlags::empty()) {
-                Err(Errno::ISDIR) => remove_tree(&parent, name).with_action(ACTION),
+                Err(Errno::ISDIR) => {
+                    // It and directories below it may be open.
+                    self.tree.context.note_replacement();
+                    remove_tree(&parent, name).with_action(ACTION)
+                }
                 Err(Errno::NOENT) => Ok(()),
                 removed => removed.with_action(ACTION),
             }

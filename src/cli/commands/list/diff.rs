@@ -1,6 +1,7 @@
 //! `tarfs diff`: prints what differs between two trees.
 
 use std::cell::Cell;
+use std::ffi::OsString;
 use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         args,
         differs: &differs,
     };
-    let code = open_place::run(&args.tree, &[], compared)?;
+    let code = open_place::run(&args.tree, &[OsString::from(".")], compared)?;
     if code != ExitCode::SUCCESS {
         return Ok(ExitCode::from(output::EXIT_FAILURE));
     }
@@ -59,6 +60,10 @@ struct First<'a> {
 }
 
 impl TreeVerb for First<'_> {
+    fn reads_contents(&self) -> bool {
+        self.args.checksum
+    }
+
     fn run<A: Tree + Send + 'static>(
         self,
         tree: &Arc<A>,
@@ -83,7 +88,7 @@ impl TreeVerb for First<'_> {
             base,
             name: start.name(),
         };
-        let code = open_place::run(&place, &[], second)?;
+        let code = open_place::run(&place, &[OsString::from(".")], second)?;
         Ok(code == ExitCode::SUCCESS)
     }
 }
@@ -98,6 +103,10 @@ struct Second<'a, A: Tree> {
 }
 
 impl<A: Tree + Send + 'static> TreeVerb for Second<'_, A> {
+    fn reads_contents(&self) -> bool {
+        self.args.checksum
+    }
+
     fn run<B: Tree + Send + 'static>(
         self,
         tree: &Arc<B>,

@@ -74,6 +74,11 @@ pub(crate) trait TreeVerb {
         false
     }
 
+    /// Whether it reads the contents of files, which an index alone does not have.
+    fn reads_contents(&self) -> bool {
+        false
+    }
+
     /// Runs it at the files `starts`, which are names in `base`. Returns whether it examined all of them.
     fn run<T: Tree + Send + 'static>(
         self,
@@ -96,7 +101,9 @@ pub(crate) fn run<V: TreeVerb>(
         let base = tree.base().context("cannot open the current directory")?;
         let found = paths.iter().map(|path| start_in_directory(directory, path));
         let starts: Vec<_> = found.flatten().collect();
-        let is_complete = match mounted_index(directory, &starts, args) {
+        let is_indexed = !verb.reads_contents();
+        let index = is_indexed.then(|| mounted_index(directory, &starts, args));
+        let is_complete = match index.flatten() {
             Some(index) => {
                 let tree = Arc::new(index_tree(verb.is_sorted(), index));
                 verb.run(&tree, &Ino::ROOT, &starts)?
