@@ -6,6 +6,8 @@ import io
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -296,3 +298,9 @@ def test_options_without_cache_write_nothing(server: Server, tmp_path: Path) -> 
     assert not (tmp_path / "cache").exists()
     assert archive.counters()["source_read_bytes"] > 0
     assert archive.problems == 0
+
+
+def test_wheel_brings_the_program(server: Server, contents: dict[str, bytes]) -> None:
+    command = [Path(sys.executable).with_name("tarfs"), "ls", server.url("a.tar.gz"), "data/d1"]
+    listed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    assert listed.split() == [name[8:] for name in contents if name.startswith("data/d1/")]
