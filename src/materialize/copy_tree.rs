@@ -39,11 +39,23 @@ impl Materializer {
     /// # Errors
     /// [`Error::SourceDirectory`], [`Error::ContainsDestination`], and those of [`Materializer::finish`].
     pub fn copy_directory(
-        mut self,
+        self,
         source: &Path,
         jobs: Jobs,
         dry_run: bool,
     ) -> Result<Summary, Error> {
+        self.copy_selected(source, jobs, dry_run, None)?.finish()
+    }
+
+    /// Copies those files of the directory `source` whose paths in it `filter` selects, too. The caller may make more
+    /// entries, because directories then get their attributes at the end of the run.
+    pub(super) fn copy_selected(
+        mut self,
+        source: &Path,
+        jobs: Jobs,
+        dry_run: bool,
+        filter: Option<Filter>,
+    ) -> Result<Self, Error> {
         let unreadable = |errno| Error::SourceDirectory(source.to_owned(), errno);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(CWD, source, flags, Mode::empty()).map_err(unreadable)?;
@@ -62,7 +74,8 @@ impl Materializer {
         let copier = Arc::new(Copier {
             context: Arc::clone(&self.tree.context),
             top: top.clone(),
-            selects_all: self.tree.selection == Selection::default(),
+            selects_all: filter.is_none() && self.tree.selection == Selection::default(),
+            filter,
             tree: Mutex::new(self.tree),
             source: DirectoryTree::default(),
             first_names: Mutex::default(),
@@ -83,13 +96,15 @@ impl Materializer {
         let walked = walk_parallel(&Arc::default(), &copier, vec![start], jobs);
         let copier = Arc::into_inner(copier).ok_or(Error::Interrupted)?;
         self.tree = copier.tree.into_inner();
-        let finished = self.finish();
         match walked {
-            Ok(_) => finished,
+            Ok(_) => Ok(self),
             Err(error) => Err(Error::Thread(Arc::new(error))),
         }
     }
 }
+
+/// Selects files by their paths.
+pub(super) type Filter = Box<dyn Fn(&ArchivePath) -> bool + Send + Sync>;
 
 /// The destination of a directory.
 #[derive(Debug, Default)]
@@ -101,7 +116,6 @@ struct Target {
 }
 
 /// Makes the entries of a walk.
-#[derive(Debug)]
 struct Copier {
     context: Arc<Context>,
     source: DirectoryTree,
@@ -109,6 +123,7 @@ struct Copier {
     /// For steps that look up paths: directories that are not selected themselves, and hard links.
     tree: Mutex<TreeWriter>,
     selects_all: bool,
+    filter: Option<Filter>,
     /// The first name of each file with several; `None` while it is made.
     first_names: Mutex<HashMap<Identity, Option<ArchivePath>>>,
     named: Condvar,
@@ -127,7 +142,9 @@ impl Copier {
             let member = self.member(&root, MemberKind::Directory, metadata, source);
             let (identity, policy) = (self.top.identity(), &self.context.policy);
             let pending = PendingDirectory::new(root, identity, false, member, policy);
-            target.pending = Some(pending).filter(|_| !self.dry_run);
+            if !self.dry_run {
+                target.pending = self.unless_deferred(pending);
+            }
         }
         target.directory.get_or_init(|| self.top.clone());
         target
@@ -139,7 +156,8 @@ impl Copier {
             return Some(path);
         }
         let selection = &mut self.tree.lock().selection;
-        let is_selected = selection.selects(&path);
+        let is_wanted = self.filter.as_ref().is_none_or(|filter| filter(&path));
+        let is_selected = is_wanted && selection.selects(&path);
         selection.strip_path(path).filter(|_| is_selected)
     }
 
@@ -279,7 +297,7 @@ impl Copier {
                 let member = (*job.member).clone();
                 let identity = opened.identity();
                 let pending = PendingDirectory::new(path, identity, is_new, member, policy);
-                target.pending = Some(pending);
+                target.pending = self.unless_deferred(pending);
                 target.directory.get_or_init(|| opened);
             }
             Ok(())
@@ -308,6 +326,15 @@ impl Copier {
         self.context.problems.entry(path);
         self.tree.lock().link(path, &first);
         true
+    }
+
+    /// The attributes to set when the directory is left, unless that is done at the end of the run.
+    fn unless_deferred(&self, pending: PendingDirectory) -> Option<PendingDirectory> {
+        if self.filter.is_none() {
+            return Some(pending);
+        }
+        self.tree.lock().defer_attributes(pending, None);
+        None
     }
 
     fn set_attributes(&self, target: &Target) -> ControlFlow<()> {
