@@ -79,12 +79,11 @@ impl Dump {
 
 /// Writes a field that is set. A dash alone would mean that it is not.
 fn write_field(output: &mut Vec<u8>, prefix: &[u8], value: &[u8]) {
-    match (prefix, value) {
-        (b"", b"-") => output.extend_from_slice(b"\\x2d"),
-        _ => {
-            escape(output, prefix);
-            escape(output, value);
-        }
+    if prefix.is_empty() && value == b"-" {
+        output.extend_from_slice(b"\\x2d");
+    } else {
+        escape(output, prefix);
+        escape(output, value);
     }
 }
 

@@ -72,6 +72,10 @@ pub struct Change {
     pub root: bool,
 }
 
+/// The attributes of a directory that is changed when it is left; `None` if it was changed before.
+#[derive(Clone, Copy, Debug)]
+pub struct LateChange(Option<Metadata>);
+
 /// Changes the attributes of files that differ from those to set.
 #[derive(Debug)]
 pub struct Changer {
@@ -87,7 +91,7 @@ impl Changer {
     }
 
     /// Changes the file at `path`, or returns the directory at which a walk must start.
-    pub fn start(&self, path: &[u8]) -> Option<Start<DirectoryTree, Option<Metadata>>> {
+    pub fn start(&self, path: &[u8]) -> Option<Start<DirectoryTree, LateChange>> {
         let flags = if self.change.follow {
             OFlags::PATH | OFlags::CLOEXEC
         } else {
@@ -117,7 +121,7 @@ impl Changer {
             }),
             Err(error) => {
                 self.report(path, error.into());
-                if let Some(found) = state {
+                if let LateChange(Some(found)) = state {
                     self.apply(&file, b"", path, &found);
                 }
                 None
@@ -155,15 +159,15 @@ impl Changer {
         name: &[u8],
         path: &[u8],
         found: &Metadata,
-    ) -> Option<Option<Metadata>> {
+    ) -> Option<LateChange> {
         let is_walked = self.change.recursive && found.kind == FileKind::Directory;
         // Without these two bits its owner could not walk it.
         let is_opened = |mode| mode & !found.mode & 0o500 != 0;
         if is_walked && !self.wanted_mode(found).is_some_and(is_opened) {
-            return Some(Some(*found));
+            return Some(LateChange(Some(*found)));
         }
         self.apply(directory, name, path, found);
-        is_walked.then_some(None)
+        is_walked.then_some(LateChange(None))
     }
 
     fn wanted_mode(&self, found: &Metadata) -> Option<u32> {
@@ -203,12 +207,12 @@ impl Changer {
     /// Changes the directory `name` in `level`, or itself, unless that is done.
     fn apply_late(
         &self,
-        level: &Arc<Level<DirectoryTree, Option<Metadata>>>,
+        level: &Arc<Level<DirectoryTree, LateChange>>,
         name: &[u8],
         path: &[u8],
-        state: &Option<Metadata>,
+        late: &LateChange,
     ) {
-        let Some(found) = state else {
+        let LateChange(Some(found)) = late else {
             return;
         };
         match level.open(&self.tree) {
@@ -293,8 +297,7 @@ fn set_owner(directory: &OwnedFd, name: &[u8], to: Owner) -> io::Result<()> {
 }
 
 impl Visitor<DirectoryTree> for Changer {
-    /// The attributes of a directory that is changed when it is left.
-    type State = Option<Metadata>;
+    type State = LateChange;
 
     fn makes_calls(&self) -> bool {
         true

@@ -83,12 +83,11 @@ pub fn apply_mode(text: &str, mode: u32, is_directory: bool, umask: u32) -> Opti
 fn apply_clause(clause: &[u8], mut mode: u32, is_directory: bool, umask: u32) -> Option<u32> {
     let is_class = |byte: &&u8| matches!(byte, b'u' | b'g' | b'o' | b'a');
     let (classes, mut actions) = clause.split_at(clause.iter().take_while(is_class).count());
-    let (affected, changeable) = match classes {
-        [] => (ALL, ALL & !umask),
-        _ => {
-            let bits = classes.iter().fold(0, |bits, &class| bits | bits_of(class));
-            (bits, bits)
-        }
+    let (affected, changeable) = if classes.is_empty() {
+        (ALL, ALL & !umask)
+    } else {
+        let bits = classes.iter().fold(0, |bits, &class| bits | bits_of(class));
+        (bits, bits)
     };
     if actions.is_empty() {
         return None;
