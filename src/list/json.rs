@@ -141,6 +141,7 @@ fn write_text(output: &mut Vec<u8>, bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tree::push_component;
     use super::super::{IndexTree, Name, metadata};
     use super::*;
     use crate::index::test_support::{file, index, member, symlink};
@@ -150,20 +151,24 @@ mod tests {
     /// The objects of the entries below the root, as text.
     fn texts(index: &Index) -> Vec<String> {
         let tree = IndexTree::by_name(index);
-        let entries = super::super::walk(index, Ino::ROOT, true);
-        entries
-            .map(|(path, entry)| {
+        let (mut texts, mut left) = (Vec::new(), vec![(Ino::ROOT, Vec::new())]);
+        while let Some((directory, above)) = left.pop() {
+            for child in index.children_by_name(directory, 0) {
+                let mut path: Vec<u8> = above.clone();
+                push_component(&mut path, child.name);
                 let name = Name {
-                    name: path.as_bytes(),
-                    kind: metadata(&entry).kind,
-                    inode: entry.ino().0.into(),
+                    name: &path,
+                    kind: metadata(&index.entry(child.ino).expect("there")).kind,
+                    inode: child.ino.0.into(),
                 };
                 let mut text = Vec::new();
                 let item = Item::at_start(&tree, &Ino::ROOT, name);
-                write(&mut text, path.as_bytes(), &item).expect("written");
-                String::from_utf8(text).expect("UTF-8")
-            })
-            .collect()
+                write(&mut text, &path, &item).expect("written");
+                texts.push(String::from_utf8(text).expect("UTF-8"));
+                left.push((child.ino, path));
+            }
+        }
+        texts
     }
 
     fn objects(members: &[Member]) -> Vec<serde_json::Value> {

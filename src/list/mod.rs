@@ -20,7 +20,6 @@ mod long;
 mod output;
 mod parallel_walk;
 mod tree;
-mod walk;
 
 pub use diff::{Comparison, DiffPrinter, Difference, Differences, Pair, Property};
 pub use directory_tree::{DirectoryTree, metadata_of};
@@ -35,4 +34,3 @@ pub use long::{Columns, Style};
 pub use output::SharedOutput;
 pub use parallel_walk::{Jobs, Level, Start, Visitor, walk_parallel};
 pub use tree::{Batch, Candidate, FileKind, Metadata, Name, Tree, Xattr};
-pub use walk::{Walk, walk};

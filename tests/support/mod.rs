@@ -30,3 +30,4 @@ pub(crate) mod soci;
 pub(crate) mod terminal;
 pub(crate) mod tree;
 pub(crate) mod wait;
+pub(crate) mod walk;

@@ -3,9 +3,10 @@
 use tarfs::Plain;
 use tarfs::index::{EntryKind, Index, Ino, MemoryLimit, format};
 use tarfs::layers::{WhiteoutFormat, merge};
-use tarfs::list::{Columns, IndexTree, Item, Name, Style, json, metadata, walk};
+use tarfs::list::{Columns, IndexTree, Item, Name, Style, json, metadata};
 
 use super::knobs::Knobs;
+use super::walk::walk;
 
 /// Number of sections.
 const SECTIONS: usize = format::SECTIONS as usize;

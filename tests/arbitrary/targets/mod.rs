@@ -9,6 +9,8 @@ mod knobs;
 mod private;
 mod tar;
 mod texts;
+#[path = "../../support/walk.rs"]
+mod walk;
 mod ztoc;
 
 use tarfs::codec::Compression;

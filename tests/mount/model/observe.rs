@@ -12,10 +12,10 @@ use rustix::fs::{lgetxattr, llistxattr};
 use rustix::io::Errno;
 use tarfs::archive::{Archive, Volume};
 use tarfs::index::{Entry, EntryKind, Ino};
-use tarfs::list::walk;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::member::Attributes;
+use crate::support::walk::walk;
 
 /// Kind, attributes and all paths of the inode, by path.
 pub(super) type ObservedTree = BTreeMap<Vec<u8>, (ObservedKind, Attributes, Vec<Vec<u8>>)>;

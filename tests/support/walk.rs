@@ -1,11 +1,11 @@
 //! Iterates over a tree in byte order.
 
-use crate::base::archive_path::ArchivePath;
-use crate::index::{Child, Entry, EntryKind, Index, Ino};
+use tarfs::ArchivePath;
+use tarfs::index::{Child, Entry, EntryKind, Index, Ino};
 
 /// Iterates over the names in directory `from`, in byte order. If `recursive`, descends into each directory
 /// at once. If `from` is no directory, yields its entry, if any.
-pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
+pub(crate) fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
     let mut walk = Walk {
         index,
         recursive,
@@ -22,7 +22,7 @@ pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
 
 /// Iterator of [`walk()`], which needs memory for one path and a few bytes per level.
 #[derive(Debug)]
-pub struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     index: &'a Index,
     recursive: bool,
     /// The path of the last level.
@@ -68,66 +68,5 @@ impl<'a> Iterator for Walk<'a> {
             return Some((path, entry));
         }
         None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::index::test_support::{directory, file, hard_link, index};
-
-    fn paths(index: &Index, from: Ino, recursive: bool) -> Vec<String> {
-        walk(index, from, recursive)
-            .map(|(path, _)| path.to_string())
-            .collect()
-    }
-
-    fn tree() -> Index {
-        index(&[
-            file("b/c/d", 0..1),
-            file("b/a", 0..1),
-            directory("empty", 0o755),
-            file("a", 0..1),
-            file("b.txt", 0..1),
-            hard_link("z", "a"),
-        ])
-    }
-
-    #[test]
-    fn walk_yields_names_in_byte_order_depth_first() {
-        assert_eq!(
-            paths(&tree(), Ino::ROOT, true),
-            ["a", "b", "b/a", "b/c", "b/c/d", "b.txt", "empty", "z"]
-        );
-    }
-
-    #[test]
-    fn without_recursion_only_one_directory_is_listed() {
-        assert_eq!(
-            paths(&tree(), Ino::ROOT, false),
-            ["a", "b", "b.txt", "empty", "z"]
-        );
-    }
-
-    #[test]
-    fn walk_below_root_yields_paths_from_root() {
-        let tree = tree();
-        let b = tree.lookup(Ino::ROOT, b"b").unwrap().ino();
-        assert_eq!(paths(&tree, b, true), ["b/a", "b/c", "b/c/d"]);
-    }
-
-    #[test]
-    fn walk_of_file_yields_itself_and_of_missing_nothing() {
-        let tree = tree();
-        let a = tree.lookup(Ino::ROOT, b"a").unwrap().ino();
-        assert_eq!(paths(&tree, a, true), ["a"]);
-        assert!(paths(&tree, Ino(999), true).is_empty());
-        assert!(paths(&index(&[]), Ino::ROOT, true).is_empty());
-    }
-
-    #[test]
-    fn deep_tree_is_walked_completely() {
-        let tree = index(&[file(&("a/".repeat(2000) + "f"), 0..1)]);
-        assert_eq!(walk(&tree, Ino::ROOT, true).count(), 2001);
     }
 }
