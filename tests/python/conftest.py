@@ -11,6 +11,7 @@ import os
 import random
 import re
 import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+# Short runs are faster without the second compiler of Java.
+os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 
 PACKERS = {
     "tar": lambda data: data,

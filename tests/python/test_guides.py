@@ -26,10 +26,11 @@ def test_guide_prints_what_it_says(server: Server, tmp_path: Path, guide: str) -
             archive.addfile(member, io.BytesIO(data))
     packed = run_filter(["zstd", "-q", "-c"], output.getvalue())
     (server.directory / "data.tar.zst").write_bytes(packed)
+    configuration = "spark.ui.enabled false\nspark.sql.shuffle.partitions 2\n"
+    (tmp_path / "spark-defaults.conf").write_text(configuration)
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_CONF_DIR": str(tmp_path),
     }
     place = tmp_path / "guide"
     place.mkdir()

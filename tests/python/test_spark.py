@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +20,6 @@ SEEK_BYTES = 4 << 20
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Executors inherit the environment, and share one cache.
     os.environ["TARFS_CACHE_DIR"] = str(tmp_path_factory.mktemp("spark-cache"))
     os.chdir(tmp_path_factory.mktemp("spark"))
