@@ -4,7 +4,6 @@
 //! then the directory.
 
 use std::collections::{HashSet, LinkedList};
-use std::fmt;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -58,14 +57,12 @@ pub struct Sum {
 /// A list, because a deep tree would copy its lines for each level.
 type Lines = LinkedList<Vec<u8>>;
 
-type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
-
 /// Sums the space of a tree, and writes the lines.
+#[derive(Debug)]
 pub struct DiskUsage<T> {
     tree: Arc<T>,
     options: DuOptions,
     output: Arc<SharedOutput>,
-    report: Report,
     /// Bytes of lines that wait.
     waiting: AtomicUsize,
     /// Files with several names that were counted.
@@ -74,18 +71,12 @@ pub struct DiskUsage<T> {
 }
 
 impl<T: Tree + Send + 'static> DiskUsage<T> {
-    /// Writes to `output`, and passes errors to `report` with the path that they are about.
-    pub fn new(
-        tree: Arc<T>,
-        options: DuOptions,
-        output: Arc<SharedOutput>,
-        report: impl Fn(&[u8], io::Error) + Send + Sync + 'static,
-    ) -> Self {
+    /// Writes to `output`.
+    pub fn new(tree: Arc<T>, options: DuOptions, output: Arc<SharedOutput>) -> Self {
         Self {
             tree,
             options,
             output,
-            report: Box::new(report),
             waiting: AtomicUsize::new(0),
             seen: Mutex::default(),
             grand_total: AtomicU64::new(0),
@@ -123,7 +114,7 @@ impl<T: Tree + Send + 'static> DiskUsage<T> {
         let metadata = match item.metadata() {
             Ok(metadata) => metadata,
             Err(error) => {
-                (self.report)(item.path(), error);
+                self.output.report(item.path(), &error);
                 return None;
             }
         };
@@ -253,15 +244,6 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
-        (self.report)(path, error);
-    }
-}
-
-impl<T> fmt::Debug for DiskUsage<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("DiskUsage");
-        debug
-            .field("options", &self.options)
-            .finish_non_exhaustive()
+        self.output.report(path, &error);
     }
 }

@@ -1,6 +1,5 @@
 //! A walk that evaluates an expression of `find` on every file.
 
-use std::fmt;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,14 +10,12 @@ use super::output::SharedOutput;
 use super::parallel_walk::{Level, Visitor};
 use super::tree::{Batch, Candidate, FileKind, Name, Tree};
 
-type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
-
 /// Evaluates an expression on the files of a walk.
+#[derive(Debug)]
 pub struct Finder<T> {
     tree: Arc<T>,
     expression: Expression,
     output: Arc<SharedOutput>,
-    report: Report,
 }
 
 /// A directory of the walk.
@@ -29,18 +26,12 @@ pub struct FoundDirectory {
 }
 
 impl<T: Tree + Send + 'static> Finder<T> {
-    /// Writes to `output`, and passes errors to `report` with the path that they are about.
-    pub fn new(
-        tree: Arc<T>,
-        expression: Expression,
-        output: Arc<SharedOutput>,
-        report: impl Fn(&[u8], io::Error) + Send + Sync + 'static,
-    ) -> Self {
+    /// Writes to `output`.
+    pub fn new(tree: Arc<T>, expression: Expression, output: Arc<SharedOutput>) -> Self {
         Self {
             tree,
             expression,
             output,
-            report: Box::new(report),
         }
     }
 
@@ -102,7 +93,7 @@ impl<T: Tree + Send + 'static> Finder<T> {
             }
             Ok(outcome) => ControlFlow::Continue(outcome),
             Err(error) => {
-                (self.report)(item.path(), error);
+                self.output.report(item.path(), &error);
                 ControlFlow::Continue(Outcome::default())
             }
         }
@@ -158,7 +149,7 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
-        (self.report)(path, error);
+        self.output.report(path, &error);
     }
 }
 
@@ -186,14 +177,5 @@ impl<T: Tree + Send + 'static> Finder<T> {
             self.output.write(&text)?;
         }
         ControlFlow::Continue(())
-    }
-}
-
-impl<T> fmt::Debug for Finder<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Finder");
-        debug
-            .field("expression", &self.expression)
-            .finish_non_exhaustive()
     }
 }

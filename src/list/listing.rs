@@ -53,14 +53,11 @@ pub struct ListOptions {
     pub style: Style,
 }
 
-type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
-
 /// Lists directories of a tree.
 pub struct Lister<T> {
     tree: Arc<T>,
     options: ListOptions,
     output: Arc<SharedOutput>,
-    report: Report,
     filter: Option<Filter>,
     dump: Mutex<Dump>,
 }
@@ -83,18 +80,12 @@ struct Frame<T: Tree> {
 }
 
 impl<T: Tree + Send + 'static> Lister<T> {
-    /// Writes to `output`, and passes errors to `report` with the path that they are about.
-    pub fn new(
-        tree: Arc<T>,
-        options: ListOptions,
-        output: Arc<SharedOutput>,
-        report: impl Fn(&[u8], io::Error) + Send + Sync + 'static,
-    ) -> Self {
+    /// Writes to `output`.
+    pub fn new(tree: Arc<T>, options: ListOptions, output: Arc<SharedOutput>) -> Self {
         Self {
             tree,
             options,
             output,
-            report: Box::new(report),
             filter: None,
             dump: Mutex::default(),
         }
@@ -124,7 +115,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
         };
         match measured {
             Ok(()) => self.write_line(&mut lines, &columns, name, item),
-            Err(error) => (self.report)(name, error),
+            Err(error) => self.output.report(name, &error),
         }
         self.output.write(&lines)
     }
@@ -196,7 +187,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             let before = frame.batch.len();
             let directory = &frame.directory;
             if let Err(error) = self.tree.read(directory, &mut position, &mut frame.batch) {
-                (self.report)(&frame.path, error);
+                self.output.report(&frame.path, &error);
                 frame.position = None;
             } else {
                 frame.position = (frame.batch.len() > before).then_some(position);
@@ -269,7 +260,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             match item.open() {
                 Ok(directory) => Some(self.open(directory, item.inode(), item.path().to_owned())),
                 Err(error) => {
-                    (self.report)(item.path(), error);
+                    self.output.report(item.path(), &error);
                     None
                 }
             }
@@ -300,7 +291,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             columns.write(lines, name, item)
         };
         if let Err(error) = written {
-            (self.report)(name, error);
+            self.output.report(name, &error);
         }
     }
 }
@@ -358,7 +349,7 @@ impl<T: Tree + Send + 'static> Visitor<T> for Lister<T> {
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
-        (self.report)(path, error);
+        self.output.report(path, &error);
     }
 }
 

@@ -1,13 +1,21 @@
-//! Output that the threads of a walk share.
+//! Output and errors of the threads of a walk.
 
 use std::fmt;
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::escape::escape;
+use crate::base::error_chain::error_chain;
 use crate::base::sync::Mutex;
 
-/// A writer for several threads. It keeps the first error, after which nothing is written.
-pub struct SharedOutput(Mutex<State>);
+/// A writer for several threads, which also receives errors about single files. It keeps the first error of writing,
+/// after which nothing is written.
+pub struct SharedOutput {
+    state: Mutex<State>,
+    print_error: Box<dyn Fn(&str) + Send + Sync>,
+    has_failed: AtomicBool,
+}
 
 struct State {
     writer: BufWriter<Box<dyn Write + Send>>,
@@ -16,19 +24,43 @@ struct State {
 }
 
 impl SharedOutput {
-    /// Output to `writer`, through a buffer, which `is_flushed` after each piece.
-    pub fn new(writer: impl Write + Send + 'static, is_flushed: bool) -> Self {
-        Self(Mutex::new(State {
-            writer: BufWriter::with_capacity(64 << 10, Box::new(writer)),
-            error: None,
-            is_flushed,
-        }))
+    /// Output to `writer`, through a buffer, which `is_flushed` after each piece. Errors go to `print_error`.
+    pub fn new(
+        writer: impl Write + Send + 'static,
+        is_flushed: bool,
+        print_error: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            state: Mutex::new(State {
+                writer: BufWriter::with_capacity(64 << 10, Box::new(writer)),
+                error: None,
+                is_flushed,
+            }),
+            print_error: Box::new(print_error),
+            has_failed: AtomicBool::new(false),
+        }
+    }
+
+    /// Prints an error about the file at `path`.
+    pub fn report(&self, path: &[u8], error: &io::Error) {
+        self.fail(&format!("{}: {}", escape(path), error_chain(error)));
+    }
+
+    /// Prints an error about a file.
+    pub fn fail(&self, text: &str) {
+        self.has_failed.store(true, Ordering::Relaxed);
+        (self.print_error)(text);
+    }
+
+    /// Whether an error was printed.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
     }
 
     /// Writes `bytes` as one piece. Breaks after an error.
     pub fn write(&self, bytes: &[u8]) -> ControlFlow<()> {
         self.write_last(bytes);
-        match self.0.lock().error {
+        match self.state.lock().error {
             None => ControlFlow::Continue(()),
             Some(_) => ControlFlow::Break(()),
         }
@@ -36,7 +68,7 @@ impl SharedOutput {
 
     /// As [`Self::write`], for a caller that ends in any case.
     pub fn write_last(&self, bytes: &[u8]) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if state.error.is_some() || bytes.is_empty() {
             return;
         }
@@ -52,7 +84,7 @@ impl SharedOutput {
     /// # Errors
     /// The first error of all writes.
     pub fn finish(&self) -> io::Result<()> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         match state.error.take() {
             Some(error) => Err(error),
             None => state.writer.flush(),

@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 
 use super::list::{
     self,
-    open_place::{Failures, local_directory, with_contents},
+    open_place::{local_directory, with_contents},
 };
 use crate::cli::args::{
     self, CacheDirArgs, LayerArgs, SavedIndexArgs, ShardArg, Size, SourceArgs, XattrArgs,
@@ -34,9 +34,7 @@ use tarfs::codec::Compression;
 use tarfs::index::{Ino, MemoryLimit};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::layers::{Layer, WhiteoutFormat};
-use tarfs::list::{
-    Comparison, DirectoryTree, FileKind, IndexTree, Jobs, Name, SharedOutput, Tree, escape,
-};
+use tarfs::list::{Comparison, DirectoryTree, FileKind, IndexTree, Jobs, Name, Tree, escape};
 use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
@@ -452,7 +450,7 @@ fn print_steps(plan: &UpdatePlan, with_deletions: bool) -> anyhow::Result<()> {
         };
         text.extend_from_slice(format!("{word} {}\n", escape(path)).as_bytes());
     }
-    let output = SharedOutput::new(stdout(), false);
+    let output = list::open_place::standard_output();
     output.write_last(&text);
     list::open_place::finish(&output)
 }
@@ -562,8 +560,8 @@ impl MaterializeOptions {
         root: (&[u8], u64),
         options: &Options,
     ) -> anyhow::Result<UpdatePlan> {
-        let failures = Failures::default();
-        let planner = UpdatePlanner::new(options, self.checksum, failures.reporter());
+        let report = |path: &[u8], error| list::open_place::report(path, &error);
+        let planner = UpdatePlanner::new(options, self.checksum, report);
         let planner = Arc::new(planner);
         let destination = DirectoryTree::new();
         let place = destination.base();

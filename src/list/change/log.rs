@@ -1,7 +1,7 @@
 //! Lines about changed files, and errors.
 
-use std::fmt;
 use std::io;
+use std::sync::Arc;
 
 use crate::base::error_chain::error_chain;
 
@@ -20,38 +20,24 @@ pub enum Verbosity {
     All,
 }
 
-type Report = Box<dyn Fn(&str) + Send + Sync>;
-
 /// Receives the lines of changed files, and the errors, from several threads.
+#[derive(Debug)]
 pub struct ChangeLog {
     verbosity: Verbosity,
-    output: SharedOutput,
-    report: Report,
+    output: Arc<SharedOutput>,
 }
 
 impl ChangeLog {
-    /// Writes lines to `output`, and passes errors to `report`.
-    pub fn new(
-        verbosity: Verbosity,
-        output: SharedOutput,
-        report: impl Fn(&str) + Send + Sync + 'static,
-    ) -> Self {
-        Self {
-            verbosity,
-            output,
-            report: Box::new(report),
-        }
-    }
-
-    /// The output.
-    pub fn output(&self) -> &SharedOutput {
-        &self.output
+    /// Writes to `output`.
+    pub fn new(verbosity: Verbosity, output: Arc<SharedOutput>) -> Self {
+        Self { verbosity, output }
     }
 
     /// Reports that `action` failed on the file at `path`.
     pub fn fail(&self, action: &str, path: &[u8], error: &io::Error) {
         let path = quote(path);
-        (self.report)(&format!("{action} {path}: {}", error_chain(error)));
+        self.output
+            .fail(&format!("{action} {path}: {}", error_chain(error)));
     }
 
     /// Reports that the walk of `/` is refused.
@@ -61,13 +47,14 @@ impl ChangeLog {
             _ => format!("{} (same as '/')", quote(path)),
         };
         let text = "it is dangerous to operate recursively on";
-        (self.report)(&format!("{text} {path}"));
-        (self.report)("use --no-preserve-root to override this failsafe");
+        self.output.fail(&format!("{text} {path}"));
+        self.output
+            .fail("use --no-preserve-root to override this failsafe");
     }
 
     /// Reports an error.
     pub(super) fn fail_with(&self, text: &str) {
-        (self.report)(text);
+        self.output.fail(text);
     }
 
     /// Writes a line if such lines are wanted.
@@ -76,12 +63,6 @@ impl ChangeLog {
             // The files are changed in any case.
             self.output.write_last((line() + "\n").as_bytes());
         }
-    }
-}
-
-impl fmt::Debug for ChangeLog {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChangeLog").finish_non_exhaustive()
     }
 }
 

@@ -21,8 +21,6 @@ const MAX_WAITING_BYTES: usize = 64 << 20;
 /// A file, by its file system and its number.
 type Id = (u64, u64);
 
-type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
-
 /// Prints what differs between two trees, as lines or as JSON objects.
 #[expect(
     missing_debug_implementations,
@@ -31,7 +29,6 @@ type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
 pub struct DiffPrinter {
     is_json: bool,
     output: Arc<SharedOutput>,
-    report: Report,
     has_found: AtomicBool,
     lines: Mutex<Lines>,
     /// Files with several names: of the first tree with the one of the second, and the other way round.
@@ -46,16 +43,11 @@ struct Lines {
 }
 
 impl DiffPrinter {
-    /// Writes to `output`, and passes errors to `report` with the path that they are about.
-    pub fn new(
-        is_json: bool,
-        output: Arc<SharedOutput>,
-        report: impl Fn(&[u8], io::Error) + Send + Sync + 'static,
-    ) -> Self {
+    /// Writes to `output`.
+    pub fn new(is_json: bool, output: Arc<SharedOutput>) -> Self {
         Self {
             is_json,
             output,
-            report: Box::new(report),
             has_found: AtomicBool::new(false),
             lines: Mutex::default(),
             pairs: Mutex::default(),
@@ -181,7 +173,7 @@ impl<A: Tree, B: Tree> Differences<A, B> for DiffPrinter {
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
-        (self.report)(path, error);
+        self.output.report(path, &error);
     }
 }
 

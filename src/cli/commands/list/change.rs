@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::open_place::{self, EXIT_PARTIAL, Failures};
+use super::open_place::{self, EXIT_PARTIAL};
 use crate::cli::ui::output;
 use tarfs::list::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
 use tarfs::list::{
@@ -80,7 +80,7 @@ impl ChangeFlags {
         let change = Change {
             attributes,
             recursive: self.recursive,
-            follow: !no_dereference && !(self.recursive && is_owner),
+            follow: !(no_dereference || self.recursive && is_owner),
             root: !self.preserve_root,
         };
         let verbosity = match (self.verbose, self.changes) {
@@ -116,17 +116,16 @@ impl Run {
         visitor: impl FnOnce(Arc<DirectoryTree>, Arc<ChangeLog>) -> V,
         start: impl Fn(&V, &[u8]) -> Option<Start<DirectoryTree, V::State>>,
     ) -> anyhow::Result<ExitCode> {
-        let failures = Failures::default();
-        let (noted, quiet) = (failures.clone(), self.quiet);
-        let output = SharedOutput::new(stdout(), stdout().is_terminal());
-        let log = ChangeLog::new(self.verbosity, output, move |error| {
-            noted.note();
+        let is_terminal = stdout().is_terminal();
+        let quiet = self.quiet;
+        let output = SharedOutput::new(stdout(), is_terminal, move |error| {
             if !quiet {
                 output::print_error(error);
             }
         });
-        let log = Arc::new(log);
-        let visitor = Arc::new(visitor(Arc::clone(&self.tree), Arc::clone(&log)));
+        let output = Arc::new(output);
+        let log = Arc::new(ChangeLog::new(self.verbosity, Arc::clone(&output)));
+        let visitor = Arc::new(visitor(Arc::clone(&self.tree), log));
         let jobs = self.jobs.map_or(Jobs::Automatic, Jobs::Fixed);
         for paths in paths.chunks(OPEN_STARTS) {
             let starts = paths.iter();
@@ -137,11 +136,11 @@ impl Run {
                 let _never_broken = walked.context("cannot start a thread")?;
             }
         }
-        open_place::finish(log.output())?;
-        Ok(if failures.is_empty() {
-            ExitCode::SUCCESS
-        } else {
+        open_place::finish(&output)?;
+        Ok(if output.has_failed() {
             ExitCode::from(EXIT_PARTIAL)
+        } else {
+            ExitCode::SUCCESS
         })
     }
 }

@@ -2,13 +2,12 @@
 
 use std::cell::Cell;
 use std::ffi::OsString;
-use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::open_place::{self, Failures, StartPoint, TreeVerb};
+use super::open_place::{self, StartPoint, TreeVerb};
 use crate::cli::args::{LayerArgs, TreeArgs};
 use crate::cli::ui::output;
 use tarfs::list::{Comparison, DiffPrinter, Name, SharedOutput, Tree};
@@ -40,23 +39,25 @@ pub(crate) struct DiffArgs {
 }
 
 pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
-    let differs = Cell::new(false);
+    let differs = Cell::new(None);
     let compared = First {
         args,
         differs: &differs,
     };
     let code = open_place::run(&args.tree, &[OsString::from(".")], compared)?;
-    if code != ExitCode::SUCCESS {
-        return Ok(ExitCode::from(output::EXIT_FAILURE));
-    }
-    let different = ExitCode::from(EXIT_DIFFERENT);
-    Ok(if differs.get() { different } else { code })
+    Ok(match differs.get() {
+        Some(differs) if code == ExitCode::SUCCESS => {
+            ExitCode::from(if differs { EXIT_DIFFERENT } else { 0 })
+        }
+        _ => ExitCode::from(output::EXIT_FAILURE),
+    })
 }
 
 /// Compares a tree with B.
 struct First<'a> {
     args: &'a DiffArgs,
-    differs: &'a Cell<bool>,
+    /// `None` while it is unknown.
+    differs: &'a Cell<Option<bool>>,
 }
 
 impl TreeVerb for First<'_> {
@@ -69,9 +70,10 @@ impl TreeVerb for First<'_> {
         tree: &Arc<A>,
         base: &A::Directory,
         starts: &[StartPoint],
-    ) -> anyhow::Result<bool> {
+        _: &Arc<SharedOutput>,
+    ) -> anyhow::Result<()> {
         let Some(start) = starts.first() else {
-            return Ok(false);
+            return Ok(());
         };
         let mut place = self.args.tree.clone();
         let source = &mut place.source;
@@ -89,14 +91,18 @@ impl TreeVerb for First<'_> {
             name: start.name(),
         };
         let code = open_place::run(&place, &[OsString::from(".")], second)?;
-        Ok(code == ExitCode::SUCCESS)
+        if code != ExitCode::SUCCESS {
+            self.differs.set(None);
+        }
+        Ok(())
     }
 }
 
 /// Compares the directory `name` of a tree with another tree.
 struct Second<'a, A: Tree> {
     args: &'a DiffArgs,
-    differs: &'a Cell<bool>,
+    /// `None` while it is unknown.
+    differs: &'a Cell<Option<bool>>,
     tree: &'a Arc<A>,
     base: &'a A::Directory,
     name: Name<'a>,
@@ -112,18 +118,12 @@ impl<A: Tree + Send + 'static> TreeVerb for Second<'_, A> {
         tree: &Arc<B>,
         base: &B::Directory,
         starts: &[StartPoint],
-    ) -> anyhow::Result<bool> {
+        output: &Arc<SharedOutput>,
+    ) -> anyhow::Result<()> {
         let Some(start) = starts.first() else {
-            return Ok(false);
+            return Ok(());
         };
-        let output = Arc::new(SharedOutput::new(stdout(), stdout().is_terminal()));
-        let failures = Failures::default();
-        let reporter = failures.reporter();
-        let printer = Arc::new(DiffPrinter::new(
-            self.args.json,
-            Arc::clone(&output),
-            reporter,
-        ));
+        let printer = Arc::new(DiffPrinter::new(self.args.json, Arc::clone(output)));
         let comparison = Comparison {
             first: Arc::clone(self.tree),
             second: Arc::clone(tree),
@@ -134,8 +134,7 @@ impl<A: Tree + Send + 'static> TreeVerb for Second<'_, A> {
         comparison
             .run((self.base, base), names, b".", self.args.tree.jobs())
             .context("cannot compare the trees")?;
-        self.differs.set(printer.finish());
-        open_place::finish(&output)?;
-        Ok(failures.is_empty())
+        self.differs.set(Some(printer.finish()));
+        Ok(())
     }
 }

@@ -1,17 +1,12 @@
 //! `tarfs du`: sums the space that directories use.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Context;
-
-use super::open_place::{self, Failures, StartPoint, TreeVerb};
+use super::open_place::{self, StartPoint, TreeVerb};
 use crate::cli::args::TreeArgs;
-use tarfs::list::{
-    DiskUsage, DuOptions, Item, Measure, SharedOutput, Start, Tree, human_size, walk_parallel,
-};
+use tarfs::list::{DiskUsage, DuOptions, Item, Measure, SharedOutput, Tree, human_size};
 
 /// Arguments of `tarfs du`.
 #[derive(clap::Args, Debug)]
@@ -95,15 +90,9 @@ impl TreeVerb for Sums<'_> {
         tree: &Arc<T>,
         base: &T::Directory,
         starts: &[StartPoint],
-    ) -> anyhow::Result<bool> {
-        let output = Arc::new(SharedOutput::new(stdout(), stdout().is_terminal()));
-        let failures = Failures::default();
-        let usage = DiskUsage::new(
-            Arc::clone(tree),
-            self.options(),
-            Arc::clone(&output),
-            failures.reporter(),
-        );
+        output: &Arc<SharedOutput>,
+    ) -> anyhow::Result<()> {
+        let usage = DiskUsage::new(Arc::clone(tree), self.options(), Arc::clone(output));
         let usage = Arc::new(usage);
         // One after the other, so that their lines are in order.
         for start in starts {
@@ -113,20 +102,14 @@ impl TreeVerb for Sums<'_> {
             };
             match tree.open(base, name) {
                 Ok(directory) => {
-                    let (path, inode) = (name.name.to_owned(), name.inode);
-                    let start = Start {
-                        path,
-                        inode,
-                        directory,
-                        state,
-                    };
-                    let walked = walk_parallel(tree, &usage, vec![start], self.0.tree.jobs());
-                    if walked.context("cannot start a thread")?.is_break() {
+                    let directory = (name.name, directory);
+                    let walked = start.walk(tree, &usage, directory, state, self.0.tree.jobs())?;
+                    if walked.is_break() {
                         break;
                     }
                 }
                 Err(error) => {
-                    failures.report(name.name, &error);
+                    output.report(name.name, &error);
                     usage.end_closed(&state, name.name);
                 }
             }
@@ -134,7 +117,6 @@ impl TreeVerb for Sums<'_> {
         if self.0.total {
             output.write_last(&usage.line(usage.grand_total(), b"total"));
         }
-        open_place::finish(&output)?;
-        Ok(failures.is_empty())
+        Ok(())
     }
 }

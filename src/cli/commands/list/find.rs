@@ -1,21 +1,18 @@
 //! `tarfs find`: prints the files for which an expression is true.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, stdout};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
-
-use super::open_place::{self, EXIT_PARTIAL, Failures, StartPoint, TreeVerb};
+use super::open_place::{self, EXIT_PARTIAL, StartPoint, TreeVerb};
 use crate::cli::args::TreeArgs;
 use crate::cli::ui::output;
 use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Expression, ParseContext};
-use tarfs::list::{Finder, Item, SharedOutput, Start, Tree, metadata_of, walk_parallel};
+use tarfs::list::{Finder, Item, SharedOutput, Tree, metadata_of};
 use tarfs::tar::Timestamp;
 
 /// Arguments of `tarfs find`.
@@ -76,15 +73,9 @@ impl TreeVerb for Search<'_> {
         tree: &Arc<T>,
         base: &T::Directory,
         starts: &[StartPoint],
-    ) -> anyhow::Result<bool> {
-        let output = Arc::new(SharedOutput::new(stdout(), stdout().is_terminal()));
-        let failures = Failures::default();
-        let finder = Finder::new(
-            Arc::clone(tree),
-            self.expression,
-            Arc::clone(&output),
-            failures.reporter(),
-        );
+        output: &Arc<SharedOutput>,
+    ) -> anyhow::Result<()> {
+        let finder = Finder::new(Arc::clone(tree), self.expression, Arc::clone(output));
         let finder = Arc::new(finder);
         for start in starts {
             let name = start.name();
@@ -96,25 +87,19 @@ impl TreeVerb for Search<'_> {
             };
             match tree.open(base, name) {
                 Ok(directory) => {
-                    let (path, inode) = (name.name.to_owned(), name.inode);
-                    let start = Start {
-                        path,
-                        inode,
-                        directory,
-                        state,
-                    };
-                    let walked = walk_parallel(tree, &finder, vec![start], self.args.tree.jobs());
-                    if walked.context("cannot start a thread")?.is_break() {
+                    let directory = (name.name, directory);
+                    let jobs = self.args.tree.jobs();
+                    let walked = start.walk(tree, &finder, directory, state, jobs)?;
+                    if walked.is_break() {
                         break;
                     }
                 }
-                Err(error) => failures.report(name.name, &error),
+                Err(error) => output.report(name.name, &error),
             }
             if finder.end(&item).is_break() {
                 break;
             }
         }
-        open_place::finish(&output)?;
-        Ok(failures.is_empty())
+        Ok(())
     }
 }

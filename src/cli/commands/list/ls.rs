@@ -5,17 +5,15 @@ use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 
-use super::open_place::{self, Failures, StartPoint, TreeVerb};
+use super::open_place::{self, StartPoint, TreeVerb};
 use crate::cli::args::{ShardArg, TreeArgs};
 use crate::cli::ui::output;
 use crate::cli::{open_archive, shards};
 use tarfs::archive::Volume;
 use tarfs::index::{Ino, ShardPlan};
-use tarfs::list::{
-    FileKind, Item, ListOptions, Lister, Order, SharedOutput, Start, Style, Tree, walk_parallel,
-};
+use tarfs::list::{FileKind, Item, ListOptions, Lister, Order, SharedOutput, Style, Tree};
 
 /// Arguments of `tarfs ls`.
 #[derive(clap::Args, Debug)]
@@ -204,15 +202,9 @@ impl TreeVerb for Listing<'_> {
         tree: &Arc<T>,
         base: &T::Directory,
         starts: &[StartPoint],
-    ) -> anyhow::Result<bool> {
-        let output = Arc::new(SharedOutput::new(stdout(), stdout().is_terminal()));
-        let failures = Failures::default();
-        let mut lister = Lister::new(
-            Arc::clone(tree),
-            self.options(),
-            Arc::clone(&output),
-            failures.reporter(),
-        );
+        output: &Arc<SharedOutput>,
+    ) -> anyhow::Result<()> {
+        let mut lister = Lister::new(Arc::clone(tree), self.options(), Arc::clone(output));
         if let Some((plan, number)) = self.shard {
             lister.show_only(move |inode| {
                 let ino = u32::try_from(inode).map(Ino);
@@ -236,19 +228,12 @@ impl TreeVerb for Listing<'_> {
             let directory = match item.open() {
                 Ok(directory) => directory,
                 Err(error) => {
-                    failures.report(name.name, &error);
+                    output.report(name.name, &error);
                     continue;
                 }
             };
             let flow = if lister.is_unordered() {
-                let start = Start {
-                    path: path.to_owned(),
-                    inode: name.inode,
-                    directory,
-                    state: (),
-                };
-                walk_parallel(tree, &lister, vec![start], self.args.tree.jobs())
-                    .context("cannot start a thread")?
+                start.walk(tree, &lister, (path, directory), (), self.args.tree.jobs())?
             } else {
                 lister.list_directory(directory, name.inode, path)
             };
@@ -256,7 +241,6 @@ impl TreeVerb for Listing<'_> {
                 break;
             }
         }
-        open_place::finish(&output)?;
-        Ok(failures.is_empty())
+        Ok(())
     }
 }

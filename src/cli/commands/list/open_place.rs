@@ -2,12 +2,12 @@
 //! machine.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, stdout};
+use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 
@@ -21,7 +21,10 @@ use tarfs::archive::Volume;
 use tarfs::index::format::Error as Cause;
 use tarfs::index::{Index, Ino, MemoryLimit, store};
 use tarfs::internal::error_chain::error_chain;
-use tarfs::list::{DirectoryTree, FileKind, IndexTree, Name, SharedOutput, Tree, metadata_of};
+use tarfs::list::{
+    DirectoryTree, FileKind, IndexTree, Jobs, Name, SharedOutput, Start, Tree, Visitor,
+    metadata_of, walk_parallel,
+};
 use tarfs::locate::SourceSpec;
 
 /// Number of FUSE as a type of file systems, as in statfs(2).
@@ -44,6 +47,24 @@ pub(crate) struct StartPoint {
 }
 
 impl StartPoint {
+    /// Walks over the directory, and returns whether the visitor ended the walk.
+    pub(crate) fn walk<T: Tree + Send + 'static, V: Visitor<T>>(
+        &self,
+        tree: &Arc<T>,
+        visitor: &Arc<V>,
+        (path, directory): (&[u8], T::Directory),
+        state: V::State,
+        jobs: Jobs,
+    ) -> anyhow::Result<ControlFlow<()>> {
+        let start = Start {
+            path: path.to_owned(),
+            inode: self.inode,
+            directory,
+            state,
+        };
+        walk_parallel(tree, visitor, vec![start], jobs).context("cannot start a thread")
+    }
+
     /// Its path in SOURCE, without a leading slash; empty for SOURCE itself.
     pub(crate) fn inner_path(&self) -> &[u8] {
         &self.inner_path
@@ -79,13 +100,14 @@ pub(crate) trait TreeVerb {
         false
     }
 
-    /// Runs it at the files `starts`, which are names in `base`. Returns whether it examined all of them.
+    /// Runs it at the files `starts`, which are names in `base`.
     fn run<T: Tree + Send + 'static>(
         self,
         tree: &Arc<T>,
         base: &T::Directory,
         starts: &[StartPoint],
-    ) -> anyhow::Result<bool>;
+        output: &Arc<SharedOutput>,
+    ) -> anyhow::Result<()>;
 }
 
 /// Runs `verb` on SOURCE of `args`, at `paths` in it or at its root. Errors of paths and problems of the archive are printed.
@@ -101,16 +123,16 @@ pub(crate) fn run<V: TreeVerb>(
         let base = tree.base().context("cannot open the current directory")?;
         let found = paths.iter().map(|path| start_in_directory(directory, path));
         let starts: Vec<_> = found.flatten().collect();
+        let has_all_paths = starts.len() == paths.len();
         let is_indexed = !verb.reads_contents();
         let index = is_indexed.then(|| mounted_index(directory, &starts, args));
-        let is_complete = match index.flatten() {
+        return match index.flatten() {
             Some(index) => {
                 let tree = Arc::new(index_tree(verb.is_sorted(), index));
-                verb.run(&tree, &Ino::ROOT, &starts)?
+                run_at(verb, &tree, &Ino::ROOT, &starts, has_all_paths)
             }
-            None => verb.run(&tree, &base, &starts)?,
+            None => run_at(verb, &tree, &base, &starts, has_all_paths),
         };
-        return Ok(exit_code::<V>(is_complete, starts.len() == paths.len()));
     }
     if let Some(index) = saved_index(args)? {
         let tree = index_tree(verb.is_sorted(), Arc::new(index));
@@ -142,12 +164,11 @@ fn run_on_index<V: TreeVerb>(
     let tree = Arc::new(tree);
     let found = paths.iter().map(|path| start_in_archive(&tree, path));
     let starts: Vec<_> = found.flatten().collect();
-    let is_complete = verb.run(&tree, &Ino::ROOT, &starts)?;
+    let has_all_paths = starts.len() == paths.len();
+    let code = run_at(verb, &tree, &Ino::ROOT, &starts, has_all_paths)?;
     match output::report_problems(tree.index()) {
-        code if code == ExitCode::SUCCESS => {
-            Ok(exit_code::<V>(is_complete, starts.len() == paths.len()))
-        }
-        code => Ok(code),
+        problems if problems == ExitCode::SUCCESS => Ok(code),
+        problems => Ok(problems),
     }
 }
 
@@ -202,12 +223,21 @@ pub(crate) fn with_contents(tree: IndexTree, volume: &Arc<dyn Volume>) -> IndexT
     })
 }
 
-fn exit_code<V: TreeVerb>(is_complete: bool, has_all_paths: bool) -> ExitCode {
-    match (has_all_paths, is_complete) {
+fn run_at<V: TreeVerb, T: Tree + Send + 'static>(
+    verb: V,
+    tree: &Arc<T>,
+    base: &T::Directory,
+    starts: &[StartPoint],
+    has_all_paths: bool,
+) -> anyhow::Result<ExitCode> {
+    let output = standard_output();
+    verb.run(tree, base, starts, &output)?;
+    finish(&output)?;
+    Ok(match (has_all_paths, output.has_failed()) {
         (false, _) => ExitCode::from(V::EXIT_MISSING),
-        (true, false) => ExitCode::from(EXIT_PARTIAL),
-        (true, true) => ExitCode::SUCCESS,
-    }
+        (true, true) => ExitCode::from(EXIT_PARTIAL),
+        (true, false) => ExitCode::SUCCESS,
+    })
 }
 
 /// The directory of this machine that `source` names, if it is one.
@@ -265,35 +295,16 @@ fn start_in_archive(tree: &IndexTree, path: &OsString) -> Option<StartPoint> {
 }
 
 /// Prints an error about the file at `path`.
-fn report(path: &[u8], error: &io::Error) {
+pub(crate) fn report(path: &[u8], error: &io::Error) {
     let path = tarfs::list::escape(path);
     output::print_error(format_args!("{path}: {}", error_chain(error)));
 }
 
-/// Errors of single files, which are printed and remembered.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Failures(Arc<AtomicBool>);
-
-impl Failures {
-    pub(crate) fn report(&self, path: &[u8], error: &io::Error) {
-        self.note();
-        report(path, error);
-    }
-
-    /// Remembers one that is printed already.
-    pub(crate) fn note(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// A function that reports, for threads.
-    pub(crate) fn reporter(&self) -> impl Fn(&[u8], io::Error) + Send + Sync + 'static {
-        let failures = self.clone();
-        move |path, error| failures.report(path, &error)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.0.load(Ordering::Relaxed)
-    }
+/// Standard output, and errors about files.
+pub(crate) fn standard_output() -> Arc<SharedOutput> {
+    let is_terminal = stdout().is_terminal();
+    let output = SharedOutput::new(stdout(), is_terminal, |error| output::print_error(error));
+    Arc::new(output)
 }
 
 /// Ends the output of a verb. A reader of the pipe that has ended is no error.
