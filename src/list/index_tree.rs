@@ -151,7 +151,7 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect();
         for kind in Kind::ALL {
-            // The image is for other machines, so names without numbers stand for nobody.
+            // The image is for other machines, on which names without numbers mean nothing.
             let found = posix_acl::find(entry.xattrs(), kind, &Accounts::default());
             if let Ok(Some(acl)) = found {
                 xattrs.push((kind.attribute().into(), acl.bytes));

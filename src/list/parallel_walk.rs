@@ -83,7 +83,7 @@ impl<T: Tree, S> OpenLevels<T, S> {
             return;
         };
         let mut handle = oldest.handle.lock();
-        // It stays open if it cannot be told from others.
+        // Without an identity it stays open.
         if let Some(Ok(identity)) = handle.directory.as_ref().map(|it| tree.identity(it)) {
             handle.identity = identity;
             handle.directory = None;

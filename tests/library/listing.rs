@@ -259,7 +259,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What the lines of a dump say: the fields of each path, checked against the grammar of composefs-dump(5).
+/// Returns the fields of each path, and checks the grammar of composefs-dump(5).
 fn parse_dump(text: &[u8]) -> BTreeMap<PathBuf, Vec<Vec<u8>>> {
     let mut entries: BTreeMap<PathBuf, Vec<Vec<u8>>> = BTreeMap::new();
     for line in text
