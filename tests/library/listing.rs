@@ -270,11 +270,12 @@ fn parse_dump(text: &[u8]) -> BTreeMap<PathBuf, Vec<Vec<u8>>> {
         assert!(line.iter().all(|&byte| (b' '..=b'~').contains(&byte)));
         let fields: Vec<_> = line.split(|&byte| byte == b' ').map(unescape).collect();
         assert!(fields.len() >= 11, "eleven fields: {line:?}");
-        let path = PathBuf::from(OsString::from_vec(fields[0].clone()));
+        let path = PathBuf::from(OsString::from_vec(fields.first().expect("a path").clone()));
         let parent = path.parent().map(Path::to_owned);
         assert!(
             parent.is_none_or(|parent| entries.contains_key(&parent)),
-            "{path:?}"
+            "{}",
+            path.display()
         );
         assert!(entries.insert(path, fields).is_none(), "one line a path");
     }
@@ -383,7 +384,7 @@ fn du_counts_directories_that_cannot_be_opened() {
     let closed = place.path("t/closed");
     fs::create_dir_all(&closed).expect("new");
     fs::write(closed.join("f"), "x").expect("space");
-    fs::set_permissions(&closed, PermissionsExt::from_mode(0)).expect("ours");
+    fs::set_permissions(&closed, PermissionsExt::from_mode(0o0)).expect("ours");
     for start in ["t", "t/closed"] {
         let theirs = run(&place, "", &["du", start]);
         let ours = tarfs(&place, &["du", start]);
@@ -423,11 +424,11 @@ fn index_file_is_listed_without_its_archive() {
     ] {
         let of = |source| {
             let mut words = words.to_vec();
-            words.iter_mut().for_each(|word| {
+            for word in &mut words {
                 if *word == "SOURCE" {
                     *word = source;
                 }
-            });
+            }
             tarfs(&place, &words)
         };
         let (archive, index) = (of("a.tar"), of("a.tarfs"));
