@@ -94,8 +94,8 @@ const ABOUT_SCRIPTS: [&str; 2] = ["docs/CONTRIBUTING.md", "docs/performance.md"]
 /// Placeholders of a registry and of a name in one.
 const PLACEHOLDERS: [&str; 2] = ["REGISTRY", "NAME"];
 
-/// Schemes of object stores.
-const OBJECT_STORES: [&str; 4] = ["s3", "gs", "az", "abfss"];
+/// Schemes before the name of a bucket, or of a file in an archive.
+const SCHEMES_WITHOUT_HOST: [&str; 5] = ["s3", "gs", "az", "abfss", "tarfs"];
 
 /// The only host that a document may name.
 const EXAMPLE_HOST: &str = "example.com";
@@ -345,8 +345,8 @@ fn documents_name_example_hosts_only() {
         let parts: Vec<_> = text.split("://").collect();
         for pair in parts.windows(2) {
             let [before, rest] = pair else { continue };
-            // A bucket is no host.
-            if OBJECT_STORES.iter().any(|scheme| before.ends_with(scheme)) {
+            let mut hostless = SCHEMES_WITHOUT_HOST.iter();
+            if hostless.any(|scheme| before.ends_with(scheme)) {
                 continue;
             }
             let host = rest.split(|letter: char| !(is_word(letter) || ".-".contains(letter)));
