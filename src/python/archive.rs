@@ -4,8 +4,7 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Once};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -54,7 +53,7 @@ impl Archive {
             index,
             location,
             stats,
-            is_prefetching: AtomicBool::new(false),
+            prefetch: Once::new(),
         });
         let opened = ThisProcess::new(opened);
         Ok(Self { opened })
@@ -74,18 +73,15 @@ impl Archive {
         })
     }
 
-    /// Returns `len` bytes of the file `ino` from `start` on, fewer only at its end.
+    /// Returns `len` bytes of the file `ino` from `start` on. It must have them.
     fn read<'py>(
         &self,
         py: Python<'py>,
         ino: u32,
         start: u64,
-        len: u64,
+        len: usize,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let opened = self.opened.get(py)?;
-        let size = py.detach(|| opened.size(Ino(ino)));
-        let size = size.map_err(|error| of_error(py, &error))?;
-        let len = usize::try_from(len.min(size.saturating_sub(start)))?;
         PyBytes::new_with(py, len, |buffer| {
             let read = py.detach(|| opened.fill(Ino(ino), start, buffer));
             read.map_err(|error| of_error(py, &error))

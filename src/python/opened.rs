@@ -2,13 +2,11 @@
 
 use std::error::Error;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 use crate::archive::{PrefetchOptions, ReadError, Volume};
 use crate::base::stats::Stats;
-use crate::index::published::with_loading;
-use crate::index::{EntryKind, Index, Ino, ShardPlan};
+use crate::index::{Index, Ino, ShardPlan};
 use crate::materialize::{Materializer, Options, ShardError, Summary, read_shard};
 
 /// Length of one read of the archive.
@@ -20,7 +18,7 @@ pub(super) struct Opened {
     pub(super) index: Arc<Index>,
     pub(super) location: String,
     pub(super) stats: Arc<Stats>,
-    pub(super) is_prefetching: AtomicBool,
+    pub(super) prefetch: Once,
 }
 
 impl Opened {
@@ -47,17 +45,6 @@ impl Opened {
         }
     }
 
-    /// Size of the regular file `ino`.
-    pub(super) fn size(&self, ino: Ino) -> Result<u64, ReadError> {
-        let entry = with_loading(|| {
-            let entry = self.index.entry(ino)?;
-            (entry.kind() == EntryKind::File).then(|| entry.size())
-        });
-        entry
-            .map_err(|_| ReadError::IndexUnavailable)?
-            .ok_or(ReadError::NotAFile)
-    }
-
     /// Fills `buffer` with the bytes of file `ino` from `offset` on.
     pub(super) fn fill(
         &self,
@@ -65,10 +52,9 @@ impl Opened {
         mut offset: u64,
         mut buffer: &mut [u8],
     ) -> Result<(), ReadError> {
-        if !self.is_prefetching.swap(true, Ordering::Relaxed) {
-            // Reads work without it.
-            drop(self.volume.start_prefetch(PrefetchOptions::default()));
-        }
+        // Reads work without it.
+        let start = || drop(self.volume.start_prefetch(PrefetchOptions::default()));
+        self.prefetch.call_once(start);
         while !buffer.is_empty() {
             let len = u32::try_from(buffer.len().min(READ_BYTES)).unwrap_or(u32::MAX);
             self.volume.note_read(ino, offset, len);

@@ -180,6 +180,19 @@ def test_saved_index_spares_the_archive(server: Server) -> None:
     assert server.sent < 100_000
 
 
+def test_published_index_spares_the_archive(server: Server, contents: Contents) -> None:
+    (server.directory / "p.tar.gz").write_bytes((server.directory / "a.tar.gz").read_bytes())
+    program = Path(sys.executable).with_name("tarfs")
+    index = server.directory / "p.tar.gz.tarfs"
+    command = [program, "index", "--quiet", "--output", index, server.url("p.tar.gz")]
+    subprocess.run(command, check=True)
+    for options in ({}, {"index": server.url(index.name)}, {"index": index}):
+        archive = tarfs.open(server.url("p.tar.gz"), cache_dir=False, **options)
+        assert archive.read_range("data/d1/f0001", 5) == contents["data/d1/f0001"][5:]
+        assert archive.counters()["scanned_packed_bytes"] == 0
+        assert archive.plan(3)[0].entries > 50
+
+
 def test_archive_is_pickled(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"), memory="64MiB")
     copy = pickle.loads(pickle.dumps(archive))
