@@ -19,7 +19,7 @@ use super::tree::{Batch, FileKind, Metadata, Name, Tree, Xattr};
 const READ_NAMES: usize = 4096;
 
 /// Bytes that are read at once.
-const READ_BYTES: u32 = 1 << 20;
+const READ_BYTES: u32 = 256 << 10;
 
 /// Reads up to so many bytes of an entry at an offset.
 type ReadContent = Box<dyn Fn(Ino, u64, u32) -> io::Result<Bytes> + Send + Sync>;

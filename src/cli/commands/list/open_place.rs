@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
+use bytes::Bytes;
 
 use crate::cli::args::TreeArgs;
 use crate::cli::daemon::control_socket;
@@ -219,7 +220,9 @@ pub(crate) fn with_contents(tree: IndexTree, volume: &Arc<dyn Volume>) -> IndexT
     let volume = Arc::clone(volume);
     tree.with_contents(move |ino, offset, len| {
         let read = volume.read_blocking(ino, offset, len);
-        read.map_err(io::Error::other)
+        // A slice would keep memory for which other reads wait.
+        let copied = read.map(|bytes| Bytes::copy_from_slice(&bytes));
+        copied.map_err(io::Error::other)
     })
 }
 
