@@ -274,7 +274,7 @@ fn diff_that_cannot_read_a_tree_ends_with_2() {
         assert!(!outcome.complaints.is_empty());
     }
     let closed = place.path("two/sub/deep");
-    fs::set_permissions(&closed, fs::Permissions::from_mode(0)).expect("ours");
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).expect("ours");
     if fs::read_dir(&closed).is_err() {
         let outcome = place.run(&["diff", "one", "two"]);
         assert_eq!(outcome.code, 2);

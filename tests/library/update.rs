@@ -248,15 +248,19 @@ fn fill(directory: &Path, noise: &mut Rng, depth: u64, files: &mut Vec<std::path
                 fs::create_dir(&path).expect("made");
                 fill(&path, noise, depth + 1, files);
             }
-            2 => symlink(["x", "y"][usize::from(noise.below(2) == 0)], &path).expect("made"),
+            2 => {
+                let target = if noise.below(2) == 0 { "x" } else { "y" };
+                symlink(target, &path).expect("made");
+            }
             3 | 4 if !files.is_empty() => {
                 let number = noise.below(files.len() as u64);
-                let first = &files[usize::try_from(number).expect("small")];
+                let number = usize::try_from(number).expect("small");
+                let first = files.get(number).expect("a file");
                 fs::hard_link(first, &path).expect("made");
             }
             5..8 => {
-                let content = noise.below(5);
-                fs::write(&path, format!("{:1$}", content, content as usize / 2)).expect("written");
+                let content = usize::try_from(noise.below(5)).expect("small");
+                fs::write(&path, format!("{:1$}", content, content / 2)).expect("written");
                 files.push(path);
             }
             _ => {}
@@ -282,7 +286,7 @@ fn make_random(place: &Place, name: &str, seed: u64) {
             .expect("there")
             .set_modified(time)
             .expect("ours");
-        let mode = [0o644, 0o600][usize::from(noise.below(2) == 0)];
+        let mode = if noise.below(2) == 0 { 0o600 } else { 0o644 };
         fs::set_permissions(&file, Permissions::from_mode(mode)).expect("ours");
     }
     pack(place, name);
