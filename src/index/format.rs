@@ -1,8 +1,7 @@
 #![doc = include_str!("../../docs/index-format.md")]
 
 use std::io::{self, Read, Write};
-use std::sync::{Arc, mpsc};
-use std::thread;
+use std::sync::Arc;
 
 use blake3::Hasher;
 use zerocopy::little_endian::{U32, U64};
@@ -15,8 +14,8 @@ use super::problem;
 use super::published::{MissingRow, OnDemand, Row, Rows};
 use super::tree::{EntryKind, Index, Ino, Locator, Origin, Totals};
 use crate::base::extent::Packed;
+use crate::base::hash::read_overlapped;
 use crate::base::sha256::Sha256;
-use crate::base::thread::scoped_thread;
 use crate::base::trusted_dir::PermissionProblem;
 use crate::codec::Compression;
 
@@ -33,9 +32,6 @@ const HAS_SHA256: u32 = 1;
 
 /// Maximum bytes of text that [`read_origin`] reads. Real locators are much shorter.
 const MAX_ORIGIN_TEXT_BYTES: u64 = 1 << 20;
-
-/// Bytes that are hashed while the next ones are read.
-const HASHED_PIECE_BYTES: usize = 512 << 10;
 
 const ONE_LAYER: Error = Error::Malformed("not exactly one layer");
 const PARTIAL_ROWS: Error = Error::Malformed("a section is not a whole number of rows");
@@ -532,30 +528,6 @@ impl<R: Read> HashingStream<R> {
         self.hasher.update(row.as_mut_bytes());
         Ok(row)
     }
-
-    /// Fills `bytes`, and hashes each piece of them while the next one is read.
-    fn read_exact(&mut self, bytes: &mut [u8]) -> io::Result<()> {
-        let Self { inner, hasher } = self;
-        if bytes.len() < 2 * HASHED_PIECE_BYTES {
-            inner.read_exact(bytes)?;
-            hasher.update(bytes);
-            return Ok(());
-        }
-        thread::scope(|scope| {
-            let (sender, pieces) = mpsc::channel::<&[u8]>();
-            scoped_thread(scope, "tarfs-hash", move || {
-                for piece in pieces {
-                    hasher.update(piece);
-                }
-            })?;
-            for piece in bytes.chunks_mut(HASHED_PIECE_BYTES) {
-                inner.read_exact(piece)?;
-                let is_hashing = sender.send(piece).is_ok();
-                debug_assert!(is_hashing, "the thread reads until the sender is dropped");
-            }
-            Ok(())
-        })
-    }
 }
 
 impl<R: Read> SectionReader for HashingStream<R> {
@@ -568,7 +540,10 @@ impl<R: Read> SectionReader for HashingStream<R> {
         }
         let count = usize::try_from(len / row_bytes).map_err(|_| Error::Memory(len))?;
         let mut rows = T::new_vec_zeroed(count).map_err(|_| Error::Memory(len))?;
-        self.read_exact(rows.as_mut_bytes())?;
+        let Self { inner, hasher } = self;
+        read_overlapped(inner, rows.as_mut_bytes(), |piece| {
+            hasher.update(piece);
+        })?;
         Ok(rows.into())
     }
 }

@@ -158,7 +158,7 @@ impl Filesystem for SlowFs {
     fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let found = self.path(inode).and_then(fs::symlink_metadata);
         answer!(reply, found, |found| reply
-            .attr(&TTL, &self.numbered(&found, inode)));
+            .attr(&TTL, &numbered(&found, inode)));
     }
 
     fn setattr(
@@ -199,7 +199,7 @@ impl Filesystem for SlowFs {
             fs::symlink_metadata(path)
         });
         answer!(reply, changed, |found| reply
-            .attr(&TTL, &self.numbered(&found, inode)));
+            .attr(&TTL, &numbered(&found, inode)));
     }
 
     fn readlink(&self, _: &Request, inode: INodeNo, reply: ReplyData) {
@@ -435,13 +435,11 @@ impl Filesystem for SlowFs {
     }
 }
 
-impl SlowFs {
-    /// Attributes with the number under which the kernel knows the file.
-    fn numbered(&self, found: &Metadata, inode: INodeNo) -> FileAttr {
-        FileAttr {
-            ino: inode,
-            ..attributes(found)
-        }
+/// Attributes with the number under which the kernel knows the file.
+fn numbered(found: &Metadata, inode: INodeNo) -> FileAttr {
+    FileAttr {
+        ino: inode,
+        ..attributes(found)
     }
 }
 

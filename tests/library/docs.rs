@@ -30,7 +30,7 @@ const VERBS: [&[&str]; 21] = [
 ];
 
 /// Flags of other programs, and the documents that mention them.
-const FOREIGN_FLAGS: [(&str, &[&str]); 7] = [
+const FOREIGN_FLAGS: [(&str, &[&str]); 8] = [
     ("README.md", &["--path"]),
     ("docs/semantics.md", &["--acls", "--rootless", "--xattrs"]),
     ("docs/robustness.md", &["--test"]),
@@ -73,6 +73,7 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 7] = [
             "--volatile",
         ],
     ),
+    ("docs/guides/jobs.md", &["--array", "--dependency"]),
     (
         "docs/guides/object-stores.md",
         &[

@@ -901,9 +901,9 @@ mod tests {
         let mut bits = vec![1, 1, 0];
         let mut put =
             |value: u32, len: u32| bits.extend((0..len).rev().map(|bit| value >> bit & 1));
-        literals
-            .iter()
-            .for_each(|&byte| put(0x30 + u32::from(byte), 8));
+        for &byte in &literals {
+            put(0x30 + u32::from(byte), 8);
+        }
         // Three bytes, the last code of a distance with its 13 bits, and the end.
         put(1, 7);
         put(29, 5);
