@@ -323,6 +323,7 @@ setup_nginx_uploads() {
     run_nginx "$port" 'dav_methods PUT; client_max_body_size 1g;
         if ($http_authorization != "Bearer token0123456789") { return 403; }'
     echo 'Authorization: Bearer token0123456789' >"$server_dir/token"
+    # shellcheck disable=SC2034 # The scripts that source this read it.
     tarfs_flags=(--header "@$server_dir/token")
 }
 
