@@ -7,7 +7,12 @@ is_installed() {
 
 # Call this before downloads, because old lists name packages that no longer exist.
 apt_update() {
-    as_root apt-get update -qq </dev/null >&2
+    apt_get update -qq
+}
+
+# One at a time, because scripts run at the same time.
+apt_get() {
+    as_root env DEBIAN_FRONTEND=noninteractive flock /run/lock/tarfs-tests apt-get "$@" </dev/null >&2
 }
 
 apt_install() {
@@ -18,8 +23,7 @@ apt_install() {
     [[ ${#missing[@]} -gt 0 ]] || return 0
     say "installing ${missing[*]}"
     apt_update
-    as_root env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >&2
+    apt_get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
 # The same, and no service of these packages starts: the packages' scripts ask policy-rc.d.
