@@ -1,7 +1,8 @@
-//! The commands that list and walk trees: archives by their indexes, and directories of this machine.
+//! The commands that walk trees: archives by their indexes, and directories of this machine.
 //!
 //! [`Tree`] is the interface of both, and [`walk_parallel`] visits one by several threads. [`DiskUsage`],
-//! [`Finder`] and [`Lister`] do the work of `du`, `find` and `ls`.
+//! [`Finder`] and [`Lister`] do the work of `du`, `find` and `ls`, [`Comparison`] that of `diff`, and [`change`] that
+//! of the commands that change directories.
 
 pub mod change;
 mod composefs;

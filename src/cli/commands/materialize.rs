@@ -450,7 +450,7 @@ fn print_steps(plan: &UpdatePlan, with_deletions: bool) -> anyhow::Result<()> {
         };
         text.extend_from_slice(format!("{word} {}\n", escape(path)).as_bytes());
     }
-    let output = list::open_place::standard_output();
+    let output = list::open_place::standard_output(false);
     output.write_last(&text);
     list::open_place::finish(&output)
 }

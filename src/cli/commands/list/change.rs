@@ -1,7 +1,6 @@
 //! Flags and runs of the verbs that change directory trees.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, stdout};
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -13,9 +12,7 @@ use anyhow::Context;
 use super::open_place::{self, EXIT_PARTIAL};
 use crate::cli::ui::output;
 use tarfs::list::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
-use tarfs::list::{
-    DirectoryTree, Jobs, Metadata, SharedOutput, Start, Visitor, metadata_of, walk_parallel,
-};
+use tarfs::list::{DirectoryTree, Jobs, Metadata, Start, Visitor, metadata_of, walk_parallel};
 
 /// Starting points that are open at once.
 const OPEN_STARTS: usize = 8;
@@ -116,14 +113,7 @@ impl Run {
         visitor: impl FnOnce(Arc<DirectoryTree>, Arc<ChangeLog>) -> V,
         start: impl Fn(&V, &[u8]) -> Option<Start<DirectoryTree, V::State>>,
     ) -> anyhow::Result<ExitCode> {
-        let is_terminal = stdout().is_terminal();
-        let quiet = self.quiet;
-        let output = SharedOutput::new(stdout(), is_terminal, move |error| {
-            if !quiet {
-                output::print_error(error);
-            }
-        });
-        let output = Arc::new(output);
+        let output = open_place::standard_output(self.quiet);
         let log = Arc::new(ChangeLog::new(self.verbosity, Arc::clone(&output)));
         let visitor = Arc::new(visitor(Arc::clone(&self.tree), log));
         let jobs = self.jobs.map_or(Jobs::Automatic, Jobs::Fixed);

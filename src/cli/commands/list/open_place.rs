@@ -233,7 +233,7 @@ fn run_at<V: TreeVerb, T: Tree + Send + 'static>(
     starts: &[StartPoint],
     has_all_paths: bool,
 ) -> anyhow::Result<ExitCode> {
-    let output = standard_output();
+    let output = standard_output(false);
     verb.run(tree, base, starts, &output)?;
     finish(&output)?;
     Ok(match (has_all_paths, output.has_failed()) {
@@ -303,11 +303,14 @@ pub(crate) fn report(path: &[u8], error: &io::Error) {
     output::print_error(format_args!("{path}: {}", error_chain(error)));
 }
 
-/// Standard output, and errors about files.
-pub(crate) fn standard_output() -> Arc<SharedOutput> {
+/// Standard output, and errors about files, which are printed unless `quiet`.
+pub(crate) fn standard_output(quiet: bool) -> Arc<SharedOutput> {
     let is_terminal = stdout().is_terminal();
-    let output = SharedOutput::new(stdout(), is_terminal, |error| output::print_error(error));
-    Arc::new(output)
+    Arc::new(SharedOutput::new(stdout(), is_terminal, move |error| {
+        if !quiet {
+            output::print_error(error);
+        }
+    }))
 }
 
 /// Ends the output of a verb. A reader of the pipe that has ended is no error.
