@@ -51,6 +51,19 @@ fn mount_is_walked_by_its_index() {
 }
 
 #[test]
+fn file_systems_mounted_below_are_not_shown() {
+    let place = place(&[]);
+    let paths = sorted(&place.tarfs(&["find", "mnt"]).stdout);
+    let mounted = lines_of(&place, "mount", &["-t", "tmpfs", "tmpfs", "mnt/first"]);
+    assert_eq!(mounted, [""]);
+    let below = sorted(&place.tarfs(&["find", "mnt"]).stdout);
+    let seen = lines_of(&place, "find", &["mnt/first"]);
+    lines_of(&place, "umount", &["mnt/first"]);
+    assert_eq!(below, paths);
+    assert_eq!(seen, ["", "mnt/first"], "it hides the files below");
+}
+
+#[test]
 fn mount_with_other_attributes_is_walked_by_fuse() {
     for flags in [["-o", "uid=7"], ["-o", "umask=077"], ["--root", "first"]] {
         let place = place(&flags);
