@@ -20,7 +20,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::base::passwd::AccountNames;
 use crate::tar::Timestamp;
 
-use super::tree::{Batch, FileKind, Metadata, Name, Tree, Xattr};
+use super::tree::{Batch, FileId, FileKind, Metadata, Name, Tree, Xattr};
 
 /// Room for the names that one system call reads, in bytes. Half a page less than what the allocator maps anew.
 const READ_BYTES: usize = 126 << 10;
@@ -146,9 +146,8 @@ impl Tree for DirectoryTree {
         Some(half.clamp(4, MAX_OPEN_DIRECTORIES))
     }
 
-    fn identity(&self, directory: &OwnedFd) -> io::Result<(u64, u64)> {
-        let found = metadata_of_open(directory)?;
-        Ok((found.file_system, found.inode))
+    fn identity(&self, directory: &OwnedFd) -> io::Result<FileId> {
+        Ok(metadata_of_open(directory)?.id())
     }
 
     fn target(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {
@@ -195,7 +194,7 @@ pub(super) fn metadata_of_open(file: impl AsFd) -> io::Result<Metadata> {
 /// Whether these are the attributes of `/`.
 pub(super) fn is_root(found: &Metadata) -> bool {
     let root = metadata_of(Path::new("/"));
-    root.is_ok_and(|root| (root.file_system, root.inode) == (found.file_system, found.inode))
+    root.is_ok_and(|root| root.id() == found.id())
 }
 
 fn stat(

@@ -13,8 +13,8 @@ use crate::base::sync::Mutex;
 
 use super::item::Item;
 use super::output::SharedOutput;
-use super::parallel_walk::{Level, Visitor};
-use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
+use super::parallel_walk::{Level, Visit, Visitor};
+use super::tree::{Candidate, FileId, FileKind, Metadata, Tree};
 
 /// Lines that wait for earlier ones, in bytes. If there are more, the later ones are written first.
 const MAX_WAITING_BYTES: usize = 64 << 20;
@@ -59,22 +59,20 @@ type Lines = LinkedList<Vec<u8>>;
 
 /// Sums the space of a tree, and writes the lines.
 #[derive(Debug)]
-pub struct DiskUsage<T> {
-    tree: Arc<T>,
+pub struct DiskUsage {
     options: DuOptions,
     output: Arc<SharedOutput>,
     /// Bytes of lines that wait.
     waiting: AtomicUsize,
     /// Files with several names that were counted.
-    seen: Mutex<HashSet<(u64, u64)>>,
+    seen: Mutex<HashSet<FileId>>,
     grand_total: AtomicU64,
 }
 
-impl<T: Tree + Send + 'static> DiskUsage<T> {
+impl DiskUsage {
     /// Writes to `output`.
-    pub fn new(tree: Arc<T>, options: DuOptions, output: Arc<SharedOutput>) -> Self {
+    pub fn new(options: DuOptions, output: Arc<SharedOutput>) -> Self {
         Self {
-            tree,
             options,
             output,
             waiting: AtomicUsize::new(0),
@@ -84,7 +82,7 @@ impl<T: Tree + Send + 'static> DiskUsage<T> {
     }
 
     /// The state of a starting point: its sum so far. `None` if it is no directory, and is done.
-    pub fn start(&self, item: &Item<'_, T>) -> Option<Sum> {
+    pub fn start(&self, item: &Item<'_, impl Tree>) -> Option<Sum> {
         let value = self.value(item)?;
         if item.kind() == FileKind::Directory {
             return Some(Sum {
@@ -110,7 +108,7 @@ impl<T: Tree + Send + 'static> DiskUsage<T> {
     }
 
     /// The value of a file, or `None` if it was counted before or cannot be examined.
-    fn value(&self, item: &Item<'_, T>) -> Option<u64> {
+    fn value(&self, item: &Item<'_, impl Tree>) -> Option<u64> {
         let metadata = match item.metadata() {
             Ok(metadata) => metadata,
             Err(error) => {
@@ -118,9 +116,7 @@ impl<T: Tree + Send + 'static> DiskUsage<T> {
                 return None;
             }
         };
-        let is_shared = metadata.links > 1 && metadata.kind != FileKind::Directory;
-        let id = (metadata.file_system, metadata.inode);
-        if is_shared && !self.seen.lock().insert(id) {
+        if metadata.is_shared() && !self.seen.lock().insert(metadata.id()) {
             return None;
         }
         Some(self.measured(&metadata))
@@ -144,29 +140,22 @@ impl<T: Tree + Send + 'static> DiskUsage<T> {
     }
 }
 
-impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
+impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
     type State = Sum;
 
     fn makes_calls(&self) -> bool {
         true
     }
 
-    fn visit(
-        &self,
-        level: &Arc<Level<T, Sum>>,
-        directory: &T::Directory,
-        batch: &Batch,
-        descend: &mut Vec<(usize, Sum)>,
-    ) -> ControlFlow<()> {
+    fn visit(&self, names: &Visit<'_, T, Sum>, descend: &mut Vec<(usize, Sum)>) -> ControlFlow<()> {
+        let level = names.level;
         let has_lines = self.options.all && level.depth() < self.options.max_depth;
         let (mut total, mut lines) = (0_u64, Vec::new());
-        let path = level.path();
-        let place = level.place(directory, &path);
-        for (index, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
+        for (index, item) in names.items() {
             let Some(value) = self.value(&item) else {
                 continue;
             };
-            let number = batch.first().saturating_add(index as u64);
+            let number = names.batch.first().saturating_add(index as u64);
             if item.kind() == FileKind::Directory {
                 let sum = Sum {
                     total: AtomicU64::new(value),
@@ -218,27 +207,6 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
         for line in text {
             self.waiting.fetch_sub(line.len(), Ordering::Relaxed);
             self.output.write(&line)?;
-        }
-        ControlFlow::Continue(())
-    }
-
-    fn skip(
-        &self,
-        level: &Arc<Level<T, Sum>>,
-        name: Name<'_>,
-        sum: &Sum,
-        error: io::Error,
-    ) -> ControlFlow<()> {
-        let path = level.path_of(name.name);
-        self.report(&path, error);
-        // It counts without what is below it.
-        let total = sum.total.load(Ordering::Relaxed);
-        level.state.total.fetch_add(total, Ordering::Relaxed);
-        if level.depth() < self.options.max_depth {
-            let line = self.line(total, &path);
-            self.waiting.fetch_add(line.len(), Ordering::Relaxed);
-            let lines = Lines::from([line]);
-            level.state.lines.lock().push((sum.number, lines));
         }
         ControlFlow::Continue(())
     }

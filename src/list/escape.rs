@@ -1,5 +1,6 @@
 //! Escapes names for terminals.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 /// Escapes `name` as `ls --escape` does, to one line. Different names stay different. Backslash, space,
@@ -13,6 +14,11 @@ pub fn escape(name: &[u8]) -> String {
         push_octal(&mut text, chunk.invalid());
     }
     text
+}
+
+/// The name of an owner, or its number if it has none.
+pub(super) fn owner_text(name: Option<Cow<'_, [u8]>>, id: u32) -> String {
+    name.map_or_else(|| id.to_string(), |name| escape(&name))
 }
 
 fn push(text: &mut String, character: char) {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::find::{Expression, Outcome};
 use super::item::Item;
 use super::output::SharedOutput;
-use super::parallel_walk::{Level, Visitor};
-use super::tree::{Batch, Candidate, FileKind, Name, Tree};
+use super::parallel_walk::{Level, Visit, Visitor};
+use super::tree::{Candidate, FileKind, Tree};
 
 /// Evaluates an expression on the files of a walk.
 #[derive(Debug)]
@@ -45,13 +45,17 @@ impl<T: Tree + Send + 'static> Finder<T> {
 
     /// Evaluates a starting point after the files below it, if the expression wants that.
     pub fn end(&self, item: &Item<'_, T>) -> ControlFlow<()> {
-        let mut text = Vec::new();
-        if self.expression.is_depth_first() && self.expression.min_depth() == 0 {
-            let flow = self.evaluate(item, &mut text);
-            self.output.write(&text)?;
-            flow?;
+        let options = self.expression.options;
+        if options.is_depth_first && options.min_depth == 0 {
+            self.evaluate_alone(item)?;
         }
         ControlFlow::Continue(())
+    }
+
+    fn evaluate_alone(&self, item: &Item<'_, T>) -> ControlFlow<()> {
+        let mut text = Vec::new();
+        self.evaluate(item, &mut text)?;
+        self.output.write(&text)
     }
 
     fn examine(
@@ -60,21 +64,22 @@ impl<T: Tree + Send + 'static> Finder<T> {
         mut file_system: Option<u64>,
         text: &mut Vec<u8>,
     ) -> ControlFlow<(), Option<FoundDirectory>> {
+        let options = self.expression.options;
         let is_directory = item.kind() == FileKind::Directory;
-        let is_later = self.expression.is_depth_first() && is_directory;
+        let is_later = options.is_depth_first && is_directory;
         let mut outcome = Outcome::default();
-        if !is_later && item.depth() >= self.expression.min_depth() {
+        if !is_later && item.depth() >= options.min_depth {
             outcome = self.evaluate(item, text)?;
         }
-        let max_depth = self.expression.max_depth().unwrap_or(usize::MAX);
+        let max_depth = options.max_depth.unwrap_or(usize::MAX);
         if !is_directory || outcome.is_pruned || item.depth() >= max_depth {
             // It is not left later.
-            if is_later && item.depth() > 0 && item.depth() >= self.expression.min_depth() {
+            if is_later && item.depth() > 0 && item.depth() >= options.min_depth {
                 self.evaluate(item, text)?;
             }
             return ControlFlow::Continue(None);
         }
-        if self.expression.is_one_file_system() {
+        if options.is_one_file_system {
             let found = item.metadata().map(|found| found.file_system);
             match (found, file_system) {
                 (Ok(found), None) => file_system = Some(found),
@@ -109,73 +114,39 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
 
     fn visit(
         &self,
-        level: &Arc<Level<T, FoundDirectory>>,
-        directory: &T::Directory,
-        batch: &Batch,
+        names: &Visit<'_, T, FoundDirectory>,
         descend: &mut Vec<(usize, FoundDirectory)>,
     ) -> ControlFlow<()> {
         let mut text = Vec::new();
-        let path = level.path();
-        let place = level.place(directory, &path);
-        for (number, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
-            if let Some(found) = self.examine(&item, level.state.file_system, &mut text)? {
+        for (number, item) in names.items() {
+            if let Some(found) = self.examine(&item, names.level.state.file_system, &mut text)? {
                 descend.push((number, found));
             }
         }
         self.output.write(&text)
     }
 
+    /// Evaluates a directory after the files below it, if the expression wants that.
     fn leave(&self, level: &Arc<Level<T, FoundDirectory>>) -> ControlFlow<()> {
-        let Some(parent) = level.parent() else {
+        let options = self.expression.options;
+        let is_evaluated = options.is_depth_first && level.depth() >= options.min_depth;
+        let Some(parent) = level.parent().filter(|_| is_evaluated) else {
             return ControlFlow::Continue(());
         };
-        let name = Name {
-            name: level.name(),
-            kind: FileKind::Directory,
-            inode: level.inode(),
-        };
-        self.evaluate_late(parent, name)
-    }
-
-    fn skip(
-        &self,
-        level: &Arc<Level<T, FoundDirectory>>,
-        name: Name<'_>,
-        _: &FoundDirectory,
-        error: io::Error,
-    ) -> ControlFlow<()> {
-        self.report(&level.path_of(name.name), error);
-        self.evaluate_late(level, name)
+        let path = parent.path();
+        match parent.open(&self.tree) {
+            Ok(directory) => {
+                let place = parent.place(&directory, &path);
+                self.evaluate_alone(&Item::in_directory(&*self.tree, &place, level.as_name()))
+            }
+            Err(error) => {
+                self.report(&path, error);
+                ControlFlow::Continue(())
+            }
+        }
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
         self.output.report(path, &error);
-    }
-}
-
-impl<T: Tree + Send + 'static> Finder<T> {
-    /// Evaluates a directory after the files below it, if the expression wants that.
-    fn evaluate_late(
-        &self,
-        level: &Arc<Level<T, FoundDirectory>>,
-        name: Name<'_>,
-    ) -> ControlFlow<()> {
-        let is_late = self.expression.is_depth_first();
-        if is_late && level.depth() >= self.expression.min_depth().saturating_sub(1) {
-            let mut text = Vec::new();
-            let path = level.path();
-            let directory = match level.open(&self.tree) {
-                Ok(directory) => directory,
-                Err(error) => {
-                    self.report(&path, error);
-                    return ControlFlow::Continue(());
-                }
-            };
-            let place = level.place(&directory, &path);
-            let item = Item::in_directory(&*self.tree, &place, name);
-            self.evaluate(&item, &mut text)?;
-            self.output.write(&text)?;
-        }
-        ControlFlow::Continue(())
     }
 }

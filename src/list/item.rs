@@ -55,39 +55,17 @@ impl<'a, T: Tree> Item<'a, T> {
     /// The file `name` in the directory `place`.
     pub fn in_directory(tree: &'a T, place: &Place<'a, T>, name: Name<'a>) -> Self {
         Self {
-            tree,
-            directory: place.directory,
-            name,
             parent: place.inode,
             start: place.start,
             above: Some(place.path),
-            path: OnceCell::new(),
             depth: place.depth + 1,
-            metadata: OnceCell::new(),
+            ..Self::at_start(tree, place.directory, name)
         }
-    }
-
-    /// The names of `batch`, read from the directory `place`.
-    pub fn of_batch(
-        tree: &'a T,
-        place: &'a Place<'a, T>,
-        batch: &'a Batch,
-    ) -> impl Iterator<Item = Item<'a, T>> {
-        batch
-            .iter()
-            .map(move |name| Item::in_directory(tree, place, name))
-    }
-
-    /// The same file, whose attributes are `known` already.
-    #[must_use]
-    pub fn with_metadata(self, known: Option<Metadata>) -> Self {
-        let metadata = known.map_or_else(OnceCell::new, OnceCell::from);
-        Self { metadata, ..self }
     }
 
     /// The same file, at this path.
     #[must_use]
-    pub fn called(self, path: &[u8]) -> Self {
+    pub(super) fn called(self, path: &[u8]) -> Self {
         Self {
             above: Some(b""),
             path: OnceCell::from(path.to_owned()),
@@ -96,20 +74,17 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// Replaces its attributes.
-    pub fn set_metadata(&mut self, metadata: Metadata) {
+    pub(super) fn set_metadata(&mut self, metadata: Metadata) {
         self.metadata = OnceCell::from(metadata);
     }
 
     /// Opens a regular file for reading.
-    ///
-    /// # Errors
-    /// As [`Tree::content`].
-    pub fn content(&self) -> io::Result<Box<dyn Read + '_>> {
+    pub(super) fn content(&self) -> io::Result<Box<dyn Read + '_>> {
         self.tree.content(self.directory, self.name)
     }
 
     /// Whether only paths of other files imply the directory.
-    pub fn is_implied(&self) -> bool {
+    pub(super) fn is_implied(&self) -> bool {
         self.tree.is_implied(self.name)
     }
 
@@ -122,10 +97,7 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// Its extended attributes, as they are set on a file.
-    ///
-    /// # Errors
-    /// As [`Tree::xattrs`].
-    pub fn xattrs(&self) -> io::Result<Vec<Xattr>> {
+    pub(super) fn xattrs(&self) -> io::Result<Vec<Xattr>> {
         self.tree.xattrs(self.directory, self.name)
     }
 
@@ -135,12 +107,12 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// The number of its directory; 0 for a starting point.
-    pub fn parent(&self) -> u64 {
+    pub(super) fn parent(&self) -> u64 {
         self.parent
     }
 
     /// Offset of its first stored byte in the plain archive, if it has any.
-    pub fn offset(&self) -> Option<u64> {
+    pub(super) fn offset(&self) -> Option<u64> {
         self.tree.offset(self.name)
     }
 }

@@ -29,16 +29,14 @@ use crate::tar::Timestamp;
 /// Its attributes or its target cannot be read; then nothing is appended.
 pub fn write<T: Tree>(output: &mut Vec<u8>, path: &[u8], item: &Item<'_, T>) -> io::Result<()> {
     let metadata = item.metadata()?;
-    let target = match metadata.kind {
-        FileKind::Symlink => Some(item.target()?),
-        _ => None,
-    };
+    let is_link = metadata.kind == FileKind::Symlink;
+    let target = is_link.then(|| item.target()).transpose()?;
     output.extend_from_slice(b"{\"path\":");
     write_bytes(output, b"path_bytes", path);
     write!(
         output,
         ",\"type\":\"{}\",\"mode\":\"{:04o}\",\"uid\":{},\"gid\":{}",
-        type_name(metadata.kind),
+        metadata.kind.name(),
         metadata.mode,
         metadata.uid,
         metadata.gid
@@ -50,11 +48,8 @@ pub fn write<T: Tree>(output: &mut Vec<u8>, path: &[u8], item: &Item<'_, T>) -> 
         }
     }
     write!(output, ",\"size\":{}", metadata.size)?;
-    for (field, time) in [
-        ("atime", metadata.atime),
-        ("mtime", metadata.mtime),
-        ("ctime", metadata.ctime),
-    ] {
+    let (atime, mtime, ctime) = (metadata.atime, metadata.mtime, metadata.ctime);
+    for (field, time) in [("atime", atime), ("mtime", mtime), ("ctime", ctime)] {
         write!(output, ",\"{field}\":")?;
         write_time(output, time)?;
     }
@@ -63,33 +58,17 @@ pub fn write<T: Tree>(output: &mut Vec<u8>, path: &[u8], item: &Item<'_, T>) -> 
         output.extend_from_slice(b",\"target\":");
         write_bytes(output, b"target_bytes", &target);
     }
-    if matches!(metadata.kind, FileKind::CharDevice | FileKind::BlockDevice) {
+    if metadata.is_device() {
         let (major, minor) = metadata.device;
         write!(output, ",\"major\":{major},\"minor\":{minor}")?;
     }
-    write!(
-        output,
-        ",\"fileid\":{},\"dirid\":{}",
-        metadata.inode,
-        item.parent()
-    )?;
+    let (number, above) = (metadata.inode, item.parent());
+    write!(output, ",\"fileid\":{number},\"dirid\":{above}")?;
     if let Some(offset) = item.offset() {
         write!(output, ",\"offset\":{offset}")?;
     }
     output.extend_from_slice(b"}\n");
     Ok(())
-}
-
-pub(super) fn type_name(kind: FileKind) -> &'static str {
-    match kind {
-        FileKind::File => "file",
-        FileKind::Directory => "directory",
-        FileKind::Symlink => "symlink",
-        FileKind::CharDevice => "char",
-        FileKind::BlockDevice => "block",
-        FileKind::Fifo => "fifo",
-        FileKind::Socket => "socket",
-    }
 }
 
 /// A number without loss: negative times have their fraction below the whole seconds, too.

@@ -1,20 +1,20 @@
 //! Listings in order, as ls(1) prints them.
 
 use std::cmp::Reverse;
-use std::fmt;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::base::sync::Mutex;
+use crate::tar::Timestamp;
 
 use super::composefs::Dump;
 use super::item::{Item, Place};
 use super::json;
 use super::long::{Columns, Style};
 use super::output::SharedOutput;
-use super::parallel_walk::{Level, Visitor};
-use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
+use super::parallel_walk::{Visit, Visitor};
+use super::tree::{Batch, Candidate, FileKind, Metadata, Tree};
 
 /// Bytes of lines that are written at once.
 const WRITE_BYTES: usize = 64 << 10;
@@ -54,10 +54,13 @@ pub struct ListOptions {
 }
 
 /// Lists directories of a tree.
+#[expect(missing_debug_implementations, reason = "trees have no form for it")]
 pub struct Lister<T> {
     tree: Arc<T>,
     options: ListOptions,
     output: Arc<SharedOutput>,
+    /// Without widths.
+    columns: Columns,
     filter: Option<Filter>,
     dump: Mutex<Dump>,
 }
@@ -84,6 +87,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
     pub fn new(tree: Arc<T>, options: ListOptions, output: Arc<SharedOutput>) -> Self {
         Self {
             tree,
+            columns: Columns::new(options.style),
             options,
             output,
             filter: None,
@@ -99,24 +103,20 @@ impl<T: Tree + Send + 'static> Lister<T> {
     /// Whether the lines need no order and no widths, so that several threads may write them
     /// ([`walk_parallel`](super::walk_parallel)).
     pub fn is_unordered(&self) -> bool {
-        let needs_widths = !self.options.json && Columns::new(self.options.style).have_widths();
-        let needs_order = self.options.reverse || self.options.composefs || needs_widths;
-        self.options.order == Order::Stored && !needs_order
+        let needs_order = self.options.reverse || self.options.composefs;
+        self.options.order == Order::Stored && !needs_order && !self.needs_widths()
+    }
+
+    fn needs_widths(&self) -> bool {
+        !self.options.json && self.columns.have_widths()
     }
 
     /// Writes the line of `item`, called `name`.
     pub fn list_item(&self, item: &Item<'_, T>, name: &[u8]) -> ControlFlow<()> {
-        let mut columns = Columns::new(self.options.style);
-        let mut lines = Vec::new();
-        let measured = if columns.have_widths() {
-            columns.measure(item)
-        } else {
-            Ok(())
-        };
-        match measured {
-            Ok(()) => self.write_line(&mut lines, &columns, name, item),
-            Err(error) => self.output.report(name, &error),
-        }
+        let (mut columns, mut lines) = (self.columns, Vec::new());
+        // The line reports the error.
+        drop(self.needs_widths().then(|| columns.measure(item)));
+        self.write_line(&mut lines, &columns, name, item);
         self.output.write(&lines)
     }
 
@@ -156,10 +156,9 @@ impl<T: Tree + Send + 'static> Lister<T> {
             metadata: Vec::new(),
             order: Vec::new(),
             position: Some(0),
-            columns: Columns::new(self.options.style),
+            columns: self.columns,
         };
-        let is_streamed = self.is_streamed();
-        if is_streamed && !self.options.json && frame.columns.have_widths() {
+        if self.is_streamed() && self.needs_widths() {
             // A second reading is cheaper than keeping all.
             while self.read(&mut frame) {
                 self.measure(&mut frame);
@@ -197,7 +196,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             }
         }
         self.sort(frame);
-        if !is_streamed && !self.options.json && frame.columns.have_widths() {
+        if !is_streamed && self.needs_widths() {
             self.measure(frame);
         }
         !frame.batch.is_empty()
@@ -223,15 +222,12 @@ impl<T: Tree + Send + 'static> Lister<T> {
                     self.tree.metadata(&frame.directory, name).ok()
                 };
                 frame.metadata = (0..batch.len()).map(metadata).collect();
+                let key = |it: &Metadata| match self.options.order {
+                    Order::Size => (it.size, Timestamp::default()),
+                    _ => (0, it.mtime),
+                };
                 let metadata = |number: u32| frame.metadata.get(number as usize)?.as_ref();
-                match self.options.order {
-                    Order::Size => {
-                        order.sort_by_key(|&number| Reverse(metadata(number).map(|it| it.size)));
-                    }
-                    _ => order.sort_by_key(|&number| {
-                        Reverse(metadata(number).map(|it| (it.mtime.seconds, it.mtime.nanoseconds)))
-                    }),
-                }
+                order.sort_by_key(|&number| Reverse(metadata(number).map(key)));
             }
             if self.options.reverse {
                 order.reverse();
@@ -243,28 +239,31 @@ impl<T: Tree + Send + 'static> Lister<T> {
 
     fn measure(&self, frame: &mut Frame<T>) {
         let mut columns = frame.columns;
-        for &number in &frame.order {
+        for item in frame
+            .order
+            .iter()
+            .filter_map(|&it| frame.item(&self.tree, it))
+        {
             // Its line reports the error.
-            frame.with_item(&self.tree, number, |item| columns.measure(item).ok());
+            drop(columns.measure(&item));
         }
         frame.columns = columns;
     }
 
     /// Writes the line of a name, and returns the directory to list next.
     fn list_number(&self, frame: &Frame<T>, number: u32, lines: &mut Vec<u8>) -> Option<Frame<T>> {
-        frame.with_item(&self.tree, number, |item| {
-            self.write_line(lines, &frame.columns, self.shown(item), item);
-            if !self.options.recursive || item.kind() != FileKind::Directory {
-                return None;
+        let item = frame.item(&self.tree, number)?;
+        self.write_line(lines, &frame.columns, self.shown(&item), &item);
+        if !self.options.recursive || item.kind() != FileKind::Directory {
+            return None;
+        }
+        match item.open() {
+            Ok(directory) => Some(self.open(directory, item.inode(), item.path().to_owned())),
+            Err(error) => {
+                self.output.report(item.path(), &error);
+                None
             }
-            match item.open() {
-                Ok(directory) => Some(self.open(directory, item.inode(), item.path().to_owned())),
-                Err(error) => {
-                    self.output.report(item.path(), &error);
-                    None
-                }
-            }
-        })
+        }
     }
 
     fn shown<'i>(&self, item: &'i Item<'_, T>) -> &'i [u8] {
@@ -276,11 +275,8 @@ impl<T: Tree + Send + 'static> Lister<T> {
     }
 
     fn write_line(&self, lines: &mut Vec<u8>, columns: &Columns, name: &[u8], item: &Item<'_, T>) {
-        if self
-            .filter
-            .as_ref()
-            .is_some_and(|filter| !filter(item.inode()))
-        {
+        let filter = self.filter.as_ref();
+        if filter.is_some_and(|shows| !shows(item.inode())) {
             return;
         }
         let written = if self.options.json {
@@ -297,13 +293,8 @@ impl<T: Tree + Send + 'static> Lister<T> {
 }
 
 impl<T: Tree> Frame<T> {
-    fn with_item<R>(
-        &self,
-        tree: &T,
-        number: u32,
-        examine: impl FnOnce(&Item<'_, T>) -> Option<R>,
-    ) -> Option<R> {
-        let name: Name<'_> = self.batch.get(number as usize)?;
+    fn item<'a>(&'a self, tree: &'a T, number: u32) -> Option<Item<'a, T>> {
+        let name = self.batch.get(number as usize)?;
         let place = Place {
             directory: &self.directory,
             inode: self.inode,
@@ -311,9 +302,11 @@ impl<T: Tree> Frame<T> {
             start: b"",
             depth: 0,
         };
-        let item = Item::in_directory(tree, &place, name);
-        let known = self.metadata.get(number as usize).copied().flatten();
-        examine(&item.with_metadata(known))
+        let mut item = Item::in_directory(tree, &place, name);
+        if let Some(Some(known)) = self.metadata.get(number as usize) {
+            item.set_metadata(*known);
+        }
+        Some(item)
     }
 }
 
@@ -324,23 +317,13 @@ impl<T: Tree + Send + 'static> Visitor<T> for Lister<T> {
         self.options.json
     }
 
-    fn visit(
-        &self,
-        level: &Arc<Level<T, ()>>,
-        directory: &T::Directory,
-        batch: &Batch,
-        descend: &mut Vec<(usize, ())>,
-    ) -> ControlFlow<()> {
-        let (path, mut lines) = (level.path(), Vec::new());
-        let (place, columns) = (
-            level.place(directory, &path),
-            Columns::new(self.options.style),
-        );
-        for (number, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
+    fn visit(&self, names: &Visit<'_, T, ()>, descend: &mut Vec<(usize, ())>) -> ControlFlow<()> {
+        let mut lines = Vec::new();
+        for (number, item) in names.items() {
             if !self.options.all && item.name().starts_with(b".") {
                 continue;
             }
-            self.write_line(&mut lines, &columns, self.shown(&item), &item);
+            self.write_line(&mut lines, &self.columns, self.shown(&item), &item);
             if self.options.recursive && item.kind() == FileKind::Directory {
                 descend.push((number, ()));
             }
@@ -350,14 +333,5 @@ impl<T: Tree + Send + 'static> Visitor<T> for Lister<T> {
 
     fn report(&self, path: &[u8], error: io::Error) {
         self.output.report(path, &error);
-    }
-}
-
-impl<T> fmt::Debug for Lister<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Lister");
-        debug
-            .field("options", &self.options)
-            .finish_non_exhaustive()
     }
 }

@@ -1,8 +1,9 @@
 //! `ls -l` lines.
 
-use std::io;
+use std::borrow::Cow;
+use std::io::{self, Write};
 
-use super::escape::escape;
+use super::escape::{escape, owner_text};
 use super::human_size::human_size;
 use super::tree::{Candidate, FileKind};
 use crate::base::time::Civil;
@@ -13,11 +14,8 @@ use crate::base::time::Civil;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Columns {
     style: Style,
-    inode: usize,
-    links: usize,
-    user: usize,
-    group: usize,
-    size: usize,
+    /// Of number, links, user, group and size.
+    widths: [usize; 5],
 }
 
 /// The parts of a line.
@@ -45,7 +43,7 @@ impl Columns {
         }
     }
 
-    /// Whether [`Self::measure`] has anything to do.
+    /// Whether there are columns besides the name.
     pub fn have_widths(&self) -> bool {
         self.style.long || self.style.inode
     }
@@ -55,13 +53,9 @@ impl Columns {
     /// # Errors
     /// Its attributes cannot be read.
     pub fn measure(&mut self, file: &impl Candidate) -> io::Result<()> {
-        let width = |text: String| text.chars().count();
-        let metadata = file.metadata()?;
-        self.inode = self.inode.max(width(metadata.inode.to_string()));
-        self.links = self.links.max(width(metadata.links.to_string()));
-        self.user = self.user.max(width(self.user(file)?));
-        self.group = self.group.max(width(self.group(file)?));
-        self.size = self.size.max(width(self.size(file)?));
+        for (width, text) in self.widths.iter_mut().zip(self.style.texts(file)?) {
+            *width = text.chars().count().max(*width);
+        }
         Ok(())
     }
 
@@ -89,26 +83,19 @@ impl Columns {
         name: &[u8],
         file: &impl Candidate,
     ) -> io::Result<()> {
-        if self.style.inode {
-            let inode = file.metadata()?.inode;
-            output.extend_from_slice(format!("{inode:>0$} ", self.inode).as_bytes());
-        }
-        if self.style.long {
+        if self.have_widths() {
             let metadata = file.metadata()?;
-            let facts = format!(
-                "{} {:>links$} {:<users$} {:<groups$} {:>sizes$} {} ",
-                mode_string(metadata.kind, metadata.mode),
-                metadata.links,
-                self.user(file)?,
-                self.group(file)?,
-                self.size(file)?,
-                Civil::new(metadata.mtime.seconds, 0).to_date_and_time(),
-                links = self.links,
-                users = self.user,
-                groups = self.group,
-                sizes = self.size,
-            );
-            output.extend_from_slice(facts.as_bytes());
+            let [inode, links, user, group, size] = self.style.texts(file)?;
+            let [inodes, all_links, users, groups, sizes] = self.widths;
+            if self.style.inode {
+                write!(output, "{inode:>inodes$} ")?;
+            }
+            if self.style.long {
+                let mode = mode_string(metadata.kind, metadata.mode);
+                let time = Civil::new(metadata.mtime.seconds, 0).to_date_and_time();
+                write!(output, "{mode} {links:>all_links$} {user:<users$} ")?;
+                write!(output, "{group:<groups$} {size:>sizes$} {time} ")?;
+            }
         }
         self.push_name(output, name);
         if self.style.long && file.kind() == FileKind::Symlink {
@@ -126,37 +113,26 @@ impl Columns {
             output.extend_from_slice(name);
         }
     }
+}
 
-    fn user(&self, file: &impl Candidate) -> io::Result<String> {
-        let name = if self.style.numeric {
-            None
-        } else {
-            file.user()?
-        };
+impl Style {
+    /// Number, links, user, group, and size or the number of a device.
+    fn texts(self, file: &impl Candidate) -> io::Result<[String; 5]> {
         let metadata = file.metadata()?;
-        Ok(name.map_or_else(|| metadata.uid.to_string(), |name| escape(&name)))
-    }
-
-    fn group(&self, file: &impl Candidate) -> io::Result<String> {
-        let name = if self.style.numeric {
-            None
-        } else {
-            file.group()?
-        };
-        let metadata = file.metadata()?;
-        Ok(name.map_or_else(|| metadata.gid.to_string(), |name| escape(&name)))
-    }
-
-    /// Device number of a device, as `ls` shows it; else the size.
-    fn size(&self, file: &impl Candidate) -> io::Result<String> {
-        let metadata = file.metadata()?;
-        Ok(match (metadata.kind, metadata.device) {
-            (FileKind::CharDevice | FileKind::BlockDevice, (major, minor)) => {
-                format!("{major}, {minor}")
-            }
-            _ if self.style.human => human_size(metadata.size),
+        let named =
+            |name: Option<Cow<'_, [u8]>>, id| owner_text(name.filter(|_| !self.numeric), id);
+        let size = match metadata.device {
+            (major, minor) if metadata.is_device() => format!("{major}, {minor}"),
+            _ if self.human => human_size(metadata.size),
             _ => metadata.size.to_string(),
-        })
+        };
+        Ok([
+            metadata.inode.to_string(),
+            metadata.links.to_string(),
+            named(file.user()?, metadata.uid),
+            named(file.group()?, metadata.gid),
+            size,
+        ])
     }
 }
 

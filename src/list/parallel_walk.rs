@@ -4,7 +4,6 @@
 //! directories' names. A directory is left when all below it is done.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -17,8 +16,8 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::base::sync::{Condvar, Mutex};
 use crate::base::thread::Thread;
 
-use super::item::Place;
-use super::tree::{Batch, FileKind, Name, Tree, push_component};
+use super::item::{Item, Place};
+use super::tree::{Batch, Name, Tree, push_component};
 
 /// Names of a directory that one thread visits at once, if that takes system calls.
 const CALL_CHUNK: usize = 64;
@@ -40,6 +39,7 @@ pub enum Jobs {
 }
 
 /// A directory on the way of a walk.
+#[expect(missing_debug_implementations, reason = "trees have no form for it")]
 pub struct Level<T: Tree, S> {
     parent: Option<Arc<Self>>,
     name: Vec<u8>,
@@ -92,6 +92,37 @@ impl<T: Tree, S> OpenLevels<T, S> {
 }
 
 impl<T: Tree, S> Level<T, S> {
+    /// The directory `name` in `parent`, which is not open yet.
+    fn new(
+        parent: Option<&Arc<Self>>,
+        name: Name<'_>,
+        open: &Arc<OpenLevels<T, S>>,
+        state: S,
+    ) -> Self {
+        Self {
+            parent: parent.cloned(),
+            name: name.name.to_owned(),
+            inode: name.inode,
+            depth: parent.map_or(0, |parent| parent.depth + 1),
+            handle: Mutex::new(Handle {
+                directory: None,
+                identity: (0, 0),
+            }),
+            open: Arc::clone(open),
+            state,
+            pending: AtomicUsize::new(1),
+        }
+    }
+
+    /// Opens the directory for the first time.
+    fn open_first(self: &Arc<Self>, tree: &T) -> io::Result<()> {
+        let parent = self.parent.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let directory = tree.open(&*parent.open(tree)?, self.as_name())?;
+        self.handle.lock().directory = Some(Arc::new(directory));
+        self.open.add(tree, self);
+        Ok(())
+    }
+
     /// The open directory. It is opened again if it was closed.
     ///
     /// # Errors
@@ -107,12 +138,7 @@ impl<T: Tree, S> Level<T, S> {
             level = level.parent.as_ref().ok_or(io::ErrorKind::NotFound)?;
         };
         while let Some(level) = closed.pop() {
-            let name = Name {
-                name: &level.name,
-                kind: FileKind::Directory,
-                inode: level.inode,
-            };
-            directory = Arc::new(tree.open(&directory, name)?);
+            directory = Arc::new(tree.open(&directory, level.as_name())?);
             // Those in which the walk goes on soon.
             if closed.len() < self.open.max / 2 {
                 level.set_open(tree, &directory)?;
@@ -141,14 +167,9 @@ impl<T: Tree, S> Level<T, S> {
         if parent.handle.lock().directory.is_some() {
             return;
         }
-        let name = Name {
-            name: b"..",
-            kind: FileKind::Directory,
-            inode: parent.inode,
-        };
         let directory = self.handle.lock().directory.clone();
         if let Some(directory) = directory
-            && let Ok(above) = tree.open(&directory, name)
+            && let Ok(above) = tree.open(&directory, Name::directory(b"..", parent.inode))
         {
             // It is opened on the other way if this one fails.
             drop(parent.set_open(tree, &Arc::new(above)));
@@ -163,6 +184,11 @@ impl<T: Tree, S> Level<T, S> {
     /// Its name; of a starting point, the path that was given.
     pub fn name(&self) -> &[u8] {
         &self.name
+    }
+
+    /// Its name in the directory above.
+    pub fn as_name(&self) -> Name<'_> {
+        Name::directory(&self.name, self.inode)
     }
 
     /// Its number.
@@ -210,13 +236,6 @@ impl<T: Tree, S> Level<T, S> {
         }
         path
     }
-
-    /// The path of `name` in it.
-    pub fn path_of(&self, name: &[u8]) -> Vec<u8> {
-        let mut path = self.path();
-        push_component(&mut path, name);
-        path
-    }
 }
 
 impl<T: Tree, S> Drop for Level<T, S> {
@@ -229,11 +248,23 @@ impl<T: Tree, S> Drop for Level<T, S> {
     }
 }
 
-impl<T: Tree, S> fmt::Debug for Level<T, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Level")
-            .field("depth", &self.depth)
-            .finish_non_exhaustive()
+/// Names of an open directory, for a [`Visitor`].
+#[expect(missing_debug_implementations, reason = "trees have no form for it")]
+pub struct Visit<'a, T: Tree, S> {
+    tree: &'a T,
+    /// The directory.
+    pub level: &'a Arc<Level<T, S>>,
+    /// The same, while it is open.
+    pub place: Place<'a, T>,
+    /// The names.
+    pub batch: &'a Batch,
+}
+
+impl<T: Tree, S> Visit<'_, T, S> {
+    /// The files with their numbers in the batch.
+    pub fn items(&self) -> impl Iterator<Item = (usize, Item<'_, T>)> {
+        let names = self.batch.iter().enumerate();
+        names.map(|(number, name)| (number, Item::in_directory(self.tree, &self.place, name)))
     }
 }
 
@@ -254,13 +285,11 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
         }
     }
 
-    /// Visits names of `level`, which is open as `directory`. Adds to `descend` the numbers of the directories in
-    /// `batch` to walk next, with their states. A break ends the walk.
+    /// Visits names of a directory. Adds to `descend` the numbers of the directories in the batch to walk next, with
+    /// their states. A break ends the walk.
     fn visit(
         &self,
-        level: &Arc<Level<T, Self::State>>,
-        directory: &T::Directory,
-        batch: &Batch,
+        names: &Visit<'_, T, Self::State>,
         descend: &mut Vec<(usize, Self::State)>,
     ) -> ControlFlow<()>;
 
@@ -277,17 +306,10 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
         ControlFlow::Continue(())
     }
 
-    /// Reports that the directory `name` in `level` could not be opened, instead of leaving it.
-    fn skip(
-        &self,
-        level: &Arc<Level<T, Self::State>>,
-        name: Name<'_>,
-        state: &Self::State,
-        error: io::Error,
-    ) -> ControlFlow<()> {
-        let _ = state;
-        self.report(&level.path_of(name.name), error);
-        ControlFlow::Continue(())
+    /// Reports and leaves a directory that could not be opened.
+    fn skip(&self, level: &Arc<Level<T, Self::State>>, error: io::Error) -> ControlFlow<()> {
+        self.report(&level.path(), error);
+        self.leave(level)
     }
 
     /// Reports that the directory at `path` cannot be opened or read.
@@ -378,11 +400,7 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
 }
 
 enum Task<T: Tree, S> {
-    Open {
-        parent: Arc<Level<T, S>>,
-        name: (Vec<u8>, FileKind, u64),
-        state: S,
-    },
+    Open(Arc<Level<T, S>>),
     Read {
         level: Arc<Level<T, S>>,
         position: u64,
@@ -397,20 +415,15 @@ enum Task<T: Tree, S> {
 
 impl<T: Tree, S> Task<T, S> {
     fn started(start: Start<T, S>, open: &Arc<OpenLevels<T, S>>) -> Self {
+        let name = Name::directory(&start.path, start.inode);
+        let level = Level::new(None, name, open, start.state);
+        level.handle.lock().directory = Some(Arc::new(start.directory));
+        Self::read_from_start(Arc::new(level))
+    }
+
+    fn read_from_start(level: Arc<Level<T, S>>) -> Self {
         Self::Read {
-            level: Arc::new(Level {
-                parent: None,
-                name: start.path,
-                inode: start.inode,
-                depth: 0,
-                handle: Mutex::new(Handle {
-                    directory: Some(Arc::new(start.directory)),
-                    identity: (0, 0),
-                }),
-                open: Arc::clone(open),
-                state: start.state,
-                pending: AtomicUsize::new(1),
-            }),
+            level,
             position: 0,
             count: 0,
         }
@@ -517,40 +530,13 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
     /// Runs a task, and collects those that follow, the first one last.
     fn run(&self, task: Task<T, V::State>, next: &mut Vec<Task<T, V::State>>) -> ControlFlow<()> {
         match task {
-            Task::Open {
-                parent,
-                name,
-                state,
-            } => {
-                let found = Name {
-                    name: &name.0,
-                    kind: name.1,
-                    inode: name.2,
-                };
-                let above = parent.open(&self.tree);
-                match above.and_then(|above| self.tree.open(&above, found)) {
-                    Ok(directory) => {
-                        let level = Arc::new(Level {
-                            depth: parent.depth + 1,
-                            handle: Mutex::new(Handle {
-                                directory: Some(Arc::new(directory)),
-                                identity: (0, 0),
-                            }),
-                            open: Arc::clone(&parent.open),
-                            parent: Some(parent),
-                            inode: name.2,
-                            name: name.0,
-                            state,
-                            pending: AtomicUsize::new(1),
-                        });
-                        level.open.add(&self.tree, &level);
-                        self.read(level, (0, 0), next)
-                    }
-                    Err(error) => {
-                        self.visitor.skip(&parent, found, &state, error)?;
-                        self.complete(parent, next)
-                    }
+            Task::Open(level) => {
+                if let Err(error) = level.open_first(&self.tree) {
+                    self.visitor.skip(&level, error)?;
+                    let above = level.parent.clone();
+                    return above.map_or(ControlFlow::Continue(()), |it| self.complete(it, next));
                 }
+                self.read(level, (0, 0), next)
             }
             Task::Read {
                 level,
@@ -614,18 +600,20 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
                 return ControlFlow::Continue(());
             }
         };
-        let mut descend = Vec::new();
-        self.visitor.visit(level, &directory, batch, &mut descend)?;
+        let (path, mut descend) = (level.path(), Vec::new());
+        let names = Visit {
+            tree: &*self.tree,
+            level,
+            place: level.place(&directory, &path),
+            batch,
+        };
+        self.visitor.visit(&names, &mut descend)?;
         level.pending.fetch_add(descend.len(), Ordering::Relaxed);
         for (number, state) in descend.into_iter().rev() {
-            let Some(found) = batch.get(number) else {
-                continue;
-            };
-            next.push(Task::Open {
-                parent: Arc::clone(level),
-                name: (found.name.to_owned(), found.kind, found.inode),
-                state,
-            });
+            if let Some(found) = batch.get(number) {
+                let below = Level::new(Some(level), found, &level.open, state);
+                next.push(Task::Open(Arc::new(below)));
+            }
         }
         ControlFlow::Continue(())
     }
@@ -640,11 +628,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
             level.open_parent(&self.tree);
             if !self.visitor.is_done(&level) {
                 level.pending.store(1, Ordering::Relaxed);
-                next.push(Task::Read {
-                    level,
-                    position: 0,
-                    count: 0,
-                });
+                next.push(Task::read_from_start(level));
                 break;
             }
             self.visitor.leave(&level)?;
@@ -677,7 +661,7 @@ mod tests {
     use std::borrow::Cow;
     use std::collections::{BTreeMap, BTreeSet};
 
-    use super::super::{IndexTree, Metadata};
+    use super::super::{Candidate, FileKind, IndexTree, Metadata};
     use super::*;
     use crate::index::test_support::{directory, file, index};
     use crate::index::{Index, Ino};
@@ -744,20 +728,16 @@ mod tests {
 
         fn visit(
             &self,
-            level: &Arc<Level<TestTree, ()>>,
-            _: &Ino,
-            batch: &Batch,
+            names: &Visit<'_, TestTree, ()>,
             descend: &mut Vec<(usize, ())>,
         ) -> ControlFlow<()> {
-            for (number, found) in batch.iter().enumerate() {
-                assert_ne!(found.name, b"panic", "a visitor may panic");
-                let mut path = level.path();
-                push_component(&mut path, found.name);
-                self.record("visit", &path);
-                if found.name == b"quit" {
+            for (number, item) in names.items() {
+                assert_ne!(item.name(), b"panic", "a visitor may panic");
+                self.record("visit", item.path());
+                if item.name() == b"quit" {
                     return ControlFlow::Break(());
                 }
-                if found.kind == FileKind::Directory {
+                if item.kind() == FileKind::Directory {
                     descend.push((number, ()));
                 }
             }
@@ -862,15 +842,13 @@ mod tests {
 
         fn visit(
             &self,
-            _: &Arc<Level<TestTree, ()>>,
-            _: &Ino,
-            batch: &Batch,
+            names: &Visit<'_, TestTree, ()>,
             descend: &mut Vec<(usize, ())>,
         ) -> ControlFlow<()> {
             let thread = std::thread::current().id();
             self.0.lock().insert(format!("{thread:?}"));
             std::thread::sleep(2 * MIN_WAIT);
-            let names = batch.iter().enumerate();
+            let names = names.batch.iter().enumerate();
             let directories = names.filter(|(_, found)| found.kind == FileKind::Directory);
             descend.extend(directories.map(|(number, _)| (number, ())));
             ControlFlow::Continue(())
@@ -904,8 +882,8 @@ mod tests {
     fn directory_that_cannot_be_opened_is_reported_and_skipped() {
         let index = index(&[directory("closed", 0o755), file("open/f", 0..1)]);
         let (calls, flow) = calls(index, 1);
-        let expected =
-            "visit ./closed,visit ./open,report ./closed,visit ./open/f,leave ./open,leave .";
+        let expected = "visit ./closed,visit ./open,report ./closed,leave ./closed,visit ./open/f,\
+                        leave ./open,leave .";
         assert_eq!(calls.join(","), expected);
         assert_eq!(flow, ControlFlow::Continue(()));
     }

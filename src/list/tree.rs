@@ -29,14 +29,28 @@ pub enum FileKind {
 impl FileKind {
     /// The letter of `find -type` and `-printf %y`. `ls -l` shows a file as `-` instead.
     pub fn letter(self) -> char {
+        self.forms().0
+    }
+
+    /// The name in JSON.
+    pub(super) fn name(self) -> &'static str {
+        self.forms().1
+    }
+
+    /// The bits in a mode of stat(2).
+    pub(super) fn bits(self) -> u32 {
+        self.forms().2
+    }
+
+    fn forms(self) -> (char, &'static str, u32) {
         match self {
-            Self::File => 'f',
-            Self::Directory => 'd',
-            Self::Symlink => 'l',
-            Self::CharDevice => 'c',
-            Self::BlockDevice => 'b',
-            Self::Fifo => 'p',
-            Self::Socket => 's',
+            Self::File => ('f', "file", 0o100_000),
+            Self::Directory => ('d', "directory", 0o040_000),
+            Self::Symlink => ('l', "symlink", 0o120_000),
+            Self::CharDevice => ('c', "char", 0o020_000),
+            Self::BlockDevice => ('b', "block", 0o060_000),
+            Self::Fifo => ('p', "fifo", 0o010_000),
+            Self::Socket => ('s', "socket", 0o140_000),
         }
     }
 }
@@ -72,6 +86,26 @@ pub struct Metadata {
     pub ctime: Timestamp,
 }
 
+/// A file, by its file system and its number.
+pub type FileId = (u64, u64);
+
+impl Metadata {
+    /// Tells the file from others.
+    pub fn id(&self) -> FileId {
+        (self.file_system, self.inode)
+    }
+
+    /// Whether the file may have other names. Those of a directory are not counted.
+    pub fn is_shared(&self) -> bool {
+        self.links > 1 && self.kind != FileKind::Directory
+    }
+
+    /// Whether it is a device.
+    pub fn is_device(&self) -> bool {
+        matches!(self.kind, FileKind::CharDevice | FileKind::BlockDevice)
+    }
+}
+
 /// A name in a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Name<'a> {
@@ -81,6 +115,17 @@ pub struct Name<'a> {
     pub kind: FileKind,
     /// The file's number.
     pub inode: u64,
+}
+
+impl<'a> Name<'a> {
+    /// The name of a directory.
+    pub fn directory(name: &'a [u8], inode: u64) -> Self {
+        Self {
+            name,
+            kind: FileKind::Directory,
+            inode,
+        }
+    }
 }
 
 /// Names read from a directory.
@@ -211,7 +256,7 @@ pub trait Tree: Sync {
     ///
     /// # Errors
     /// They cannot be read.
-    fn identity(&self, directory: &Self::Directory) -> io::Result<(u64, u64)> {
+    fn identity(&self, directory: &Self::Directory) -> io::Result<FileId> {
         let _ = directory;
         Ok((0, 0))
     }

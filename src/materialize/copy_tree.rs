@@ -23,7 +23,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::{Condvar, Mutex};
 use crate::list::{
-    Batch, DirectoryTree, FileKind, Jobs, Level, Metadata, Name, Start, Tree, Visitor, metadata_of,
+    DirectoryTree, FileKind, Jobs, Level, Metadata, Name, Start, Tree, Visit, Visitor, metadata_of,
     walk_parallel,
 };
 use crate::tar::{Device, Member, MemberKind};
@@ -186,14 +186,14 @@ impl Copier {
         }
     }
 
-    /// Copies the file `name`, or makes a directory in `target`. Returns the target of a directory to walk.
+    /// Copies `name`, one of `names`. Returns the target of a directory to walk.
     fn copy(
         &self,
-        directory: &OwnedFd,
+        names: &Visit<'_, DirectoryTree, Target>,
         name: Name<'_>,
         path: ArchivePath,
-        target: &Target,
     ) -> io::Result<Option<Target>> {
+        let (directory, target) = (names.place.directory, &names.level.state);
         let is_directory = name.kind == FileKind::Directory;
         let Some(path) = self.select(path) else {
             return Ok(is_directory.then(Target::default));
@@ -336,15 +336,6 @@ impl Copier {
         self.tree.lock().defer_attributes(pending, None);
         None
     }
-
-    fn set_attributes(&self, target: &Target) -> ControlFlow<()> {
-        if let (Some(pending), Some(directory)) = (&target.pending, target.directory.get())
-            && let Err(error) = pending.apply_to(directory, &self.context)
-        {
-            self.context.problems.add(&pending.path, error);
-        }
-        ControlFlow::Continue(())
-    }
 }
 
 impl Visitor<DirectoryTree> for Copier {
@@ -360,19 +351,17 @@ impl Visitor<DirectoryTree> for Copier {
 
     fn visit(
         &self,
-        level: &Arc<Level<DirectoryTree, Target>>,
-        directory: &OwnedFd,
-        batch: &Batch,
+        names: &Visit<'_, DirectoryTree, Target>,
         descend: &mut Vec<(usize, Target)>,
     ) -> ControlFlow<()> {
-        let above = ArchivePath::sanitize(&level.path()).path;
-        for (number, name) in batch.iter().enumerate() {
+        let above = ArchivePath::sanitize(names.place.path).path;
+        for (number, name) in names.batch.iter().enumerate() {
             if self.context.problems.fatal().is_some() {
                 return ControlFlow::Break(());
             }
             let mut path = above.clone();
             path.push(name.name);
-            match self.copy(directory, name, path.clone(), &level.state) {
+            match self.copy(names, name, path.clone()) {
                 Ok(target) => descend.extend(target.map(|target| (number, target))),
                 Err(error) => self.report(path.as_bytes(), error),
             }
@@ -381,18 +370,13 @@ impl Visitor<DirectoryTree> for Copier {
     }
 
     fn leave(&self, level: &Arc<Level<DirectoryTree, Target>>) -> ControlFlow<()> {
-        self.set_attributes(&level.state)
-    }
-
-    fn skip(
-        &self,
-        level: &Arc<Level<DirectoryTree, Target>>,
-        name: Name<'_>,
-        target: &Target,
-        error: io::Error,
-    ) -> ControlFlow<()> {
-        self.report(&level.path_of(name.name), error);
-        self.set_attributes(target)
+        let target = &level.state;
+        if let (Some(pending), Some(directory)) = (&target.pending, target.directory.get())
+            && let Err(error) = pending.apply_to(directory, &self.context)
+        {
+            self.context.problems.add(&pending.path, error);
+        }
+        ControlFlow::Continue(())
     }
 
     fn report(&self, path: &[u8], error: io::Error) {

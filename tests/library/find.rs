@@ -273,17 +273,20 @@ impl World {
     /// Evaluates on the tree at `start`, in the order of GNU find. `false` to end.
     fn walk(&self, expression: &Expression, file: &OnDisk<'_>, output: &mut Vec<u8>) -> bool {
         let mut is_pruned = false;
-        let is_in_depth = file.depth >= expression.min_depth();
+        let is_in_depth = file.depth >= expression.options.min_depth;
         let mut evaluate = || {
             let outcome = expression.evaluate(file, output).expect("valid");
             is_pruned = outcome.is_pruned;
             !outcome.is_quit
         };
-        let is_last = expression.is_depth_first();
+        let is_last = expression.options.is_depth_first;
         if is_in_depth && !is_last && !evaluate() {
             return false;
         }
-        let is_leaf = expression.max_depth().is_some_and(|max| file.depth >= max);
+        let is_leaf = expression
+            .options
+            .max_depth
+            .is_some_and(|max| file.depth >= max);
         if file.kind() == FileKind::Directory && !is_pruned && !is_leaf {
             for entry in fs::read_dir(file.real_path()).expect("valid") {
                 let mut path = file.path.clone();

@@ -17,13 +17,20 @@ pub(crate) struct TreeArgs {
     #[command(flatten)]
     pub cache: CacheArgs,
 
+    #[command(flatten)]
+    pub jobs: JobsArg,
+}
+
+/// The number of threads of a walk.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub(crate) struct JobsArg {
     /// Number of threads [default: as many as the file system keeps busy]
     #[arg(short, long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
 }
 
-impl TreeArgs {
-    pub(crate) fn jobs(&self) -> Jobs {
+impl JobsArg {
+    pub(crate) fn get(self) -> Jobs {
         self.jobs.map_or(Jobs::Automatic, Jobs::Fixed)
     }
 }

@@ -1,6 +1,5 @@
 //! Changes of modes and owners.
 
-use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::io;
 use std::ops::ControlFlow;
@@ -13,12 +12,11 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chmodat, chownat, openat};
 
 use super::super::directory_tree::{DirectoryTree, is_root, metadata_of, metadata_of_open};
-use super::super::escape::escape;
+use super::super::escape::owner_text;
 use super::super::find::apply_mode;
-use super::super::item::Item;
 use super::super::long::mode_string;
-use super::super::parallel_walk::{Level, Start, Visitor};
-use super::super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
+use super::super::parallel_walk::{Level, Start, Visit, Visitor};
+use super::super::tree::{Candidate, FileKind, Metadata, Tree};
 use super::log::{ChangeLog, Verbosity, quote};
 
 /// An owner and a group; `None` for any, or to keep it.
@@ -75,6 +73,8 @@ pub struct Change {
 /// The attributes of a directory that is changed when it is left; `None` if it was changed before.
 #[derive(Clone, Copy, Debug)]
 pub struct LateChange(Option<Metadata>);
+
+type Directory = Level<DirectoryTree, LateChange>;
 
 /// Changes the attributes of files that differ from those to set.
 #[derive(Debug)]
@@ -204,20 +204,14 @@ impl Changer {
             .write(verbosity, || self.describe(path, found, is_changed));
     }
 
-    /// Changes the directory `name` in `level`, or itself, unless that is done.
-    fn apply_late(
-        &self,
-        level: &Arc<Level<DirectoryTree, LateChange>>,
-        name: &[u8],
-        path: &[u8],
-        late: &LateChange,
-    ) {
-        let LateChange(Some(found)) = late else {
+    /// Changes the directory `level`, unless that is done. It is `name` in `above`, or that itself.
+    fn apply_late(&self, level: &Directory, above: &Arc<Directory>, name: &[u8]) {
+        let LateChange(Some(found)) = &level.state else {
             return;
         };
-        match level.open(&self.tree) {
-            Ok(directory) => self.apply(&directory, name, path, found),
-            Err(error) => self.log.fail(self.action(), path, &error),
+        match above.open(&self.tree) {
+            Ok(directory) => self.apply(&directory, name, &level.path(), found),
+            Err(error) => self.log.fail(self.action(), &level.path(), &error),
         }
     }
 
@@ -243,11 +237,8 @@ impl Changer {
                 ("mode", text(found.mode), text(wanted))
             }
             Attributes::Owner { names, .. } => {
-                let text = |name: Option<Cow<'_, [u8]>>, id: u32| {
-                    name.map_or_else(|| id.to_string(), |name| escape(&name))
-                };
-                let user = text(self.tree.user(found), found.uid);
-                let group = text(self.tree.group(found), found.gid);
+                let user = owner_text(self.tree.user(found), found.uid);
+                let group = owner_text(self.tree.group(found), found.gid);
                 let group = names.1.is_some().then_some(group);
                 (
                     "ownership",
@@ -305,44 +296,32 @@ impl Visitor<DirectoryTree> for Changer {
 
     fn visit(
         &self,
-        level: &Arc<Level<DirectoryTree, Self::State>>,
-        directory: &OwnedFd,
-        batch: &Batch,
-        descend: &mut Vec<(usize, Self::State)>,
+        names: &Visit<'_, DirectoryTree, LateChange>,
+        descend: &mut Vec<(usize, LateChange)>,
     ) -> ControlFlow<()> {
-        let path = level.path();
-        let place = level.place(directory, &path);
-        for (number, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
-            let state = match item.metadata() {
+        let directory = names.place.directory;
+        for (number, item) in names.items() {
+            match item.metadata() {
                 Ok(found) => {
-                    let name = item.name();
-                    self.examine(directory, name, item.path(), &found)
+                    let state = self.examine(directory, item.name(), item.path(), &found);
+                    descend.extend(state.map(|state| (number, state)));
                 }
-                Err(error) => {
-                    self.fail_access(item.path(), &error);
-                    continue;
-                }
-            };
-            descend.extend(state.map(|state| (number, state)));
+                Err(error) => self.fail_access(item.path(), &error),
+            }
         }
         ControlFlow::Continue(())
     }
 
-    fn leave(&self, level: &Arc<Level<DirectoryTree, Self::State>>) -> ControlFlow<()> {
-        self.apply_late(level, b"", &level.path(), &level.state);
+    fn leave(&self, level: &Arc<Directory>) -> ControlFlow<()> {
+        self.apply_late(level, level, b"");
         ControlFlow::Continue(())
     }
 
-    fn skip(
-        &self,
-        level: &Arc<Level<DirectoryTree, Self::State>>,
-        name: Name<'_>,
-        state: &Self::State,
-        error: io::Error,
-    ) -> ControlFlow<()> {
-        let path = level.path_of(name.name);
-        self.report(&path, error);
-        self.apply_late(level, name.name, &path, state);
+    fn skip(&self, level: &Arc<Directory>, error: io::Error) -> ControlFlow<()> {
+        self.report(&level.path(), error);
+        if let Some(parent) = level.parent() {
+            self.apply_late(level, parent, level.name());
+        }
         ControlFlow::Continue(())
     }
 

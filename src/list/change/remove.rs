@@ -13,8 +13,8 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat};
 use rustix::io::Errno;
 
 use super::super::directory_tree::{DirectoryTree, is_root, metadata_of};
-use super::super::parallel_walk::{Level, Start, Visitor};
-use super::super::tree::{Batch, FileKind, Name, Tree};
+use super::super::parallel_walk::{Level, Start, Visit, Visitor};
+use super::super::tree::{Candidate, FileKind, Name, Tree};
 use super::log::{ChangeLog, Verbosity, quote};
 
 /// Most readings of a directory that is not empty after its names were removed. A file system may move names to
@@ -85,8 +85,7 @@ impl Remover {
                 return Err(Errno::NOTDIR.into());
             }
             let above = open_above(above)?;
-            let result = unlinkat(&above, name, AtFlags::empty()).map_err(io::Error::from);
-            self.is_gone(result, "", || path.to_owned());
+            self.is_gone(unlink(&above, name, AtFlags::empty()), "", path);
             return Ok(None);
         }
         if !self.options.recursive && !self.options.empty_directories {
@@ -104,16 +103,12 @@ impl Remover {
         let name = if name.is_empty() { b"." } else { name };
         let parent = open_above(above)?;
         if !self.options.recursive {
-            let result = unlinkat(&parent, name, AtFlags::REMOVEDIR).map_err(io::Error::from);
-            self.is_gone(result, "directory ", || path.to_owned());
+            let result = unlink(&parent, name, AtFlags::REMOVEDIR);
+            self.is_gone(result, "directory ", path);
             return Ok(None);
         }
-        let found = Name {
-            name,
-            kind: FileKind::Directory,
-            inode: found.inode,
-        };
-        Ok(match self.tree.open(&parent, found) {
+        let opened = self.tree.open(&parent, Name::directory(name, found.inode));
+        Ok(match opened {
             Ok(directory) => Some(Start {
                 path: path.to_owned(),
                 inode: found.inode,
@@ -144,15 +139,15 @@ impl Remover {
     }
 
     /// Tells the outcome of a removal. Returns whether the file is gone.
-    fn is_gone(&self, result: io::Result<()>, kind: &str, path: impl FnOnce() -> Vec<u8>) -> bool {
+    fn is_gone(&self, result: io::Result<()>, kind: &str, path: &[u8]) -> bool {
         match result {
             Ok(()) => {
-                let line = || format!("removed {kind}{}", quote(&path()));
+                let line = || format!("removed {kind}{}", quote(path));
                 self.log.write(Verbosity::Changes, line);
                 true
             }
             Err(error) => {
-                self.fail(&path(), &error);
+                self.fail(path, &error);
                 self.is_missing(&error)
             }
         }
@@ -167,8 +162,8 @@ impl Remover {
         error: &io::Error,
     ) -> bool {
         let is_denied = error.kind() == io::ErrorKind::PermissionDenied;
-        if is_denied && let Ok(()) = unlinkat(directory, name, AtFlags::REMOVEDIR) {
-            return self.is_gone(Ok(()), "directory ", || path.to_owned());
+        if is_denied && let Ok(()) = unlink(directory, name, AtFlags::REMOVEDIR) {
+            return self.is_gone(Ok(()), "directory ", path);
         }
         self.fail(path, error);
         self.is_missing(error)
@@ -183,6 +178,10 @@ impl Remover {
 
 fn as_path(path: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(path))
+}
+
+fn unlink(directory: &OwnedFd, name: &[u8], flags: AtFlags) -> io::Result<()> {
+    Ok(unlinkat(directory, name, flags)?)
 }
 
 fn open_above(path: &[u8]) -> io::Result<OwnedFd> {
@@ -200,19 +199,17 @@ impl Visitor<DirectoryTree> for Remover {
 
     fn visit(
         &self,
-        level: &Arc<Directory>,
-        directory: &OwnedFd,
-        batch: &Batch,
+        names: &Visit<'_, DirectoryTree, Removed>,
         descend: &mut Vec<(usize, Removed)>,
     ) -> ControlFlow<()> {
-        for (number, found) in batch.iter().enumerate() {
-            if found.kind == FileKind::Directory {
+        for (number, item) in names.items() {
+            if item.kind() == FileKind::Directory {
                 descend.push((number, Removed::default()));
                 continue;
             }
-            let path = || level.path_of(found.name);
-            let result = unlinkat(directory, found.name, AtFlags::empty()).map_err(io::Error::from);
-            level.state.note(self.is_gone(result, "", path));
+            let result = unlink(names.place.directory, item.name(), AtFlags::empty());
+            let is_gone = self.is_gone(result, "", item.path());
+            names.level.state.note(is_gone);
         }
         ControlFlow::Continue(())
     }
@@ -222,13 +219,13 @@ impl Visitor<DirectoryTree> for Remover {
         if state.has_rest.load(Ordering::Relaxed) {
             return true;
         }
+        let remove = |above: &OwnedFd, name: &[u8]| unlink(above, name, AtFlags::REMOVEDIR);
         let result = match (level.parent(), &state.start) {
-            (Some(parent), _) => parent
-                .open(&self.tree)
-                .and_then(|above| Ok(unlinkat(&*above, level.name(), AtFlags::REMOVEDIR)?)),
-            (None, Some((above, name))) => {
-                unlinkat(above, name, AtFlags::REMOVEDIR).map_err(io::Error::from)
+            (Some(parent), _) => {
+                let above = parent.open(&self.tree);
+                above.and_then(|above| remove(&above, level.name()))
             }
+            (None, Some((above, name))) => remove(above, name),
             (None, None) => Ok(()),
         };
         let is_changed = state.is_changed.swap(false, Ordering::Relaxed);
@@ -241,7 +238,7 @@ impl Visitor<DirectoryTree> for Remover {
         {
             return false;
         }
-        state.note(self.is_gone(result, "directory ", || level.path()));
+        state.note(self.is_gone(result, "directory ", &level.path()));
         true
     }
 
@@ -253,19 +250,15 @@ impl Visitor<DirectoryTree> for Remover {
         ControlFlow::Continue(())
     }
 
-    fn skip(
-        &self,
-        level: &Arc<Directory>,
-        name: Name<'_>,
-        _: &Removed,
-        error: io::Error,
-    ) -> ControlFlow<()> {
-        let path = level.path_of(name.name);
-        let is_gone = match level.open(&self.tree) {
-            Ok(directory) => self.remove_closed(&directory, name.name, &path, &error),
-            Err(_) => self.is_gone(Err(error), "directory ", || path),
-        };
-        level.state.note(is_gone);
+    fn skip(&self, level: &Arc<Directory>, error: io::Error) -> ControlFlow<()> {
+        if let Some(parent) = level.parent() {
+            let path = level.path();
+            let is_gone = match parent.open(&self.tree) {
+                Ok(above) => self.remove_closed(&above, level.name(), &path, &error),
+                Err(_) => self.is_gone(Err(error), "directory ", &path),
+            };
+            parent.state.note(is_gone);
+        }
         ControlFlow::Continue(())
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::super::item::{Item, Place};
-use super::super::parallel_walk::{Jobs, Level, Start, Visitor, walk_parallel};
+use super::super::parallel_walk::{Jobs, Level, Start, Visit, Visitor, walk_parallel};
 use super::super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
 
 /// Bytes of a file that are compared at once.
@@ -204,11 +204,7 @@ where
             let (Some(Counterpart::Open(above)), Some(inode)) = (above, level.state.inode) else {
                 return Counterpart::Missing;
             };
-            let name = Name {
-                name: level.name(),
-                kind: FileKind::Directory,
-                inode,
-            };
+            let name = Name::directory(level.name(), inode);
             let opened = self.second.open(&above.directory, name);
             match opened.and_then(|directory| Names::read(&*self.second, directory)) {
                 Ok(names) => Counterpart::Open(names),
@@ -236,8 +232,7 @@ where
         first.set_metadata(one);
         second.set_metadata(other);
         let properties = self.properties(first, second)?;
-        let has_names = |it: &Metadata| it.kind != FileKind::Directory && it.links > 1;
-        if properties.is_empty() && !has_names(&one) && !has_names(&other) {
+        if properties.is_empty() && !one.is_shared() && !other.is_shared() {
             return Ok(ControlFlow::Continue(()));
         }
         self.differences
@@ -255,14 +250,16 @@ where
         let needs_content = self.contents && is_file && same_size;
         let content = needs_content && !has_equal_contents(first, second)?;
         let target = kind == FileKind::Symlink && first.target()? != second.target()?;
-        let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
         let has_attributes = !first.is_implied() && !second.is_implied();
         let mode = has_attributes && kind != FileKind::Symlink;
         let found = [
             (Property::Size, !same_size),
             (Property::Content, content),
             (Property::Target, target),
-            (Property::Device, device && one.device != other.device),
+            (
+                Property::Device,
+                one.is_device() && one.device != other.device,
+            ),
             (Property::Mode, mode && one.mode != other.mode),
             (Property::Uid, has_attributes && one.uid != other.uid),
             (Property::Gid, has_attributes && one.gid != other.gid),
@@ -315,20 +312,16 @@ where
 
     fn visit(
         &self,
-        level: &Arc<Level<A, Pair<B>>>,
-        directory: &A::Directory,
-        batch: &Batch,
+        names: &Visit<'_, A, Pair<B>>,
         descend: &mut Vec<(usize, Pair<B>)>,
     ) -> ControlFlow<()> {
-        let names = match self.counterpart(level) {
-            Counterpart::Open(names) => Some(names),
+        let others = match self.counterpart(names.level) {
+            Counterpart::Open(others) => Some(others),
             Counterpart::Missing => None,
             Counterpart::Unreadable => return ControlFlow::Continue(()),
         };
-        let path = level.path();
-        let place = level.place(directory, &path);
-        for (number, item) in Item::of_batch(&*self.first, &place, batch).enumerate() {
-            let found = names.and_then(|names| Some((names, names.find(item.name())?)));
+        for (number, item) in names.items() {
+            let found = others.and_then(|others| Some((others, others.find(item.name())?)));
             let is_directory = item.kind() == FileKind::Directory;
             let below = found.filter(|(_, found)| found.kind == FileKind::Directory);
             if is_directory && (below.is_some() || self.differences.wants_all()) {
@@ -338,8 +331,9 @@ where
                 };
                 descend.push((number, pair));
             }
-            if let Some((names, found)) = found {
-                self.compare(item, names.item(&*self.second, level, (&path, found)))?;
+            if let Some((others, found)) = found {
+                let path = names.place.path;
+                self.compare(item, others.item(&*self.second, names.level, (path, found)))?;
             } else {
                 let received = self.differences.receive(Difference::OnlyFirst(&item));
                 self.or_report(item.path(), received)?;
@@ -357,6 +351,11 @@ where
                 self.or_report(item.path(), received)?;
             }
         }
+        ControlFlow::Continue(())
+    }
+
+    fn skip(&self, level: &Arc<Level<A, Pair<B>>>, error: io::Error) -> ControlFlow<()> {
+        self.report(&level.path(), error);
         ControlFlow::Continue(())
     }
 

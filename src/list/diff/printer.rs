@@ -8,18 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::escape::escape;
 use super::super::item::Item;
-use super::super::json::{self, type_name};
+use super::super::json;
 use super::super::output::SharedOutput;
-use super::super::tree::{Candidate, FileKind, Metadata, Tree};
+use super::super::tree::{Candidate, FileId, Metadata, Tree};
 use super::compare::{Difference, Differences, Property};
 use crate::base::sync::Mutex;
 use crate::base::time::Civil;
 
 /// Lines that are sorted by path at the end, in bytes. If there are more, they are printed as they come.
 const MAX_WAITING_BYTES: usize = 64 << 20;
-
-/// A file, by its file system and its number.
-type Id = (u64, u64);
 
 /// Prints what differs between two trees, as lines or as JSON objects.
 #[expect(
@@ -32,7 +29,7 @@ pub struct DiffPrinter {
     has_found: AtomicBool,
     lines: Mutex<Lines>,
     /// Files with several names: of the first tree with the one of the second, and the other way round.
-    pairs: Mutex<(HashMap<Id, Id>, HashMap<Id, Id>)>,
+    pairs: Mutex<(HashMap<FileId, FileId>, HashMap<FileId, FileId>)>,
 }
 
 #[derive(Default)]
@@ -68,32 +65,33 @@ impl DiffPrinter {
             .try_for_each(|line| self.output.write(&line.1))
     }
 
-    fn begin(&self, line: &mut Vec<u8>, path: &[u8], change: &str, heading: &str) {
-        if self.is_json {
-            line.extend_from_slice(b"{\"path\":");
-            json::write_bytes(line, b"path_bytes", shown(path));
-            line.extend_from_slice(format!(",\"change\":\"{change}\"").as_bytes());
-        } else {
-            line.extend_from_slice(format!("{heading}{}", escape(path)).as_bytes());
-        }
-    }
-
-    /// Appends what differs between the two sides, and both sides as JSON.
-    fn end<A: Tree, B: Tree>(
+    /// The line of a file that differs in `properties`, or that only one tree has.
+    fn line<A: Tree, B: Tree>(
         &self,
-        line: &mut Vec<u8>,
+        path: &[u8],
         properties: &[Property],
         first: Option<&Item<'_, A>>,
         second: Option<&Item<'_, B>>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Vec<u8>> {
+        let mut line = Vec::new();
+        let (change, heading) = match (first, second) {
+            (_, None) => ("only_a", "Only in A: "),
+            (None, _) => ("only_b", "Only in B: "),
+            _ => ("differs", ""),
+        };
         let name = |property: &Property| format!("{property:?}").to_lowercase();
         if self.is_json {
+            line.extend_from_slice(b"{\"path\":");
+            json::write_bytes(&mut line, b"path_bytes", shown(path));
             let names: Vec<_> = properties.iter().map(name).collect();
-            write!(line, ",\"properties\":{names:?}")?;
-            write_side(line, "a", first)?;
-            write_side(line, "b", second)?;
-            line.extend_from_slice(b"}");
-        } else if let (Some(first), Some(second)) = (first, second) {
+            write!(line, ",\"change\":\"{change}\",\"properties\":{names:?}")?;
+            write_side(&mut line, "a", first)?;
+            write_side(&mut line, "b", second)?;
+            line.extend_from_slice(b"}\n");
+            return Ok(line);
+        }
+        write!(line, "{heading}{}", escape(path))?;
+        if let (Some(first), Some(second)) = (first, second) {
             for (number, property) in properties.iter().enumerate() {
                 let (comma, name) = (if number > 0 { "," } else { ":" }, name(property));
                 let (one, other) = (value(*property, first)?, value(*property, second)?);
@@ -105,15 +103,14 @@ impl DiffPrinter {
             }
         }
         line.push(b'\n');
-        Ok(())
+        Ok(line)
     }
 
     /// Whether two files have as many names, but not the same ones.
     fn has_other_names(&self, first: &Metadata, second: &Metadata) -> bool {
-        let id = |metadata: &Metadata| (metadata.file_system, metadata.inode);
-        let (one, other) = (id(first), id(second));
+        let (one, other) = (first.id(), second.id());
         let has_as_many = first.links == second.links && first.kind == second.kind;
-        if first.kind == FileKind::Directory || first.links < 2 || !has_as_many {
+        if !first.is_shared() || !has_as_many {
             return false;
         }
         let mut pairs = self.pairs.lock();
@@ -132,17 +129,14 @@ impl<A: Tree, B: Tree> Differences<A, B> for DiffPrinter {
     }
 
     fn receive(&self, difference: Difference<'_, A, B>) -> io::Result<ControlFlow<()>> {
-        let mut line = Vec::new();
-        let path = match difference {
+        let (path, line) = match difference {
             Difference::OnlyFirst(item) => {
-                self.begin(&mut line, item.path(), "only_a", "Only in A: ");
-                self.end(&mut line, &[], Some(item), None::<&Item<'_, B>>)?;
-                item.path()
+                let line = self.line(item.path(), &[], Some(item), None::<&Item<'_, B>>);
+                (item.path(), line?)
             }
             Difference::OnlySecond(item) => {
-                self.begin(&mut line, item.path(), "only_b", "Only in B: ");
-                self.end(&mut line, &[], None::<&Item<'_, A>>, Some(item))?;
-                item.path()
+                let line = self.line(item.path(), &[], None::<&Item<'_, A>>, Some(item));
+                (item.path(), line?)
             }
             Difference::Both(properties, first, second) => {
                 let mut properties = properties.to_vec();
@@ -152,9 +146,8 @@ impl<A: Tree, B: Tree> Differences<A, B> for DiffPrinter {
                 if properties.is_empty() {
                     return Ok(ControlFlow::Continue(()));
                 }
-                self.begin(&mut line, first.path(), "differs", "");
-                self.end(&mut line, &properties, Some(first), Some(second))?;
-                first.path()
+                let line = self.line(first.path(), &properties, Some(first), Some(second));
+                (first.path(), line?)
             }
         };
         self.has_found.store(true, Ordering::Relaxed);
@@ -201,7 +194,7 @@ fn write_side<T: Tree>(
 fn value<T: Tree>(property: Property, item: &Item<'_, T>) -> io::Result<String> {
     let metadata = item.metadata()?;
     Ok(match property {
-        Property::Type => type_name(metadata.kind).to_owned(),
+        Property::Type => metadata.kind.name().to_owned(),
         Property::Size => metadata.size.to_string(),
         Property::Content => String::new(),
         Property::Target => escape(&item.target()?),

@@ -6,7 +6,7 @@ use super::number::{Comparison, Size, TimeRange};
 use super::pattern::{Pattern, Regex};
 use super::permissions::Permissions;
 use super::printf::{self, Format};
-use crate::list::tree::{Candidate, FileKind, Metadata};
+use crate::list::tree::{Candidate, FileId, FileKind, Metadata};
 use crate::tar::Timestamp;
 
 /// A part of an expression.
@@ -42,7 +42,7 @@ pub(super) enum Test {
     NoGroup,
     Links(Comparison),
     Inode(Comparison),
-    SameFile { file_system: u64, inode: u64 },
+    SameFile(FileId),
 }
 
 /// A time of a file.
@@ -215,9 +215,6 @@ fn matches<C: Candidate + ?Sized>(test: &Test, candidate: &C) -> io::Result<bool
         Test::NoGroup => candidate.group()?.is_none(),
         Test::Links(links) => links.matches(metadata()?.links),
         Test::Inode(inode) => inode.matches(metadata()?.inode),
-        Test::SameFile { file_system, inode } => {
-            let metadata = metadata()?;
-            (metadata.file_system, metadata.inode) == (*file_system, *inode)
-        }
+        Test::SameFile(id) => metadata()?.id() == *id,
     })
 }

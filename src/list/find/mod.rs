@@ -29,10 +29,10 @@ use std::ffi::OsString;
 use std::io;
 
 use evaluate::{Action, Evaluation, Node, Stop};
-use parse::{Parser, WalkOptions};
+use parse::Parser;
 
 pub use error::Error;
-pub use parse::ParseContext;
+pub use parse::{ParseContext, WalkOptions};
 pub use permissions::apply_mode;
 
 use super::tree::Candidate;
@@ -41,7 +41,8 @@ use super::tree::Candidate;
 #[derive(Debug)]
 pub struct Expression {
     root: Node,
-    options: WalkOptions,
+    /// Options for the whole walk.
+    pub options: WalkOptions,
 }
 
 /// Effects of an expression on the walk.
@@ -94,26 +95,6 @@ impl Expression {
             is_pruned: evaluation.is_pruned && !self.options.is_depth_first,
             is_quit,
         })
-    }
-
-    /// The argument of `-maxdepth`: files below this depth are not visited.
-    pub fn max_depth(&self) -> Option<usize> {
-        self.options.max_depth
-    }
-
-    /// The argument of `-mindepth`: the expression is not evaluated on files above this depth.
-    pub fn min_depth(&self) -> usize {
-        self.options.min_depth
-    }
-
-    /// Whether a directory is evaluated after the files in it (`-depth`).
-    pub fn is_depth_first(&self) -> bool {
-        self.options.is_depth_first
-    }
-
-    /// Whether the walk must not enter other file systems (`-xdev`).
-    pub fn is_one_file_system(&self) -> bool {
-        self.options.is_one_file_system
     }
 
     /// Whether evaluation may ask for attributes, or whether a directory is empty.

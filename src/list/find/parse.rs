@@ -34,12 +34,16 @@ impl fmt::Debug for ParseContext<'_> {
 }
 
 /// Options within an expression, which hold for the whole walk.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct WalkOptions {
-    pub(super) max_depth: Option<usize>,
-    pub(super) min_depth: usize,
-    pub(super) is_depth_first: bool,
-    pub(super) is_one_file_system: bool,
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WalkOptions {
+    /// `-maxdepth`: files below this depth are not visited.
+    pub max_depth: Option<usize>,
+    /// `-mindepth`: the expression is not evaluated on files above this depth.
+    pub min_depth: usize,
+    /// `-depth`: a directory is evaluated after the files in it.
+    pub is_depth_first: bool,
+    /// `-xdev`: the walk must not enter other file systems.
+    pub is_one_file_system: bool,
 }
 
 /// Parentheses in each other.
@@ -84,7 +88,7 @@ impl<'a> Parser<'a> {
         let node = self.list()?;
         match self.peek() {
             None => Ok(node),
-            Some(_) => Err(Error::Syntax("you have too many ')'".to_owned())),
+            Some(_) => syntax("you have too many ')'"),
         }
     }
 
@@ -92,10 +96,13 @@ impl<'a> Parser<'a> {
         self.words.get(self.position).map(OsString::as_os_str)
     }
 
+    fn is_next(&self, operators: &[&str]) -> bool {
+        let word = self.peek();
+        word.is_some_and(|word| operators.iter().any(|it| word == *it))
+    }
+
     fn skip(&mut self, operators: &[&str]) -> bool {
-        let is_next = self
-            .peek()
-            .is_some_and(|word| operators.iter().any(|it| word == *it));
+        let is_next = self.is_next(operators);
         self.position += usize::from(is_next);
         is_next
     }
@@ -118,7 +125,7 @@ impl<'a> Parser<'a> {
 
     fn and(&mut self) -> Result<Node, Error> {
         let mut parts = vec![self.not()?];
-        while !self.is_at_end() {
+        while self.peek().is_some() && !self.is_next(&[")", ",", "-o", "-or"]) {
             self.skip(&["-a", "-and"]);
             parts.push(self.not()?);
         }
@@ -138,39 +145,23 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Whether no operand follows.
-    fn is_at_end(&self) -> bool {
-        let ends = [")", ",", "-o", "-or"];
-        self.peek()
-            .is_none_or(|word| ends.iter().any(|end| word == *end))
-    }
-
     fn operand(&mut self) -> Result<Node, Error> {
-        let before = self
-            .position
-            .checked_sub(1)
-            .and_then(|it| self.words.get(it));
+        let before = self.position.checked_sub(1);
+        let before = before.and_then(|position| self.words.get(position));
         let before = before.map(|word| text(word)).unwrap_or_default();
         let Some(word) = self.peek() else {
-            return Err(Error::Syntax(format!(
-                "expected an expression after '{before}'"
-            )));
+            return syntax(format!("expected an expression after '{before}'"));
         };
         self.position += 1;
         match word.as_bytes() {
             b"(" => self.group(),
-            b")" if before.is_empty() => Err(Error::Syntax("you have too many ')'".to_owned())),
-            b")" if before == "(" => {
-                let problem = "empty parentheses are not allowed".to_owned();
-                Err(Error::Syntax(problem))
-            }
-            b")" => Err(Error::Syntax(format!(
-                "expected an expression between '{before}' and ')'"
-            ))),
-            b"-a" | b"-and" | b"-o" | b"-or" | b"," => Err(Error::Syntax(format!(
+            b")" if before.is_empty() => syntax("you have too many ')'"),
+            b")" if before == "(" => syntax("empty parentheses are not allowed"),
+            b")" => syntax(format!("expected an expression between '{before}' and ')'")),
+            b"-a" | b"-and" | b"-o" | b"-or" | b"," => syntax(format!(
                 "you have used a binary operator '{}' with nothing before it",
                 text(word)
-            ))),
+            )),
             [b'-', ..] => {
                 let name = word.to_str();
                 let name = name.ok_or_else(|| Error::UnknownPredicate(text(word)))?;
@@ -184,15 +175,14 @@ impl<'a> Parser<'a> {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
             let problem = format!("more than {MAX_NESTING} parentheses are in each other");
-            return Err(Error::Syntax(problem));
+            return syntax(problem);
         }
         let node = self.list()?;
         self.nesting -= 1;
         if self.skip(&[")"]) {
             return Ok(node);
         }
-        let problem = "I was expecting to find a ')' somewhere but did not see one";
-        Err(Error::Syntax(problem.to_owned()))
+        syntax("I was expecting to find a ')' somewhere but did not see one")
     }
 
     pub(super) fn argument(&mut self, name: &str) -> Result<&'a OsStr, Error> {
@@ -223,6 +213,10 @@ fn single(mut parts: Vec<Node>, wrap: fn(Vec<Node>) -> Node) -> Node {
             wrap(parts)
         }
     }
+}
+
+fn syntax(problem: impl Into<String>) -> Result<Node, Error> {
+    Err(Error::Syntax(problem.into()))
 }
 
 pub(super) fn invalid(primary: &str, argument: &OsStr, reason: &str) -> Error {

@@ -140,13 +140,7 @@ impl Parser<'_> {
             "-links" => Test::Links(number(self)?),
             "-inum" => Test::Inode(number(self)?),
             "-empty" => Test::Empty,
-            "-samefile" => {
-                let file = self.reference(name)?;
-                Test::SameFile {
-                    file_system: file.file_system,
-                    inode: file.inode,
-                }
-            }
+            "-samefile" => Test::SameFile(self.reference(name)?.id()),
             _ => return Ok(None),
         })))
     }

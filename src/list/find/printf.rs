@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 
 use super::strftime;
-use crate::list::escape::escape;
+use crate::list::escape::{escape, owner_text};
 use crate::list::long::mode_string;
 use crate::list::tree::{Candidate, FileKind, Metadata};
 use crate::tar::Timestamp;
@@ -275,13 +275,8 @@ pub(super) fn write_ls_line<C: Candidate + ?Sized>(
     output: &mut Vec<u8>,
 ) -> io::Result<()> {
     let metadata = candidate.metadata()?;
-    let owner = |name: Option<Cow<'_, [u8]>>, id: u32| {
-        name.map_or_else(|| id.to_string(), |name| escape(&name))
-    };
-    let size = match metadata.kind {
-        FileKind::CharDevice | FileKind::BlockDevice => {
-            format!("{:>3}, {:>3}", metadata.device.0, metadata.device.1)
-        }
+    let size = match metadata.device {
+        (major, minor) if metadata.is_device() => format!("{major:>3}, {minor:>3}"),
         _ => metadata.size.to_string(),
     };
     write!(
@@ -291,8 +286,8 @@ pub(super) fn write_ls_line<C: Candidate + ?Sized>(
         metadata.blocks.div_ceil(2),
         mode_string(metadata.kind, metadata.mode),
         metadata.links,
-        owner(candidate.user()?, metadata.uid),
-        owner(candidate.group()?, metadata.gid),
+        owner_text(candidate.user()?, metadata.uid),
+        owner_text(candidate.group()?, metadata.gid),
         strftime::format_ls(metadata.mtime, now),
         escape(candidate.path()),
     )?;

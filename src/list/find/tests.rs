@@ -421,13 +421,16 @@ fn attributes_are_read_only_when_they_are_needed() {
 fn options_are_of_the_whole_walk() {
     let expression = parse("-name a -o -maxdepth 3 -mindepth 1 -depth -xdev").unwrap();
     assert_eq!(
-        (expression.max_depth(), expression.min_depth()),
+        (expression.options.max_depth, expression.options.min_depth),
         (Some(3), 1)
     );
-    assert!(expression.is_depth_first() && expression.is_one_file_system());
+    assert!(expression.options.is_depth_first && expression.options.is_one_file_system);
     let expression = parse("").unwrap();
-    assert_eq!((expression.max_depth(), expression.min_depth()), (None, 0));
-    assert!(!expression.is_depth_first() && !expression.is_one_file_system());
+    assert_eq!(
+        (expression.options.max_depth, expression.options.min_depth),
+        (None, 0)
+    );
+    assert!(!expression.options.is_depth_first && !expression.options.is_one_file_system);
 }
 
 #[test]

@@ -9,13 +9,10 @@ use std::ops::ControlFlow;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
-use crate::list::{Candidate, Difference, Differences, FileKind, Metadata, Property, Tree};
+use crate::list::{Candidate, Difference, Differences, FileId, FileKind, Metadata, Property, Tree};
 use crate::materialize::options::Options;
 use crate::materialize::write::AttributePolicy;
 use crate::tar::Timestamp;
-
-/// A file, by its file system and its number.
-type Id = (u64, u64);
 
 type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
 
@@ -40,11 +37,11 @@ struct Found {
 
 struct Named {
     path: ArchivePath,
-    first: Id,
+    first: FileId,
     /// Whether the source has other names of it.
     is_shared: bool,
     /// The file in the destination, if its content is right.
-    second: Option<Id>,
+    second: Option<FileId>,
     change: Option<Change>,
 }
 
@@ -83,14 +80,14 @@ pub struct UpdatePlan {
     pub(super) replaced: BTreeMap<ArchivePath, bool>,
     /// Entries that the source lacks.
     pub(super) extra: Vec<ArchivePath>,
-    /// Number of files that could not be compared.
-    pub(super) failures: u64,
+    /// Whether something could not be compared.
+    is_incomplete: bool,
 }
 
 impl UpdatePlan {
     /// Whether something could not be compared.
     pub fn is_incomplete(&self) -> bool {
-        self.failures > 0
+        self.is_incomplete
     }
 
     /// The steps in the order of paths, those `with_deletions` included.
@@ -124,17 +121,12 @@ impl UpdatePlan {
         }
         for file in named {
             match (file.second, right.get(&file.first)) {
-                // Another name of the right file.
-                (second, Some((found, _))) if second == Some(*found) => {
-                    self.changed.extend(file.change.map(|it| (file.path, it)));
-                }
-                (_, Some((_, first))) => {
+                (second, Some((found, first))) if second != Some(*found) => {
                     self.links.insert(file.path, first.clone());
                 }
-                (Some(_), None) => {
-                    self.changed.extend(file.change.map(|it| (file.path, it)));
-                }
-                (None, None) => drop(self.written.insert(file.path, file.first.1)),
+                (None, _) => drop(self.written.insert(file.path, file.first.1)),
+                // Perhaps another name of the right file.
+                (Some(_), _) => self.changed.extend(file.change.map(|it| (file.path, it))),
             }
         }
     }
@@ -182,42 +174,37 @@ impl UpdatePlanner {
         if properties.contains(&Property::Type) {
             let is_directory = second.kind == FileKind::Directory;
             found.plan.replaced.insert(path.clone(), is_directory);
-            return found.add_missing(path, first);
-        }
-        let change = change(first, properties);
-        if first.kind == FileKind::Directory {
-            found.plan.changed.extend(change.map(|it| (path, it)));
-            return;
+            return found.add(path, first, None, None);
         }
         let is_right = self.has_right_content(first.kind, properties);
-        if first.links > 1 || second.links > 1 {
-            found.named.push(Named {
-                path,
-                first: id(first),
-                is_shared: first.links > 1,
-                second: is_right.then(|| id(second)),
-                change,
-            });
-        } else if !is_right {
-            found.plan.written.insert(path, first.inode);
-        } else if let Some(change) = change {
-            found.plan.changed.insert(path, change);
-        }
+        let change = change(first, properties);
+        found.add(path, first, Some((second, is_right)), change);
     }
 }
 
 impl Found {
-    fn add_missing(&mut self, path: ArchivePath, first: &Metadata) {
-        if first.links > 1 && first.kind != FileKind::Directory {
+    /// Adds a file of the source with that in its place, whether the latter has the right content, and what else
+    /// differs.
+    fn add(
+        &mut self,
+        path: ArchivePath,
+        first: &Metadata,
+        second: Option<(&Metadata, bool)>,
+        change: Option<Change>,
+    ) {
+        let right = second.filter(|(_, is_right)| *is_right);
+        if first.is_shared() || second.is_some_and(|(second, _)| second.is_shared()) {
             self.named.push(Named {
                 path,
-                first: id(first),
-                is_shared: true,
-                second: None,
-                change: None,
+                first: first.id(),
+                is_shared: first.links > 1,
+                second: right.map(|(second, _)| second.id()),
+                change,
             });
-        } else {
+        } else if right.is_none() {
             self.plan.written.insert(path, first.inode);
+        } else if let Some(change) = change {
+            self.plan.changed.insert(path, change);
         }
     }
 }
@@ -227,19 +214,14 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
     fn prepare(&self, tree: &A, first: &mut Metadata, second: &mut Metadata) {
         let ids = (first.uid, first.gid);
         let needs_names = self.policy.same_owner && !self.policy.numeric_owner;
-        let (user, group) = if needs_names {
-            (tree.user(first), tree.group(first))
-        } else {
-            (None, None)
-        };
+        let user = needs_names.then(|| tree.user(first)).flatten();
+        let group = needs_names.then(|| tree.group(first)).flatten();
         let names = (
             user.as_deref().unwrap_or_default(),
             group.as_deref().unwrap_or_default(),
         );
-        let (uid, gid) = self
-            .policy
-            .final_owner(ids, names)
-            .unwrap_or((second.uid, second.gid));
+        let owner = self.policy.final_owner(ids, names);
+        let (uid, gid) = owner.unwrap_or((second.uid, second.gid));
         // chown(2) reads the highest value as "do not change".
         let known = |wanted, current| if wanted == u32::MAX { current } else { wanted };
         first.uid = known(uid, second.uid);
@@ -259,7 +241,8 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
                 if item.kind() == FileKind::Socket => {}
             Difference::OnlyFirst(item) => {
                 let metadata = item.metadata()?;
-                self.found.lock().add_missing(path(item.path()), &metadata);
+                let mut found = self.found.lock();
+                found.add(path(item.path()), &metadata, None, None);
             }
             Difference::OnlySecond(item) => self.found.lock().plan.extra.push(path(item.path())),
             Difference::Both(properties, first, second) => {
@@ -275,13 +258,9 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
-        self.found.lock().plan.failures += 1;
+        self.found.lock().plan.is_incomplete = true;
         (self.report)(path, error);
     }
-}
-
-fn id(metadata: &Metadata) -> Id {
-    (metadata.file_system, metadata.inode)
 }
 
 /// The attributes to change, if any.

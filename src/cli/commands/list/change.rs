@@ -1,7 +1,6 @@
 //! Flags and runs of the verbs that change directory trees.
 
 use std::ffi::OsString;
-use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,9 +9,10 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::open_place::{self, EXIT_PARTIAL};
+use crate::cli::args::JobsArg;
 use crate::cli::ui::output;
 use tarfs::list::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
-use tarfs::list::{DirectoryTree, Jobs, Metadata, Start, Visitor, metadata_of, walk_parallel};
+use tarfs::list::{DirectoryTree, Metadata, Start, Visitor, metadata_of, walk_parallel};
 
 /// Starting points that are open at once.
 const OPEN_STARTS: usize = 8;
@@ -49,9 +49,8 @@ pub(crate) struct ChangeFlags {
     #[arg(long, overrides_with = "preserve_root")]
     no_preserve_root: bool,
 
-    /// Number of threads [default: as many as the file system keeps busy]
-    #[arg(short, long, value_name = "N")]
-    jobs: Option<NonZeroUsize>,
+    #[command(flatten)]
+    jobs: JobsArg,
 }
 
 impl ChangeFlags {
@@ -99,7 +98,7 @@ impl ChangeFlags {
 /// A change of several files.
 pub(crate) struct Run {
     pub tree: Arc<DirectoryTree>,
-    pub jobs: Option<NonZeroUsize>,
+    pub jobs: JobsArg,
     pub verbosity: Verbosity,
     /// Whether errors are not printed.
     pub quiet: bool,
@@ -116,13 +115,13 @@ impl Run {
         let output = open_place::standard_output(self.quiet);
         let log = Arc::new(ChangeLog::new(self.verbosity, Arc::clone(&output)));
         let visitor = Arc::new(visitor(Arc::clone(&self.tree), log));
-        let jobs = self.jobs.map_or(Jobs::Automatic, Jobs::Fixed);
         for paths in paths.chunks(OPEN_STARTS) {
-            let starts = paths.iter();
-            let starts = starts.filter_map(|path| start(&visitor, path.as_bytes()));
+            let starts = paths
+                .iter()
+                .filter_map(|path| start(&visitor, path.as_bytes()));
             let starts: Vec<_> = starts.collect();
             if !starts.is_empty() {
-                let walked = walk_parallel(&self.tree, &visitor, starts, jobs);
+                let walked = walk_parallel(&self.tree, &visitor, starts, self.jobs.get());
                 let _never_broken = walked.context("cannot start a thread")?;
             }
         }

@@ -49,19 +49,17 @@ pub(crate) fn run(args: &ChownArgs) -> anyhow::Result<ExitCode> {
         owner = format!("+{}:+{}", found.uid, found.gid).into();
     }
     let parsed = parse(&owner).and_then(|to| Ok((to, args.from.as_ref().map(parse).transpose()?)));
-    let ((to, names), from) = match parsed {
+    let ((to, mut names), from) = match parsed {
         Ok(parsed) => parsed,
         Err((what, word)) => return Ok(change::invalid(what, word.as_bytes())),
     };
     let from = from.map_or_else(Owner::default, |from| from.0);
-    let names = if args.flags.reference.is_some() {
+    if args.flags.reference.is_some() {
         let known = AccountNames::load_system();
         let user = to.user.and_then(|id| known.user(id)).map(escape);
         let group = to.group.and_then(|id| known.group(id)).map(escape);
-        (user.unwrap_or(names.0), group.or(names.1))
-    } else {
-        names
-    };
+        names = (user.unwrap_or(names.0), group.or(names.1));
+    }
     let attributes = Attributes::Owner { to, from, names };
     args.flags.run(attributes, args.no_dereference, &paths)
 }
@@ -76,28 +74,25 @@ fn parse(word: &OsString) -> Result<(Owner, Names), (&'static str, String)> {
         Some((user, group)) => (user, Some(group)),
         None => (&*text, None),
     };
+    let known = |what, name, id: Option<u32>| {
+        let id = id.or_else(|| number(name));
+        id.ok_or_else(|| (what, text.clone()))
+    };
     let user = match user_name {
         "" => None,
-        name => {
-            let id = accounts.user(name.as_bytes()).or_else(|| number(name));
-            Some(id.ok_or_else(|| ("user", text.clone()))?)
-        }
+        name => Some(known("user", name, accounts.user(name.as_bytes()))?),
     };
     let group_name = match group_name {
         Some("") if user.is_some() => {
             let group = login_group(user_name).ok_or_else(|| ("spec", text.clone()))?;
-            let known = AccountNames::load_system();
-            let name = known.group(group).map(escape);
+            let name = AccountNames::load_system().group(group).map(escape);
             Some(name.unwrap_or_else(|| group.to_string()))
         }
         name => name.filter(|name| !name.is_empty()).map(str::to_owned),
     };
     let group = match &group_name {
         None => None,
-        Some(name) => {
-            let id = accounts.group(name.as_bytes()).or_else(|| number(name));
-            Some(id.ok_or_else(|| ("group", text.clone()))?)
-        }
+        Some(name) => Some(known("group", name, accounts.group(name.as_bytes()))?),
     };
     let plain = |name: &str| name.trim_start_matches('+').to_owned();
     let names = (plain(user_name), group_name.as_deref().map(plain));

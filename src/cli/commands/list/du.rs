@@ -92,8 +92,7 @@ impl TreeVerb for Sums<'_> {
         starts: &[StartPoint],
         output: &Arc<SharedOutput>,
     ) -> anyhow::Result<()> {
-        let usage = DiskUsage::new(Arc::clone(tree), self.options(), Arc::clone(output));
-        let usage = Arc::new(usage);
+        let usage = Arc::new(DiskUsage::new(self.options(), Arc::clone(output)));
         // One after the other, so that their lines are in order.
         for start in starts {
             let name = start.name();
@@ -102,8 +101,8 @@ impl TreeVerb for Sums<'_> {
             };
             match tree.open(base, name) {
                 Ok(directory) => {
-                    let directory = (name.name, directory);
-                    let walked = start.walk(tree, &usage, directory, state, self.0.tree.jobs())?;
+                    let (directory, jobs) = ((name.name, directory), self.0.tree.jobs.get());
+                    let walked = start.walk(tree, &usage, directory, state, jobs)?;
                     if walked.is_break() {
                         break;
                     }

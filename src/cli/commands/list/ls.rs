@@ -211,7 +211,7 @@ impl TreeVerb for Listing<'_> {
                 ino.is_ok_and(|ino| plan.shard_of(ino) == Some(number))
             });
         }
-        let lister = Arc::new(lister);
+        let (lister, jobs) = (Arc::new(lister), self.args.tree.jobs.get());
         for start in starts {
             let (name, path) = (start.name(), start.inner_path());
             let item = Item::at_start(&**tree, base, name);
@@ -233,7 +233,7 @@ impl TreeVerb for Listing<'_> {
                 }
             };
             let flow = if lister.is_unordered() {
-                start.walk(tree, &lister, (path, directory), (), self.args.tree.jobs())?
+                start.walk(tree, &lister, (path, directory), (), jobs)?
             } else {
                 lister.list_directory(directory, name.inode, path)
             };

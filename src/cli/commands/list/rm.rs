@@ -1,11 +1,11 @@
 //! `tarfs rm`: removes files.
 
 use std::ffi::OsString;
-use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::change::Run;
+use crate::cli::args::JobsArg;
 use tarfs::list::DirectoryTree;
 use tarfs::list::change::{RemoveOptions, Remover, Verbosity};
 
@@ -49,18 +49,15 @@ pub(crate) struct RmArgs {
     #[arg(long, overrides_with = "preserve_root")]
     no_preserve_root: bool,
 
-    /// Number of threads [default: as many as the file system keeps busy]
-    #[arg(short, long, value_name = "N")]
-    jobs: Option<NonZeroUsize>,
+    #[command(flatten)]
+    jobs: JobsArg,
 }
 
 pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
-    let tree = DirectoryTree::new();
-    let tree = if args.no_one_file_system {
-        tree
-    } else {
-        tree.on_one_file_system()
-    };
+    let mut tree = DirectoryTree::new();
+    if !args.no_one_file_system {
+        tree = tree.on_one_file_system();
+    }
     let options = RemoveOptions {
         recursive: args.recursive,
         empty_directories: args.dir,
