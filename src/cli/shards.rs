@@ -8,7 +8,7 @@ use crate::cli::args::ShardArg;
 use tarfs::archive::scan::Sink;
 use tarfs::archive::{Archive, Volume};
 use tarfs::index::{Index, ShardPlan};
-use tarfs::materialize::{ShardError, read_shard};
+use tarfs::materialize::{ShardError, read_entries};
 
 /// Cuts `volume` into `count` shards.
 pub(crate) fn plan_of(
@@ -35,7 +35,7 @@ pub(crate) fn send<S: Sink<Error = tarfs::materialize::Error>>(
     shard: ShardArg,
     sink: &mut S,
 ) -> anyhow::Result<bool> {
-    let read = read_shard(archive, index, plan, shard.number, sink);
+    let read = read_entries(archive, index, plan.entries(shard.number), sink);
     whether_complete(read.map(|damaged| damaged == 0))
 }
 

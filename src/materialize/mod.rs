@@ -37,7 +37,7 @@ pub use self::layers::UNPLACED_FILES;
 pub use self::materializer::Materializer;
 pub use self::options::{Existing, Options, Summary};
 pub use self::selection::{SelectedPath, Selection};
-pub use self::shard::{ShardError, read_entries, read_shard};
+pub use self::shard::{ShardError, read_entries};
 pub use self::staging::Staging;
 pub use self::to_stdout::ContentSink;
 pub use self::update::{Step, UpdatePlan, UpdatePlanner};

@@ -16,7 +16,7 @@ use crate::archive::{Archive, PlainStream, ReadError, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Plain};
-use crate::index::{Entry, EntryKind, Index, Ino, Piece, ShardPlan};
+use crate::index::{Entry, EntryKind, Index, Ino, Piece};
 use crate::tar::{Member, MemberKind};
 
 /// Memory for contents that the sink has not written yet.
@@ -37,25 +37,21 @@ pub enum ShardError<E> {
     Read(ArchivePath, ReadError),
 }
 
-/// Sends the entries of shard `number` of `plan` to `sink`, in archive order, and each hard link after its file.
-/// Returns the number of damaged files.
+impl<E> ShardError<E> {
+    /// The same error, about the entry at `path`.
+    pub(super) fn with_path(self, path: &ArchivePath) -> Self {
+        match self {
+            Self::Read(_, error) => Self::Read(path.clone(), error),
+            error @ Self::Sink(_) => error,
+        }
+    }
+}
+
+/// Sends `entries`, which are in archive order, to `sink`, and each hard link after its file. Returns the number of
+/// damaged files.
 ///
 /// # Errors
 /// When the archive cannot be read or the sink stops.
-pub fn read_shard<S: Sink>(
-    archive: &Archive,
-    index: &Index,
-    plan: &ShardPlan,
-    number: u32,
-    sink: &mut S,
-) -> Result<u64, ShardError<S::Error>> {
-    read_entries(archive, index, plan.entries(number), sink)
-}
-
-/// Sends `entries`, which are in archive order, to `sink` as [`read_shard`] does.
-///
-/// # Errors
-/// As [`read_shard`].
 pub fn read_entries<S: Sink>(
     archive: &Archive,
     index: &Index,
@@ -92,15 +88,13 @@ pub fn read_entries<S: Sink>(
                 sink.damage(Plain(0), &format!("{path}: {error}"));
                 true
             }
-            Err(ShardError::Read(_, error)) => return Err(ShardError::Read(path.clone(), error)),
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.with_path(path)),
         };
         sink.member_end(is_cut).map_err(ShardError::Sink)?;
         for link in links {
-            let target = MemberKind::HardLink(path.as_bytes().to_vec());
-            sink.member(link_to(entry, target, link))
-                .map_err(ShardError::Sink)?;
-            sink.member_end(false).map_err(ShardError::Sink)?;
+            let sent = sink.member(link_to(entry, path, link));
+            let sent = sent.and_then(|()| sink.member_end(false));
+            sent.map_err(ShardError::Sink)?;
         }
     }
     Ok(damaged)
@@ -135,9 +129,10 @@ pub(super) fn named(entry: Entry<'_>, path: &ArchivePath) -> Member {
     }
 }
 
-fn link_to(entry: Entry<'_>, kind: MemberKind, path: &ArchivePath) -> Member {
+/// A hard link at `path` to the file `entry` at `target`.
+fn link_to(entry: Entry<'_>, target: &ArchivePath, path: &ArchivePath) -> Member {
     Member {
-        kind,
+        kind: MemberKind::HardLink(target.as_bytes().to_vec()),
         payload: Extent::default(),
         size: 0,
         sparse: None,
@@ -283,8 +278,13 @@ impl Materializer {
             };
             match self.check(entry, path) {
                 Ok(stat) if entry.kind() == EntryKind::Directory => {
-                    let identity = Identity::of(&stat);
-                    directories.push(self.pending(entry, path.clone(), identity));
+                    let (path, identity) = (path.clone(), Identity::of(&stat));
+                    let policy = &self.tree.context.policy;
+                    directories.push(if entry.is_implied() {
+                        PendingDirectory::implied(path, identity)
+                    } else {
+                        PendingDirectory::new(path, identity, false, member_of(entry), policy)
+                    });
                 }
                 Ok(stat) => self.restore_links(entry, path, links, &stat),
                 Err(cause) => self.report(path, cause),
@@ -331,19 +331,10 @@ impl Materializer {
         for link in links {
             let found = self.tree.destination.stat(link);
             if found.is_none_or(|found| Identity::of(&found) != Identity::of(stat)) {
-                let target = MemberKind::HardLink(path.as_bytes().to_vec());
-                let member = link_to(entry, target, link);
+                let member = link_to(entry, path, link);
                 self.tree.begin_member(member, link.clone());
             }
         }
-    }
-
-    fn pending(&self, entry: Entry<'_>, path: ArchivePath, identity: Identity) -> PendingDirectory {
-        if entry.is_implied() {
-            return PendingDirectory::implied(path, identity);
-        }
-        let policy = &self.tree.context.policy;
-        PendingDirectory::new(path, identity, false, member_of(entry), policy)
     }
 
     fn report(&self, path: &ArchivePath, cause: Cause) {

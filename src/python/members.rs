@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use super::error::{DAMAGED, exception, of_error};
 use super::network::{ThisProcess, runtime};
-use super::opened::Opened;
+use super::opened::{Opened, cause};
 use super::options;
 use super::row::Row;
 use crate::archive::scan::{self, Sink};
@@ -21,7 +21,7 @@ use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::index::Ino;
 use crate::locate::SourceSpec;
-use crate::materialize::{ContentSink, Error, Selection, ShardError, read_entries};
+use crate::materialize::{ContentSink, Error, Selection, read_entries};
 use crate::tar::Member;
 
 /// Maximum number of messages that wait for the caller.
@@ -47,11 +47,8 @@ impl Members {
     pub(super) fn of_entries(opened: Arc<Opened>, entries: Vec<Ino>) -> PyResult<Self> {
         Self::start(move |sink| {
             let archive = opened.volume.as_archive().ok_or("it has layers")?;
-            match read_entries(archive, &opened.index, &entries, sink) {
-                Err(ShardError::Read(_, error)) => Err(error.into()),
-                Err(ShardError::Sink(error)) => Err(error.into()),
-                Ok(_) => Ok(()),
-            }
+            let read = read_entries(archive, &opened.index, &entries, sink);
+            read.map(drop).map_err(cause)
         })
     }
 

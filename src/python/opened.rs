@@ -7,7 +7,7 @@ use std::sync::{Arc, Once};
 use crate::archive::{PrefetchOptions, ReadError, Volume};
 use crate::base::stats::Stats;
 use crate::index::{Index, Ino, ShardPlan};
-use crate::materialize::{Materializer, Options, ShardError, Summary, read_shard};
+use crate::materialize::{self, Materializer, Options, ShardError, Summary, read_entries};
 
 /// Length of one read of the archive.
 const READ_BYTES: usize = 8 << 20;
@@ -35,14 +35,11 @@ impl Opened {
             return Ok(writer.finish_shards(&self.index)?);
         }
         let archive = self.volume.as_archive().ok_or(ReadError::NotAFile)?;
-        let read = read_shard(archive, &self.index, plan, number, &mut writer);
+        let read = read_entries(archive, &self.index, plan.entries(number), &mut writer);
         // An error of the destination stops the reading, too.
         let summary = writer.finish_shard()?;
-        match read {
-            Err(ShardError::Read(_, error)) => Err(error.into()),
-            Err(ShardError::Sink(error)) => Err(error.into()),
-            Ok(_) => Ok(summary),
-        }
+        read.map_err(cause)?;
+        Ok(summary)
     }
 
     /// Fills `buffer` with the bytes of file `ino` from `offset` on.
@@ -68,5 +65,13 @@ impl Opened {
             buffer = later;
         }
         Ok(())
+    }
+}
+
+/// The error of the archive or of the sink.
+pub(super) fn cause(error: ShardError<materialize::Error>) -> Box<dyn Error + Send + Sync> {
+    match error {
+        ShardError::Read(_, error) => error.into(),
+        ShardError::Sink(error) => error.into(),
     }
 }

@@ -11,7 +11,7 @@ use tarfs::Plain;
 use tarfs::archive::scan::Sink;
 use tarfs::archive::{Archive, Volume};
 use tarfs::index::{EntryKind, Index, Ino, ShardPlan};
-use tarfs::materialize::read_shard;
+use tarfs::materialize::read_entries;
 use tarfs::tar::{Member, MemberKind};
 
 use crate::support::archive_env::TestEnv;
@@ -91,7 +91,7 @@ impl Sink for Collector {
 
 fn collect(archive: &Archive, index: &Index, plan: &ShardPlan, number: u32) -> Collector {
     let mut collector = Collector::default();
-    let damaged = read_shard(archive, index, plan, number, &mut collector).expect("read");
+    let damaged = read_entries(archive, index, plan.entries(number), &mut collector).expect("read");
     assert_eq!(damaged, 0);
     collector
 }
@@ -244,7 +244,8 @@ fn damaged_content_is_cut_and_the_others_are_read() {
     let mut whole = 0;
     for number in 1..=2 {
         let mut collector = DamageCollector::default();
-        damaged += read_shard(&archive, &index, &plan, number, &mut collector).expect("read");
+        damaged +=
+            read_entries(&archive, &index, plan.entries(number), &mut collector).expect("read");
         let found = collector.collector.files;
         whole += found
             .iter()

@@ -93,10 +93,7 @@ impl Materializer {
         let entries = plan.written.keys().chain(plan.links.keys()).chain(extra);
         let parents = entries.map(|path| ArchivePath::sanitize(parent_of(path)).path);
         let mut directories: BTreeSet<_> = parents.collect();
-        let changed = plan
-            .changed
-            .iter()
-            .filter(|(_, change)| change.is_directory);
+        let changed = plan.changed.iter().filter(|(_, it)| it.is_directory);
         directories.extend(changed.map(|(path, _)| path.clone()));
         // Those that are made get their attributes then.
         directories.retain(|path| !plan.written.contains_key(path));
@@ -134,12 +131,14 @@ impl Materializer {
                 self.tree.context.problems.add(path, error);
             }
         }
-        let has_errors = self.tree.context.problems.count() > 0;
-        if delete && has_errors && !plan.extra.is_empty() {
-            let problems = &self.tree.context.problems;
-            problems.warn("nothing was deleted, because of the errors above");
+        let problems = &self.tree.context.problems;
+        if !delete || plan.extra.is_empty() {
+            return;
         }
-        for path in plan.extra.iter().filter(|_| delete && !has_errors) {
+        if problems.count() > 0 {
+            return problems.warn("nothing was deleted, because of the errors above");
+        }
+        for path in &plan.extra {
             self.remove(path);
         }
     }
@@ -318,14 +317,5 @@ impl<I: Iterator<Item = Request>> ReadsAhead<'_, I> {
         let mut copy = copy.map_err(|_| ReadError::Unscanned)?;
         copy.copy_from_slice(&bytes);
         Ok(copy.freeze())
-    }
-}
-
-impl ShardError<Error> {
-    fn with_path(self, path: &ArchivePath) -> Self {
-        match self {
-            Self::Read(_, error) => Self::Read(path.clone(), error),
-            error @ Self::Sink(_) => error,
-        }
     }
 }
