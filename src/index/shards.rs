@@ -197,23 +197,22 @@ fn rows(index: &Index, seek_points: &SeekPoints) -> Vec<Row> {
         let Some(entry) = index.entry(Ino(number)) else {
             continue;
         };
-        let content = content(entry);
-        let start = content.map(|(start, _)| seek_points.packed_at(start));
-        let (ino, seek) = (
-            Ino(number),
-            content.map(|(start, _)| seek_points.around(start).0.1),
-        );
-        rows.push(Row {
-            ino,
-            start: start.unwrap_or_default(),
-            seek: seek.unwrap_or(u64::MAX),
-            end: content.map_or(0, |(_, end)| seek_points.packed_at(end)),
-        });
+        let mut row = Row {
+            ino: Ino(number),
+            start: 0,
+            seek: u64::MAX,
+            end: 0,
+        };
         waiting += 1;
-        if let Some(start) = start {
-            spread(&mut rows, waiting, before, start);
-            before = rows.last().map_or(0, |row| row.end);
-            waiting = 0;
+        if let Some((start, end)) = content(entry) {
+            row.start = seek_points.packed_at(start);
+            row.seek = seek_points.around(start).0.1;
+            row.end = seek_points.packed_at(end);
+            rows.push(row);
+            spread(&mut rows, waiting, before, row.start);
+            (before, waiting) = (row.end, 0);
+        } else {
+            rows.push(row);
         }
     }
     spread(&mut rows, waiting, before, seek_points.packed_bytes());
@@ -236,12 +235,9 @@ fn content(entry: Entry<'_>) -> Option<(Plain, Plain)> {
     if entry.kind() != EntryKind::File {
         return None;
     }
-    let mut pieces = entry.pieces(0, u64::MAX);
-    let first = pieces.next()?.plain;
-    Some((
-        first.start(),
-        pieces.last().map_or(first, |piece| piece.plain).end(),
-    ))
+    let mut pieces = entry.pieces(0, u64::MAX).map(|piece| piece.plain);
+    let first = pieces.next()?;
+    Some((first.start(), pieces.last().unwrap_or(first).end()))
 }
 
 /// Places the last `count` rows evenly between `before` and `after`. A row with content keeps its place.
@@ -253,18 +249,6 @@ fn spread(rows: &mut [Row], count: usize, before: u64, after: u64) {
             row.start = before.min(after) + scale(number as u64, gap, count as u64);
         }
     }
-}
-
-/// Packed bytes that `rows[from..to]` are decoded from.
-fn cost(rows: &[Row], from: usize, to: usize) -> u64 {
-    let ends = (
-        rows.get(from),
-        to.checked_sub(1).and_then(|last| rows.get(last)),
-    );
-    let (Some(first), Some(last)) = ends else {
-        return 0;
-    };
-    last.end.saturating_sub(first.seek)
 }
 
 /// The longest shard from row `from` on that costs at most `limit`; its end.
@@ -291,7 +275,9 @@ fn is_enough(rows: &[Row], count: u32, limit: u64) -> bool {
 /// Starts of all shards, and the end.
 fn cut(rows: &[Row], seek_points: &SeekPoints, count: u32) -> Vec<usize> {
     let total = seek_points.packed_bytes();
-    let (mut low, mut limit) = (0, cost(rows, 0, rows.len()).max(total));
+    let whole = rows.first().zip(rows.last());
+    let whole = whole.map_or(0, |(first, last)| last.end.saturating_sub(first.seek));
+    let (mut low, mut limit) = (0, whole.max(total));
     while low < limit {
         let middle = low + (limit - low) / 2;
         if is_enough(rows, count, middle) {
