@@ -142,6 +142,10 @@ impl Changer {
             }
             _ => self.log.fail("cannot access", path, error),
         }
+        self.log_inaccessible(path);
+    }
+
+    fn log_inaccessible(&self, path: &[u8]) {
         self.log
             .write(Verbosity::All, || match &self.change.attributes {
                 Attributes::Mode { .. } => format!("{} could not be accessed", quote(path)),
@@ -327,5 +331,6 @@ impl Visitor<DirectoryTree> for Changer {
 
     fn report(&self, path: &[u8], error: io::Error) {
         self.log.fail("cannot read directory", path, &error);
+        self.log_inaccessible(path);
     }
 }
