@@ -14,7 +14,7 @@ use crate::support::cli::Place;
 /// Makes the tree that is changed, and a link to it.
 fn make_tree(place: &Place) {
     let root = place.path("t");
-    for name in ["d/e", "x y", "it's", "s", "closed"] {
+    for name in ["d/e", "x y", "it's", "s", "closed", "shut"] {
         fs::create_dir_all(root.join(name)).expect("new");
     }
     let files: [&[u8]; 9] = [
@@ -45,6 +45,7 @@ fn make_tree(place: &Place) {
         ("s/id", 0o4755),
         ("d/g", 0o600),
         ("closed", 0),
+        ("shut", 0),
     ] {
         fs::set_permissions(root.join(name), PermissionsExt::from_mode(mode)).expect("ours");
     }
@@ -88,19 +89,24 @@ fn sorted_lines(text: &[u8]) -> Vec<String> {
 /// Runs `words` by the system's program and by tarfs, each on a new tree, and compares all that they do.
 #[track_caller]
 fn assert_same(words: &str) {
+    compare(words, |place, is_ours| {
+        if is_ours {
+            place.tarfs()
+        } else {
+            place.command("env")
+        }
+    });
+}
+
+/// Likewise, by the commands that `command` makes in the place of a tree.
+#[track_caller]
+fn compare(words: &str, command: impl Fn(&Place, bool) -> Command) {
     let [theirs, ours] = [false, true].map(|is_ours| {
         let place = Place::new();
         make_tree(&place);
-        let (program, rest) = words.split_once(' ').expect("arguments");
-        let mut command = if is_ours {
-            let mut command = place.tarfs();
-            command.arg(program);
-            command
-        } else {
-            Command::new(program)
-        };
+        let mut command = command(&place, is_ours);
         let output = command
-            .args(rest.split(' '))
+            .args(words.split(' '))
             .current_dir(place.path(""))
             .env("LC_ALL", "C")
             .output()
@@ -111,7 +117,7 @@ fn assert_same(words: &str) {
             sorted_lines(&output.stderr),
             state(&place.path("t")),
         );
-        for name in ["t", "t/closed", "t/d", "t/d/e", "t/s"] {
+        for name in ["t", "t/closed", "t/shut", "t/d", "t/d/e", "t/s"] {
             // So that it can be removed. It may be gone.
             drop(fs::set_permissions(
                 place.path(name),
@@ -155,11 +161,31 @@ fn chmod_that_forbids_reading_still_reaches_all_files() {
     let place = Place::new();
     fs::create_dir_all(place.path("t/d")).expect("new");
     fs::write(place.path("t/d/f"), "").expect("space");
-    place.succeeds(&["chmod", "-R", "a-rwx", "t"]);
-    place.succeeds(&["chmod", "u+rwx", "t"]);
-    place.succeeds(&["chmod", "u+rwx", "t/d"]);
+    place.give_to_user();
+    for words in ["-R a-rwx t", "u+rwx t", "u+rwx t/d"] {
+        let mut command = place.command_of_user("./tarfs");
+        let status = command.arg("chmod").args(words.split(' ')).status();
+        assert!(status.expect("started").success(), "{words}");
+    }
     let found = place.path("t/d/f").symlink_metadata().expect("there");
     assert_eq!(found.mode() & 0o7777, 0);
+}
+
+#[test]
+fn closed_directories_are_changed_as_by_gnu_programs() {
+    for words in [
+        "chmod -Rv u+rwX t",
+        "chmod -Rv o-w,g+s t",
+        "chmod -Rv o+t t/closed",
+        "rm -rv t",
+        "rm -rv t/closed t/shut",
+        "rm -rf t/closed",
+    ] {
+        compare(words, |place, is_ours| {
+            place.give_to_user();
+            place.command_of_user(if is_ours { "./tarfs" } else { "env" })
+        });
+    }
 }
 
 #[test]

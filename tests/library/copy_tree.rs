@@ -1,104 +1,29 @@
 //! Copies of directories of this machine, against `cp -a` and GNU tar.
 
-use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 use crate::support::cli::Place;
 use crate::support::materialize::{assert_same_trees, content, run, status};
+use crate::support::random_tree::{make_tree, set_time};
 use crate::support::rng::Rng;
 
 /// Trees that are compared.
 const TREES: u64 = 6;
 
-const NAMES: [&[u8]; 12] = [
-    b"a",
-    b"b.txt",
-    b".hidden",
-    b"with blank",
-    b"line\nfeed",
-    b"\xff\xfe",
-    b"-dash",
-    b"*star",
-    b"back\\slash",
-    b"README",
-    b"x.o",
-    b"~tilde",
-];
-
-/// Makes a tree with files of all types that need no root, of sizes around those that are copied differently.
-fn make_tree(root: &Path, random: &mut Rng, depth: usize) {
-    fs::create_dir(root).expect("a new directory");
-    let mut first_file = None;
-    for name in NAMES {
-        let path = root.join(OsStr::from_bytes(name));
-        match random.below(10) {
-            0 | 1 if depth < 3 => make_tree(&path, random, depth + 1),
-            0..=4 => {
-                let lens = [0, 1, 4096, 131_072, 131_073, 1_100_000];
-                let number = usize::try_from(random.below(6)).expect("small");
-                fs::write(&path, random.bytes(*lens.get(number).expect("six"))).expect("space");
-                change(&path, random);
-                first_file.get_or_insert(path);
-            }
-            5 => make_sparse(&path, random),
-            6 => symlink("a/target", &path).expect("ours"),
-            7 => mknodat(CWD, &path, FileType::Fifo, Mode::from(0o640), 0).expect("ours"),
-            8 => {
-                if let Some(first) = &first_file {
-                    fs::hard_link(first, &path).expect("ours");
-                }
-            }
-            _ => {}
-        }
-    }
-    set_time(root, random);
-}
-
-/// Gives a file a mode, a time and perhaps an extended attribute.
-fn change(path: &Path, random: &mut Rng) {
-    if random.below(3) == 0 {
-        setxattr(path, "user.tarfs", b"value", XattrFlags::empty()).expect("supported");
-    }
-    let modes = [0o644, 0o600, 0o755, 0o4711, 0o1640, 0o444, 0o2775];
-    let number = usize::try_from(random.below(7)).expect("small");
-    set_time(path, random);
-    let mode = *modes.get(number).expect("seven");
-    fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("ours");
-}
-
-fn set_time(path: &Path, random: &mut Rng) {
-    let nanoseconds = u32::try_from(random.below(1_000_000_000)).expect("small");
-    let time = UNIX_EPOCH + Duration::new(random.below(2_000_000_000), nanoseconds);
-    let file = fs::File::open(path).expect("ours");
-    file.set_modified(time).expect("ours");
-}
-
-/// Makes a file of data and holes.
-fn make_sparse(path: &Path, random: &mut Rng) {
-    let file = fs::File::create(path).expect("a new file");
-    file.set_len(random.below(4 << 20)).expect("supported");
-    for _ in 0..random.below(3) {
-        let place = random.below(4 << 20);
-        file.write_all_at(&random.bytes(5000), place)
-            .expect("space");
-    }
-    drop(file);
-    change(path, random);
-}
+/// Lengths that are copied differently.
+const LENS: [usize; 6] = [0, 1, 4096, 131_072, 131_073, 1_100_000];
 
 /// A place with the tree `source`, its copy by `cp -a` in `expected`, and the empty directory `copy`.
 fn place_with_copy(seed: u64) -> Place {
     let place = Place::new();
-    make_tree(&place.path("source"), &mut Rng::new(seed), 0);
+    make_tree(&place.path("source"), &mut Rng::new(seed), &LENS);
     run(Command::new("cp")
         .arg("-a")
         .args([place.path("source"), place.path("expected")]));
@@ -310,7 +235,7 @@ fn copy_refuses_flags_for_archives() {
 #[ignore = "needs root"]
 fn copy_by_root_has_owners_devices_and_all_links() {
     let place = Place::new();
-    make_tree(&place.path("source"), &mut Rng::new(7), 0);
+    make_tree(&place.path("source"), &mut Rng::new(7), &LENS);
     let source = place.path("source");
     for (name, kind) in [
         ("block", FileType::BlockDevice),

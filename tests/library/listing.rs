@@ -4,72 +4,27 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::{Duration, UNIX_EPOCH};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, XattrFlags, mkdirat, mknodat, openat, setxattr};
+use rustix::fs::{CWD, Mode, OFlags, XattrFlags, mkdirat, openat, setxattr};
 
 use crate::support::cli::Place;
 use crate::support::fixture::PROGRAM;
+use crate::support::random_tree::make_tree;
 use crate::support::rng::Rng;
 
 /// Trees that are compared.
 const TREES: u64 = 20;
 
-/// Names that make trouble in paths, patterns or columns.
-const NAMES: [&[u8]; 12] = [
-    b"a",
-    b"b.txt",
-    b".hidden",
-    b"with blank",
-    b"line\nfeed",
-    b"\xff\xfe",
-    b"-dash",
-    b"*star",
-    "\u{e4}\u{f6}".as_bytes(),
-    b"README",
-    b"x.tar.gz",
-    b"~tilde",
-];
-
-/// Makes a tree with files of all types that need no root.
-fn make_tree(root: &Path, random: &mut Rng, depth: usize) {
-    fs::create_dir(root).expect("a new directory");
-    let mut first_file = None;
-    for name in NAMES {
-        let path = root.join(OsStr::from_bytes(name));
-        match random.below(9) {
-            0 | 1 if depth < 3 => make_tree(&path, random, depth + 1),
-            0..=3 => {
-                let len = usize::try_from(random.below(20_000)).expect("small");
-                fs::write(&path, vec![b'x'; len]).expect("space");
-                let modes = [0o644, 0o600, 0o755, 0o4711, 0o1640];
-                let number = usize::try_from(random.below(5)).expect("small");
-                let mode = *modes.get(number).expect("five");
-                fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("ours");
-                let time = UNIX_EPOCH + Duration::new(random.below(2_000_000_000), 123);
-                let file = fs::File::options().append(true).open(&path).expect("ours");
-                file.set_modified(time).expect("ours");
-                first_file.get_or_insert(path);
-            }
-            4 => symlink("a/target", &path).expect("ours"),
-            5 => mknodat(CWD, &path, FileType::Fifo, Mode::from(0o640), 0).expect("ours"),
-            6 => {
-                if let Some(first) = &first_file {
-                    fs::hard_link(first, &path).expect("ours");
-                }
-            }
-            _ => {}
-        }
-    }
-}
+/// Lengths around a block.
+const LENS: [usize; 5] = [1, 512, 3073, 4096, 20_000];
 
 /// A directory with the tree `tree`, and `a.tar` of what is in it.
 fn place_with_tree(seed: u64) -> Place {
     let place = Place::new();
-    make_tree(&place.path("tree"), &mut Rng::new(seed), 0);
+    make_tree(&place.path("tree"), &mut Rng::new(seed), &LENS);
     let packed = Command::new("tar")
         .args(["--format=posix", "-cf", "a.tar", "-C", "tree", "."])
         .current_dir(place.path(""))
@@ -381,17 +336,38 @@ fn wrong_expression_is_named() {
 #[test]
 fn du_counts_directories_that_cannot_be_opened() {
     let place = Place::new();
-    let closed = place.path("t/closed");
-    fs::create_dir_all(&closed).expect("new");
-    fs::write(closed.join("f"), "x").expect("space");
-    fs::set_permissions(&closed, PermissionsExt::from_mode(0o0)).expect("ours");
-    for start in ["t", "t/closed"] {
-        let theirs = run(&place, "", &["du", start]);
-        let ours = tarfs(&place, &["du", start]);
-        assert_eq!(ours.stdout, theirs.stdout, "{start}");
-        assert_eq!(ours.status.code(), theirs.status.code(), "{start}");
+    fs::create_dir_all(place.path("t/closed/below")).expect("new");
+    fs::write(place.path("t/closed/f"), "x").expect("space");
+    place.give_to_user();
+    let mode = |mode| fs::set_permissions(place.path("t/closed"), PermissionsExt::from_mode(mode));
+    mode(0o0).expect("ours");
+    for words in [
+        "du t",
+        "du -c t/closed",
+        "find t",
+        "find t -depth",
+        "find t/closed -depth",
+        "ls -R t",
+    ] {
+        let words: Vec<_> = words.split(' ').collect();
+        let theirs = place.command_of_user(words[0]).args(&words[1..]).output();
+        let ours = place.command_of_user("./tarfs").args(&words).output();
+        let (theirs, ours) = (theirs.expect("installed"), ours.expect("installed"));
+        if words[0] != "ls" {
+            assert_eq!(
+                sorted(&ours.stdout, b'\n'),
+                sorted(&theirs.stdout, b'\n'),
+                "{words:?}"
+            );
+        }
+        assert_eq!(ours.status.code(), Some(1), "{words:?}");
+        let told = String::from_utf8_lossy(&ours.stderr);
+        assert!(
+            told.contains("closed: Permission denied"),
+            "{words:?}: {told}"
+        );
     }
-    fs::set_permissions(&closed, PermissionsExt::from_mode(0o755)).expect("ours");
+    mode(0o755).expect("ours");
 }
 
 #[test]

@@ -189,6 +189,37 @@ fn update_of_attributes_alone_writes_no_content() {
 }
 
 #[test]
+fn update_keeps_what_a_directory_inherits() {
+    let place = pair(|_| ());
+    fs::set_permissions(place.path("out"), Permissions::from_mode(0o2755)).expect("ours");
+    let words = ["materialize", "--update", "--stats", "one.tar", "-C", "out"];
+    let words = [&words[..], &["--no-same-permissions"]].concat();
+    assert_eq!(place.run(&words).code, 0);
+    let mode = fs::metadata(place.path("out/sub")).expect("made");
+    assert_eq!(mode.permissions().mode() & 0o2000, 0o2000);
+    let again = place.run(&words);
+    assert_eq!((again.code, counter(&again, "written_entries")), (0, 0));
+}
+
+#[test]
+fn owner_that_no_file_can_have_is_no_difference() {
+    let place = Place::new();
+    place.put("file", "content");
+    // chown(2) reads the highest number as "do not change".
+    let packed = place
+        .command("tar")
+        .args(["--format=posix", "--numeric-owner", "-cf", "a.tar", "file"])
+        .arg("--pax-option=uid:=4294967295,gid:=4294967295")
+        .status();
+    assert!(packed.expect("GNU tar").success());
+    for expected in [1, 0] {
+        let outcome = update(&place, "a.tar", &["--same-owner"]);
+        assert_eq!(outcome.code, 0, "{}", outcome.complaints);
+        assert_eq!(counter(&outcome, "written_entries"), expected);
+    }
+}
+
+#[test]
 fn update_changes_entries_of_read_only_directories() {
     let place = pair(|root| {
         fs::write(root.join("sub/deep/d"), "longer").expect("written");

@@ -5,7 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
+use rustix::process::geteuid;
+
 use super::fixture::TestDir;
+use super::program;
 use super::raw::{Archive, Header, random_bytes};
 
 /// A directory in which the program runs.
@@ -38,6 +41,27 @@ impl Place {
 
     pub(crate) fn tarfs(&self) -> Command {
         self.command(env!("CARGO_BIN_EXE_tarfs"))
+    }
+
+    /// Makes all files here those of a user for whom permissions count, who can run the program as `./tarfs`.
+    pub(crate) fn give_to_user(&self) {
+        program::copy_to(&self.path("tarfs"));
+        if geteuid().is_root() {
+            let owner = ["-R", "65534:65534", "."];
+            let given = self.command("chown").args(owner).status();
+            assert!(given.expect("coreutils").success());
+        }
+    }
+
+    /// A command that runs `program` as that user.
+    pub(crate) fn command_of_user(&self, program: &str) -> Command {
+        if !geteuid().is_root() {
+            return self.command(program);
+        }
+        let mut command = self.command("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.arg(program);
+        command
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Outcome {

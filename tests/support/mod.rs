@@ -20,6 +20,7 @@ pub(crate) mod namespace;
 pub(crate) mod nested;
 pub(crate) mod packing;
 pub(crate) mod program;
+pub(crate) mod random_tree;
 pub(crate) mod raw;
 pub(crate) mod rng;
 pub(crate) mod rounds;
