@@ -14,10 +14,10 @@ use crate::support::cli::Place;
 /// Makes the tree that is changed, and a link to it.
 fn make_tree(place: &Place) {
     let root = place.path("t");
-    for name in ["d/e", "x y", "it's", "s", "closed", "shut"] {
+    for name in ["d/e", "x y", "it's", "s", "closed", "shut", "x y/shut"] {
         fs::create_dir_all(root.join(name)).expect("new");
     }
-    let files: [&[u8]; 9] = [
+    let files: [&[u8]; 10] = [
         b"f",
         b"d/g",
         b"d/e/h",
@@ -26,6 +26,7 @@ fn make_tree(place: &Place) {
         b"\xff",
         b"s/id",
         b"closed/q",
+        b"x y/shut/r",
         b"../g",
     ];
     for name in files {
@@ -46,6 +47,7 @@ fn make_tree(place: &Place) {
         ("d/g", 0o600),
         ("closed", 0),
         ("shut", 0),
+        ("x y/shut", 0),
     ] {
         fs::set_permissions(root.join(name), PermissionsExt::from_mode(mode)).expect("ours");
     }
@@ -117,7 +119,15 @@ fn compare(words: &str, command: impl Fn(&Place, bool) -> Command) {
             sorted_lines(&output.stderr),
             state(&place.path("t")),
         );
-        for name in ["t", "t/closed", "t/shut", "t/d", "t/d/e", "t/s"] {
+        for name in [
+            "t",
+            "t/closed",
+            "t/shut",
+            "t/x y/shut",
+            "t/d",
+            "t/d/e",
+            "t/s",
+        ] {
             // So that it can be removed. It may be gone.
             drop(fs::set_permissions(
                 place.path(name),
