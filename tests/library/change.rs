@@ -202,6 +202,8 @@ fn closed_directories_are_changed_as_by_gnu_programs() {
 fn chown_does_what_gnu_chown_does() {
     let mut cases = vec![
         "chown nosuch t",
+        "chown 4294967295 t",
+        "chown :4294967295 t",
         "chown root:nosuch t",
         "chown -v root t/none",
         "chown -fv root t/none",

@@ -199,6 +199,39 @@ fn diff_compares_contents_only_with_checksum() {
 }
 
 #[test]
+fn expected_digest_is_that_of_the_first_archive() {
+    let place = pair(change_each);
+    let summed = place.command("sha256sum").arg("one.tar").output();
+    let summed = String::from_utf8(summed.expect("coreutils").stdout).expect("ASCII");
+    let digest = summed.split(' ').next().expect("a digest");
+    let outcome = place.run(&["diff", "--expect-sha256", digest, "one.tar", "two.tar"]);
+    assert_eq!(outcome.code, 1, "{}", outcome.complaints);
+}
+
+#[test]
+fn diff_reports_owners() {
+    let owned = ["--owner=5", "--group=6", "--numeric-owner"];
+    let place = pair(|_| ());
+    let packed = place
+        .command("tar")
+        .args(["--format=posix", "-C", "one", "-cf", "owned.tar"])
+        .args(owned)
+        .arg("b")
+        .status();
+    assert!(packed.expect("GNU tar").success());
+    let outcome = place.run(&["diff", "owned.tar", "one.tar"]);
+    let line = outcome
+        .lines()
+        .into_iter()
+        .find(|line| line.starts_with("./b: "));
+    let line = line.expect("a line of it");
+    assert!(
+        line.contains("uid 5 -> ") && line.contains("gid 6 -> "),
+        "{line}"
+    );
+}
+
+#[test]
 fn diff_reports_other_names_of_a_file() {
     let place = Place::new();
     for (name, links) in [("one", [0, 0, 1, 1]), ("two", [0, 1, 0, 1])] {

@@ -321,6 +321,25 @@ fn composefs_dump_describes_the_tree() {
 }
 
 #[test]
+fn json_names_the_directory_of_each_file() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("t/a")).expect("new");
+    place.put("t/a/f", "");
+    let listed = place.succeeds(&["ls", "-R", "--json", "t"]);
+    let number = |path: &str, field: &str| {
+        let mut objects = listed.lines().into_iter().map(|line| {
+            let object: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            object
+        });
+        let object = objects.find(|object| object["path"] == path);
+        object.expect("listed")[field].as_u64()
+    };
+    assert_eq!(number("a/f", "dirid"), number("a", "fileid"));
+    let root = place.path("t").metadata().expect("there").ino();
+    assert_eq!(number("a", "dirid"), Some(root));
+}
+
+#[test]
 fn wrong_expression_is_named() {
     let place = place_with_tree(1);
     for (words, expected) in [
