@@ -8,6 +8,7 @@ use super::open::resources::SharedResources;
 use super::scan;
 use super::scan::options::MIN_MEMORY;
 use crate::cache::DiskCacheDir;
+use crate::index::store::RowsToLoad;
 use crate::index::{MemoryLimit, WhiteoutFormat};
 
 /// Options for opening an archive.
@@ -23,6 +24,8 @@ pub struct OpenOptions {
     pub published_index: Option<PublishedIndex>,
     /// Memory limit for indexes, in addition to the scan's memory.
     pub index_memory: MemoryLimit,
+    /// The rows of a saved index that must be in memory when the archive is open.
+    pub index_rows: RowsToLoad,
     /// Whether to ignore saved data of unproven version, for a caller that holds files of an earlier scan.
     pub should_rescan_unproven: bool,
     /// Whether to log damaged members, and members that are not in the tree, during the scan.

@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::blocks::BlockDigest;
 use super::published::Rows;
 use super::rows::{
-    Dirent, ExtraRow, FILE, InodeRow, NONE, Name, PieceRow, SYMLINK, SpanRow, TYPE_MASK,
+    DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, NONE, Name, PieceRow, SYMLINK, SpanRow, TYPE_MASK,
     UnresolvedRow, XattrRow,
 };
 use crate::base::archive_path::ArchivePath;
@@ -107,13 +107,27 @@ impl Arrays {
 
     /// As [`Self::live_dirent`], for a dirent of directory `parent` only. A directory has one dirent, and
     /// that one parent, so a walk from the root cannot cycle in any file.
-    pub(super) fn child(&self, parent: u32, number: u32) -> Option<(&[u8], u32)> {
+    pub(super) fn child(&self, parent: u32, number: u32) -> Option<(&[u8], u32, u16)> {
         let is_its_own = self.dirent(number)?.parent.get() == parent;
         is_its_own.then(|| self.live_dirent(number)).flatten()
     }
 
-    /// Name and number of a live inode from dirent `number`; of a directory only under its own dirent.
-    pub(super) fn live_dirent(&self, number: u32) -> Option<(&[u8], u32)> {
+    /// As [`Self::child`], but uses inodes of directories only. A damaged file may name others that do not exist.
+    pub(super) fn child_name(&self, parent: u32, number: u32) -> Option<(&[u8], u32, u16)> {
+        let dirent = self.dirent(number)?;
+        match dirent.name.kind() {
+            0 | TYPE_MASK => None,
+            DIRECTORY => self.child(parent, number),
+            kind => {
+                let name = self.arena.name(dirent.name)?;
+                let is_its_own = dirent.parent.get() == parent && is_valid_component(name);
+                is_its_own.then_some((name, dirent.ino.get(), kind))
+            }
+        }
+    }
+
+    /// Name, number and type of a live inode from dirent `number`; of a directory only under its own dirent.
+    pub(super) fn live_dirent(&self, number: u32) -> Option<(&[u8], u32, u16)> {
         let dirent = self.dirent(number)?;
         let ino = dirent.ino.get();
         let inode = self.inode(ino)?;
@@ -121,7 +135,7 @@ impl Arrays {
             return None;
         }
         let name = self.arena.name(dirent.name)?;
-        is_valid_component(name).then_some((name, ino))
+        is_valid_component(name).then_some((name, ino, inode.kind()))
     }
 
     /// Numbers of a directory's dirents; empty for all else. The dirents may not exist.
@@ -135,18 +149,10 @@ impl Arrays {
         range().unwrap_or(0..0)
     }
 
-    /// As [`Self::child`], for position `number` of [`Self::by_name`], which must be one of `siblings`.
-    pub(super) fn child_by_rank(
-        &self,
-        parent: u32,
-        number: u32,
-        siblings: &Range<u32>,
-    ) -> Option<(&[u8], u32)> {
-        let dirent = self.by_name.get(usize::try_from(number).ok()?)?.get();
-        siblings
-            .contains(&dirent)
-            .then(|| self.child(parent, dirent))
-            .flatten()
+    /// The dirent at position `rank` of [`Self::by_name`], if it is one of `siblings`.
+    pub(super) fn dirent_by_rank(&self, rank: u32, siblings: &Range<u32>) -> Option<u32> {
+        let dirent = self.by_name.get(usize::try_from(rank).ok()?)?.get();
+        siblings.contains(&dirent).then_some(dirent)
     }
 
     /// The path of dirent `number`; `None` when it does not lead up to the root.
@@ -157,7 +163,7 @@ impl Arrays {
                 return None;
             }
             let dirent = self.dirent(number)?;
-            let (name, _) = self.live_dirent(number)?;
+            let (name, ..) = self.live_dirent(number)?;
             names.push(name);
             number = match dirent.parent.get() {
                 1 => NONE,
@@ -215,6 +221,12 @@ impl Arrays {
         });
         self.set_children();
         self.set_first_dirents();
+        for number in 0..u32::try_from(self.dirents.len()).unwrap_or(NONE) {
+            let kind = self.live_dirent(number).map_or(0, |(.., kind)| kind);
+            if let Some(dirent) = self.dirents.get_mut(number as usize) {
+                dirent.name = dirent.name.with_kind(kind);
+            }
+        }
     }
 
     fn set_children(&mut self) {
@@ -317,7 +329,7 @@ impl Arena {
     /// Appends `bytes`, at most 65,535 of them, as a name.
     pub(super) fn push_name(&mut self, bytes: &[u8]) -> Name {
         let offset = self.push(bytes);
-        Name::new(offset, bytes.len()).expect("a name fits 16 bits, and memory 48")
+        Name::new(offset, bytes.len()).expect("a name fits 16 bits, and memory 44")
     }
 }
 

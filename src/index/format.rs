@@ -20,7 +20,7 @@ use crate::base::trusted_dir::PermissionProblem;
 use crate::codec::Compression;
 
 /// The format version that this program writes, and the only one it reads.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
@@ -30,7 +30,7 @@ const HAS_XATTRS: u32 = 1;
 const IS_PUBLISHED: u32 = 2;
 const HAS_SHA256: u32 = 1;
 
-/// Maximum bytes of text that [`read_origin`] reads. Real locators are much shorter.
+/// Maximum bytes of the texts of a locator. Real ones are much shorter.
 const MAX_ORIGIN_TEXT_BYTES: u64 = 1 << 20;
 
 const ONE_LAYER: Error = Error::Malformed("not exactly one layer");
@@ -200,14 +200,16 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
 /// # Errors
 /// When they cannot be loaded, or are not as [`write()`] writes them.
 pub(super) fn open(file: &Arc<OnDemand>, len: u64) -> Result<Index, Error> {
+    file.load(&(0..size_of::<Header>().min(file.len())))?;
     let header_bytes = file.bytes(0..size_of::<Header>());
-    let header_bytes = header_bytes.ok_or_else(unavailable)?;
+    let header_bytes = header_bytes.ok_or(Error::NotAnIndex)?;
     let header = Header::read(&mut HashingStream::new(header_bytes), len)?;
     Contents::read(&mut { file }, &header)?.into_index(&header, Some(file))
 }
 
 fn unavailable() -> Error {
-    Error::Io(io::Error::other(MissingRow::Unavailable))
+    let missing = MissingRow::Unavailable;
+    Error::Io(io::Error::new(io::ErrorKind::InvalidData, missing))
 }
 
 /// The sections of an index file.
@@ -294,7 +296,7 @@ impl Contents {
                 problems: header.problems.get(),
             },
             problems: problem::decode(&problems).ok_or(Error::Malformed("a problem is cut"))?,
-            is_published: file.is_some() || header.flags.get() & IS_PUBLISHED != 0,
+            is_published: header.flags.get() & IS_PUBLISHED != 0,
             file: file.cloned(),
             charge: MemoryLimit::none().charge(),
         };
@@ -346,24 +348,6 @@ fn read_arrays(
         return Err(Error::Malformed("too many problems"));
     }
     Ok((arrays, input.rows(problems)?))
-}
-
-/// Reads an index file's origin, only for display, because the sections after it are not checked.
-///
-/// # Errors
-/// When there is no origin, or it is implausibly long.
-pub fn read_origin(input: impl Read, len: u64) -> Result<Origin, Error> {
-    let mut input = HashingStream::new(input);
-    let [layers, texts, ..] = Header::read(&mut input, len)?.sections;
-    if layers.len.get() != size_of::<Layer>() as u64 {
-        return Err(ONE_LAYER);
-    }
-    let layer = input.row::<Layer>()?;
-    if texts.len.get() > MAX_ORIGIN_TEXT_BYTES {
-        return Err(Error::Malformed("a locator that is too long"));
-    }
-    let texts = input.rows::<u8>(texts)?;
-    layer.origin(decode_texts(&texts)?)
 }
 
 impl Header {
@@ -550,6 +534,7 @@ impl<R: Read> SectionReader for HashingStream<R> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows::DIRECTORY;
     use super::super::test_support::{self, directory, file, hard_link, symlink};
     use super::super::{Builder, Options};
     use super::*;
@@ -639,6 +624,7 @@ mod tests {
             seen += usize::from(index.entry(entry.parent()).is_some());
             seen += usize::try_from(entry.stored_bytes() & 1).unwrap();
             seen += index.children(ino, 0).take(100).count();
+            seen += index.names(ino, 0, seen % 2 == 0).take(100).count();
             for child in index.children_by_name(ino, 0).take(100) {
                 seen += index
                     .lookup(ino, child.name)
@@ -733,11 +719,18 @@ mod tests {
         }
         let directory = index.lookup(Ino::ROOT, b"d").unwrap().ino();
         assert_eq!(directory, Ino(2));
-        assert!(
-            index
-                .children(directory, 0)
-                .all(|child| child.ino != directory)
-        );
+        {
+            let mut children = index.children(directory, 0);
+            assert!(children.all(|child| child.ino != directory));
+            // The name of a file stays that of a file.
+            let mut names = index.names(directory, 0, false);
+            assert!(names.all(|name| name.ino != directory || name.file_type != DIRECTORY));
+        }
+        for dirent in index.arrays.dirents.vec_mut() {
+            dirent.name = dirent.name.with_kind(DIRECTORY);
+        }
+        let mut names = index.names(directory, 0, true);
+        assert!(names.all(|name| name.ino != directory));
     }
 
     #[test]

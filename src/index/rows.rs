@@ -6,6 +6,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::tar::{Device, Timestamp};
 
+/// Bits of an offset into the arena.
+const OFFSET_BITS: u32 = 44;
+
 /// Marks a missing number of a dirent or inode.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -110,7 +113,8 @@ impl InodeRow {
     }
 }
 
-/// A range of the arena in eight bytes: offset in the upper 48 bits, length in the lower 16.
+/// A range of the arena in eight bytes. From the upper end: the type of a dirent's entry in 4 bits, the offset in
+/// 44, and the length in 16.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub(super) struct Name(U64);
@@ -118,19 +122,28 @@ pub(super) struct Name(U64);
 impl Name {
     /// `None` when offset or length does not fit.
     pub(super) fn new(offset: usize, len: usize) -> Option<Self> {
-        let offset = u64::try_from(offset)
-            .ok()
-            .filter(|&offset| offset < 1 << 48)?;
+        let offset = u64::try_from(offset).ok();
+        let offset = offset.filter(|&offset| offset < 1 << OFFSET_BITS)?;
         let len = u16::try_from(len).ok()?;
         Some(Self((offset << 16 | u64::from(len)).into()))
     }
 
     pub(super) fn offset(self) -> u64 {
-        self.0.get() >> 16
+        self.0.get() >> 16 & ((1 << OFFSET_BITS) - 1)
     }
 
     pub(super) fn len(self) -> u64 {
         self.0.get() & 0xffff
+    }
+
+    /// The type bits of the named entry's mode; 0 if the name is not in the tree.
+    pub(super) fn kind(self) -> u16 {
+        u16::try_from(self.0.get() >> 48).unwrap_or_default() & TYPE_MASK
+    }
+
+    pub(super) fn with_kind(self, kind: u16) -> Self {
+        let range = self.0.get() & ((1 << (OFFSET_BITS + 16)) - 1);
+        Self((range | u64::from(kind & TYPE_MASK) << 48).into())
     }
 }
 
@@ -226,10 +239,15 @@ mod tests {
     }
 
     #[test]
-    fn a_name_keeps_offset_and_length_apart() {
-        let name = Name::new((1 << 48) - 1, 0xffff).unwrap();
-        assert_eq!((name.offset(), name.len()), ((1 << 48) - 1, 0xffff));
-        assert!(Name::new(1 << 48, 0).is_none());
+    fn a_name_keeps_type_offset_and_length_apart() {
+        let (most, longest) = ((1 << 44) - 1, 0xffff);
+        let name = Name::new(most, 0xffff).unwrap();
+        for name in [name, name.with_kind(SYMLINK | 0o777)] {
+            assert_eq!((name.offset(), name.len()), (most as u64, longest));
+        }
+        assert_eq!(name.kind(), 0);
+        assert_eq!(name.with_kind(FILE).with_kind(SYMLINK).kind(), SYMLINK);
+        assert!(Name::new(1 << 44, 0).is_none());
         assert!(Name::new(0, 1 << 16).is_none());
     }
 

@@ -7,21 +7,29 @@
 //! each other.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
+use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, flock, fstat, memfd_create, openat};
 use rustix::io::Errno;
 
-use super::format::{self, Error as Cause};
-use super::published;
-use super::{Index, Locator, MemoryLimit, Origin, TooMuchMemory};
+use super::format::Error as Cause;
+use super::published::{self, PackedIndex, Packing};
+use super::{Index, Locator, MemoryLimit, Origin};
+use crate::base::error_chain::error_chain;
 use crate::base::publish::{self, TEMPORARY_PREFIX, temporary_name};
 use crate::base::retention::{RetainedItem, RetentionPolicy};
+use crate::base::sync::Mutex;
+use crate::base::thread::scoped_thread;
 use crate::base::trusted_dir::{PermissionProblem, TrustedDir};
 
 /// Minimum age at which the writer of a temporary file counts as dead.
@@ -42,6 +50,22 @@ const DIRECTORY_NAME: &str = "index";
 const DOCUMENT_SUFFIX: &str = ".json";
 
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// Bytes of an index that a thread loads at once.
+const LOAD_BYTES: usize = 512 << 10;
+
+/// Most threads that load an index.
+const MAX_THREADS: usize = 16;
+
+/// The rows of a saved index that are loaded before it is used.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum RowsToLoad {
+    /// All. So damage of the file is found before anything relies on it.
+    #[default]
+    All,
+    /// Names and types of the entries. Others are loaded when they are used.
+    Names,
+}
 
 /// A failed operation on an index file.
 #[derive(Debug, thiserror::Error)]
@@ -105,6 +129,7 @@ impl Store {
         &self,
         locator: &Locator,
         limit: &MemoryLimit,
+        rows: RowsToLoad,
     ) -> Result<Option<(Index, Option<IndexLock>)>, Error> {
         let path = self.path(locator);
         let held = self
@@ -112,7 +137,7 @@ impl Store {
             .and_then(|directory| open_locked(&directory, &locator.file_name()));
         let loaded = held
             .map_err(classify_error)
-            .and_then(|(file, in_use)| Ok((load(file, limit)?, in_use)));
+            .and_then(|(file, in_use)| Ok((load(file, limit, rows)?, in_use)));
         match loaded {
             Ok((index, _)) if index.origin.locator != *locator => {
                 let cause = Cause::Mismatch;
@@ -133,7 +158,8 @@ impl Store {
     /// When the file cannot be written, or other users have access to the directory. The old index remains.
     pub fn publish(&self, locator: &Locator, index: &Index) -> Result<Option<IndexLock>, Error> {
         self.save(&locator.file_name(), |file| {
-            format::write(index, locator, BufWriter::with_capacity(BUFFER_BYTES, file))
+            let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+            published::write(index, locator, Packing::Fast, file)
         })
     }
 
@@ -244,8 +270,8 @@ impl IndexFile {
     /// The source it claims to be made from. Only for display.
     pub fn origin(&self) -> Option<Origin> {
         let file = self.directory.file(&self.name, OFlags::RDONLY).ok()?;
-        let len = file.metadata().ok()?.len();
-        format::read_origin(BufReader::new(file), len).ok()
+        let index = open_file(file, &MemoryLimit::none()).ok()?;
+        Some(index.origin)
     }
 
     /// Whether it is a document instead of an index.
@@ -404,23 +430,23 @@ fn expired(files: &[IndexFile]) -> Vec<&IndexFile> {
 /// # Errors
 /// When it cannot be read, or is not a complete and undamaged index of this version.
 pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
-    let loaded = open(path).and_then(|file| load(file, limit));
+    let loaded = open(path).and_then(|file| load(file, limit, RowsToLoad::All));
     let path = path.to_owned();
     loaded.map_err(|cause| Error { path, cause })
 }
 
-/// The published form of `index` in a file without a name, in memory.
+/// The framed form of `index` in a file without a name, in memory.
 ///
 /// # Errors
 /// When it cannot be written, or a row of `index` cannot be loaded.
 pub fn write_unnamed(index: &Index) -> io::Result<File> {
     let file = File::from(memfd_create("tarfs-index", MemfdFlags::CLOEXEC)?);
     let out = BufWriter::with_capacity(BUFFER_BYTES, &file);
-    published::write(index, &index.origin.locator, out)?;
+    published::write(index, &index.origin.locator, Packing::Small, out)?;
     Ok(file)
 }
 
-/// Writes `index` in its published form to `path` atomically, over an existing file, into an existing directory.
+/// Writes `index` in its framed form to `path` atomically, over an existing file, into an existing directory.
 /// Its mode follows the umask, because the file is for the machines that may read the archive.
 ///
 /// # Errors
@@ -428,7 +454,7 @@ pub fn write_unnamed(index: &Index) -> io::Result<File> {
 pub fn write(path: &Path, index: &Index) -> Result<(), Error> {
     let written = publish::publish(path, |temporary| {
         let file = BufWriter::with_capacity(BUFFER_BYTES, File::create_new(temporary)?);
-        published::write(index, &index.origin.locator, file)
+        published::write(index, &index.origin.locator, Packing::Small, file)
     });
     written.map_err(|error| store_error(path, error))
 }
@@ -460,26 +486,83 @@ fn classify_error(error: io::Error) -> Cause {
     }
 }
 
-fn load(file: File, limit: &MemoryLimit) -> Result<Index, Cause> {
-    let mut file = BufReader::with_capacity(BUFFER_BYTES, file);
-    let front = file.fill_buf()?;
-    let is_published = published::is_published(front);
-    let len = if is_published {
-        published::index_bytes(front)?
-    } else {
-        file.get_ref().metadata()?.len()
-    };
-    if len > limit.bytes() {
-        let limit = limit.bytes();
-        return Err(TooMuchMemory { limit }.into());
+/// An index file on this machine.
+#[derive(Debug)]
+struct LocalFile(File);
+
+impl PackedIndex for LocalFile {
+    fn read(&self, range: Range<u64>) -> io::Result<Bytes> {
+        let len = usize::try_from(range.end.saturating_sub(range.start));
+        let mut bytes = vec![0; len.map_err(io::Error::other)?];
+        self.0.read_exact_at(&mut bytes, range.start)?;
+        Ok(bytes.into())
     }
-    let mut index = if is_published {
-        format::read(published::unpack(file)?, len)?
-    } else {
-        format::read(file, len)?
-    };
-    index.charge_to(limit)?;
+
+    fn report_failure(&self, error: &io::Error) {
+        tracing::warn!(
+            error = error_chain(error),
+            "cannot load a part of the saved index"
+        );
+    }
+
+    fn min_request_bytes(&self) -> u64 {
+        0
+    }
+}
+
+fn open_file(file: File, limit: &MemoryLimit) -> Result<Index, Cause> {
+    let len = file.metadata()?.len();
+    published::open_saved(Box::new(LocalFile(file)), len, limit).map_err(find_damage)
+}
+
+fn load(file: File, limit: &MemoryLimit, rows: RowsToLoad) -> Result<Index, Cause> {
+    let index = open_file(file, limit)?;
+    let ranges = index.bytes_to_load(rows == RowsToLoad::Names);
+    let parts: Vec<_> = ranges
+        .into_iter()
+        .flat_map(|range| {
+            let starts = range.clone().step_by(LOAD_BYTES);
+            starts.map(move |start| start..range.end.min(start + LOAD_BYTES))
+        })
+        .collect();
+    load_parts(&index, &parts).map_err(|error| find_damage(error.into()))?;
     Ok(index)
+}
+
+/// Loads `parts` of the index file of `index`, on all processors.
+fn load_parts(index: &Index, parts: &[Range<usize>]) -> io::Result<()> {
+    let next = AtomicUsize::new(0);
+    let result = Mutex::new(Ok(()));
+    let load = || {
+        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = index.load_bytes(part) {
+                *result.lock() = Err(error);
+                break;
+            }
+        }
+    };
+    let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let others = processors
+        .min(parts.len())
+        .min(MAX_THREADS)
+        .saturating_sub(1);
+    thread::scope(|scope| {
+        for _ in 0..others {
+            // This thread loads what others do not.
+            scoped_thread(scope, "tarfs-load", load).ok();
+        }
+        load();
+    });
+    result.into_inner()
+}
+
+/// Tells damage from failed reading: a file that is shorter than it says, or does not decode.
+fn find_damage(error: Cause) -> Cause {
+    use io::ErrorKind::{InvalidData, UnexpectedEof};
+    match error {
+        Cause::Io(error) if matches!(error.kind(), InvalidData | UnexpectedEof) => Cause::Checksum,
+        other => other,
+    }
 }
 
 #[cfg(test)]
@@ -510,7 +593,7 @@ mod tests {
     }
 
     fn find(store: &Store, locator: &Locator) -> Result<Option<Index>, Error> {
-        let found = store.find_locked(locator, &MemoryLimit::default())?;
+        let found = store.find_locked(locator, &MemoryLimit::default(), RowsToLoad::All)?;
         Ok(found.map(|(index, _)| index))
     }
 
@@ -522,7 +605,7 @@ mod tests {
 
     fn held(store: &Store, options: &str) -> IndexLock {
         let found = store
-            .find_locked(&locator(options), &MemoryLimit::none())
+            .find_locked(&locator(options), &MemoryLimit::none(), RowsToLoad::All)
             .unwrap();
         found.expect("published").1.expect("not locked")
     }
@@ -580,6 +663,11 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         let path = publish(&store, "");
+        let mut bytes = fs::read(&path).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        assert!(matches!(cause(find(&store, &locator(""))), Cause::Checksum));
         fs::write(&path, b"").unwrap();
         assert!(matches!(
             cause(find(&store, &locator(""))),
@@ -797,7 +885,7 @@ mod tests {
             let found = std::thread::scope(|scope| {
                 let taking = scope.spawn(|| {
                     store
-                        .find_locked(&locator(""), &MemoryLimit::none())
+                        .find_locked(&locator(""), &MemoryLimit::none(), RowsToLoad::All)
                         .unwrap()
                 });
                 std::thread::sleep(10 * LOCK_RETRY_INTERVAL);
@@ -827,7 +915,7 @@ mod tests {
             std::thread::scope(|scope| {
                 let removing = scope.spawn(|| files[0].remove().unwrap());
                 let taken = store
-                    .find_locked(&locator(""), &MemoryLimit::none())
+                    .find_locked(&locator(""), &MemoryLimit::none(), RowsToLoad::All)
                     .unwrap();
                 let is_removed = removing.join().unwrap();
                 let is_there = store.path(&locator("")).exists();
@@ -850,18 +938,75 @@ mod tests {
     }
 
     #[test]
-    fn truncated_or_oversized_index_has_no_origin() {
-        let mut bytes = Vec::new();
-        format::write(&index(locator("")), &locator(""), &mut bytes).unwrap();
-        let len = bytes.len() as u64;
-        let read = |bytes: &[u8]| format::read_origin(bytes, len);
-        assert_eq!(read(&bytes).unwrap().locator, locator(""));
-        for end in 0..300 {
-            assert!(read(&bytes[..end]).is_err(), "{end}");
+    fn cut_index_file_has_no_origin_and_is_damaged() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        let path = publish(&store, "");
+        assert_eq!(
+            store.files().unwrap()[0].origin().unwrap().locator,
+            locator("")
+        );
+        let bytes = fs::read(&path).unwrap();
+        for end in 0..bytes.len() {
+            fs::write(&path, &bytes[..end]).unwrap();
+            assert!(store.files().unwrap()[0].origin().is_none(), "{end}");
+            assert!(find(&store, &locator("")).is_err(), "{end}");
         }
-        // Changes the length of the texts, and moves all later sections accordingly.
-        let texts = 56 + 16 + 8;
-        bytes[texts + 5] = 1;
-        assert!(read(&bytes).is_err());
+    }
+
+    #[test]
+    fn changed_bit_of_an_index_file_changes_nothing_or_is_an_error() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        let path = publish(&store, "");
+        let bytes = fs::read(&path).unwrap();
+        let mut unnoticed = 0;
+        for bit in 0..8 * bytes.len() {
+            let mut changed = bytes.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &changed).unwrap();
+            if let Ok(found) = find(&store, &locator("")) {
+                publish_again(&store, &found.unwrap());
+                assert_eq!(fs::read(&path).unwrap(), bytes, "{bit}");
+                unnoticed += 1;
+            }
+        }
+        assert!(
+            50 * unnoticed < 8 * bytes.len(),
+            "few bits of zstd: {unnoticed}"
+        );
+    }
+
+    fn publish_again(store: &Store, index: &Index) {
+        drop(store.publish(&locator(""), index).unwrap());
+    }
+
+    #[test]
+    fn index_that_is_loaded_for_its_names_has_no_other_rows_in_memory() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        let mut builder = Builder::new(Options::default());
+        let names: Vec<_> = (0..20_000).map(|number| format!("d/{number}")).collect();
+        for name in &names {
+            builder.add_member(&file(name, 0..1)).unwrap();
+        }
+        let index = builder.finish(Origin::default());
+        store.publish(&Locator::default(), &index).unwrap();
+        let open = |rows| {
+            let found = store.find_locked(&Locator::default(), &MemoryLimit::none(), rows);
+            found.unwrap().unwrap().0
+        };
+        let (all, some) = (open(RowsToLoad::All), open(RowsToLoad::Names));
+        assert!(!all.is_on_demand() && some.is_on_demand());
+        assert!(some.memory_bytes() < all.memory_bytes() * 2 / 3);
+        let list = |index: &Index| {
+            let directory = index.lookup(super::super::Ino::ROOT, b"d").unwrap().ino();
+            let names = index.names(directory, 0, true);
+            names
+                .map(|child| (child.name.to_vec(), child.file_type))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(list(&all), list(&some));
+        assert!(some.is_on_demand(), "the listing loads no more");
     }
 }

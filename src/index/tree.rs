@@ -152,6 +152,8 @@ pub struct Child<'a> {
     pub name: &'a [u8],
     /// The entry it names.
     pub ino: Ino,
+    /// The type of the entry, as the type bits of `st_mode`.
+    pub file_type: u16,
     /// Number of names before it in the directory, in the order of the iterator.
     pub number: u32,
 }
@@ -216,7 +218,8 @@ impl Index {
         let mut numbers = siblings.clone();
         while !numbers.is_empty() {
             let middle = numbers.start + (numbers.end - numbers.start) / 2;
-            let (found, ino) = arrays.child_by_rank(parent.0, middle, &siblings)?;
+            let dirent = arrays.dirent_by_rank(middle, &siblings)?;
+            let (found, ino, _) = arrays.child(parent.0, dirent)?;
             match name.cmp(found) {
                 Ordering::Less => numbers.end = middle,
                 Ordering::Greater => numbers.start = middle + 1,
@@ -243,11 +246,27 @@ impl Index {
         })
     }
 
+    /// As [`Self::children`], or in the order of the names' bytes. Of the inodes only those of directories are used,
+    /// so in a damaged index others may not exist.
+    pub fn names(
+        &self,
+        parent: Ino,
+        from: u32,
+        is_sorted: bool,
+    ) -> impl Iterator<Item = Child<'_>> {
+        let arrays = &self.arrays;
+        self.list(parent, from, move |number, siblings| {
+            let by_rank = || arrays.dirent_by_rank(number, siblings);
+            let dirent = if is_sorted { by_rank()? } else { number };
+            arrays.child_name(parent.0, dirent)
+        })
+    }
+
     /// As [`Self::children`], in the order of the names' bytes.
     pub fn children_by_name(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
         let arrays = &self.arrays;
         self.list(parent, from, move |rank, siblings| {
-            arrays.child_by_rank(parent.0, rank, siblings)
+            arrays.child(parent.0, arrays.dirent_by_rank(rank, siblings)?)
         })
     }
 
@@ -255,15 +274,16 @@ impl Index {
         &'a self,
         parent: Ino,
         from: u32,
-        child: impl Fn(u32, &Range<u32>) -> Option<(&'a [u8], u32)>,
+        child: impl Fn(u32, &Range<u32>) -> Option<(&'a [u8], u32, u16)>,
     ) -> impl Iterator<Item = Child<'a>> {
         let siblings = self.child_numbers(parent);
         let first = siblings.start;
         (first.saturating_add(from)..siblings.end).filter_map(move |number| {
-            let (name, ino) = child(number, &siblings)?;
+            let (name, ino, file_type) = child(number, &siblings)?;
             Some(Child {
                 name,
                 ino: Ino(ino),
+                file_type,
                 number: number - first,
             })
         })
@@ -395,10 +415,19 @@ impl Index {
         self.is_published
     }
 
-    /// Whether rows are loaded when they are used. [`without_loading`](super::published::without_loading) and
+    /// Whether rows may be loaded when they are used. [`without_loading`](super::published::without_loading) and
     /// [`with_loading`] find out whether one is missing.
     pub fn is_on_demand(&self) -> bool {
-        self.file.is_some()
+        self.file.as_ref().is_some_and(|file| !file.is_loaded())
+    }
+
+    /// The bytes of its file to load, if rows are loaded on demand: all, or those of names in directories.
+    pub(super) fn bytes_to_load(&self, names_only: bool) -> [Range<usize>; 2] {
+        let names = &self.arrays.arena.0;
+        match (self.arrays.dirents.file_range(), names.file_range()) {
+            (Some(dirents), Some(names)) if names_only => [dirents, names],
+            _ => [0..self.file.as_ref().map_or(0, |file| file.len()), 0..0],
+        }
     }
 
     /// Length of the published index whose rows are loaded on demand; 0 for others.
@@ -414,6 +443,14 @@ impl Index {
         self.file
             .as_ref()
             .map_or(Ok(false), |file| file.load_next())
+    }
+
+    /// Loads the bytes of `range` of its file.
+    ///
+    /// # Errors
+    /// When they cannot be read, or are damaged.
+    pub(super) fn load_bytes(&self, range: &Range<usize>) -> io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| file.load(range))
     }
 
     /// Loads the rows of the tree, and not those that only reads need.

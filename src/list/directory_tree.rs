@@ -230,7 +230,7 @@ fn time(time: StatxTimestamp) -> Timestamp {
     }
 }
 
-fn kind_of(file_type: FileType) -> Option<FileKind> {
+pub(super) fn kind_of(file_type: FileType) -> Option<FileKind> {
     Some(match file_type {
         FileType::RegularFile => FileKind::File,
         FileType::Directory => FileKind::Directory,

@@ -7,12 +7,15 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
+use rustix::fs::FileType;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::passwd::Accounts;
 use crate::base::posix_acl::{self, Kind};
-use crate::index::{Child, Entry, EntryKind, Index, Ino};
+use crate::index::published::with_loading;
+use crate::index::{Entry, EntryKind, Index, Ino};
 
+use super::directory_tree::kind_of;
 use super::tree::{Batch, FileKind, Metadata, Name, Tree, Xattr};
 
 /// Names that are read at once.
@@ -75,23 +78,9 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
     }
 
     fn entry(&self, inode: u64) -> io::Result<Entry<'_>> {
-        let ino = u32::try_from(inode).ok();
-        let entry = ino.and_then(|ino| self.index.entry(Ino(ino)));
+        let ino = u32::try_from(inode).map(Ino);
+        let entry = with_loading(|| self.index.entry(ino.ok()?)).map_err(io::Error::other)?;
         entry.ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    fn read_children<'a>(
-        &'a self,
-        children: impl Iterator<Item = Child<'a>>,
-        position: &mut u64,
-        batch: &mut Batch,
-    ) {
-        for child in children.take(READ_NAMES) {
-            *position = u64::from(child.number) + 1;
-            if let Some(entry) = self.index.entry(child.ino) {
-                batch.push(child.name, kind(entry.kind()), child.ino.0.into());
-            }
-        }
     }
 }
 
@@ -107,16 +96,17 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
 
     fn read(&self, directory: &Ino, position: &mut u64, batch: &mut Batch) -> io::Result<()> {
         let from = u32::try_from(*position).unwrap_or(u32::MAX);
-        if self.is_sorted {
-            self.read_children(
-                self.index.children_by_name(*directory, from),
-                position,
-                batch,
-            );
-        } else {
-            self.read_children(self.index.children(*directory, from), position, batch);
-        }
-        Ok(())
+        let read = with_loading(|| {
+            let names = self.index.names(*directory, from, self.is_sorted);
+            for child in names.take(READ_NAMES) {
+                *position = u64::from(child.number) + 1;
+                let file_type = FileType::from_raw_mode(child.file_type.into());
+                if let Some(kind) = kind_of(file_type) {
+                    batch.push(child.name, kind, child.ino.0.into());
+                }
+            }
+        });
+        read.map_err(io::Error::other)
     }
 
     fn metadata(&self, _: &Ino, name: Name<'_>) -> io::Result<Metadata> {
@@ -163,6 +153,10 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
     fn offset(&self, name: Name<'_>) -> Option<u64> {
         let piece = self.entry(name.inode).ok()?.pieces(0, u64::MAX).next()?;
         Some(piece.plain.start().0)
+    }
+
+    fn is_in_memory(&self) -> bool {
+        self.read_content.is_none()
     }
 
     fn is_sorted(&self) -> bool {

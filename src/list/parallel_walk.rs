@@ -1,13 +1,14 @@
 //! A walk over a [`Tree`] by several threads.
 //!
-//! Tasks are taken from the end of one queue, so that a walk goes down before it goes on, and the queue holds a few
-//! directories' names. A directory is left when all below it is done.
+//! Tasks are taken from the end of a queue, so that a walk goes down before it goes on, and the queue holds a few
+//! directories' names. Where a task takes system calls, all threads share one queue. Otherwise a thread keeps its tasks,
+//! and shares them only while another has none. A directory is left when all below it is done.
 
 use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -367,12 +368,12 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
         queue: Mutex::new(Queue {
             unfinished: tasks.len(),
             tasks,
-            idle: 0,
-            is_stopped: false,
             thread_count: 0,
             threads: Vec::new(),
         }),
         changed: Condvar::default(),
+        idle: AtomicUsize::new(0),
+        is_stopped: AtomicBool::new(false),
     });
     let mut queue = walk.queue.lock();
     for _ in 0..threads {
@@ -392,7 +393,7 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
         thread.join();
         queue = walk.queue.lock();
     }
-    Ok(if queue.is_stopped {
+    Ok(if walk.is_stopped.load(Ordering::Relaxed) {
         ControlFlow::Break(())
     } else {
         ControlFlow::Continue(())
@@ -432,11 +433,8 @@ impl<T: Tree, S> Task<T, S> {
 
 struct Queue<T: Tree, S> {
     tasks: Vec<Task<T, S>>,
-    /// Tasks that are queued or running.
+    /// Tasks that are queued, and threads that run some.
     unfinished: usize,
-    /// Threads that wait for a task.
-    idle: usize,
-    is_stopped: bool,
     /// Threads that were started.
     thread_count: usize,
     /// Those of them that are not joined.
@@ -449,6 +447,9 @@ struct Walk<T: Tree, V: Visitor<T>> {
     max_threads: usize,
     queue: Mutex<Queue<T, V::State>>,
     changed: Condvar,
+    /// Threads that wait for a task. Changed only under the lock of the queue, as the next one.
+    idle: AtomicUsize,
+    is_stopped: AtomicBool,
 }
 
 /// Ends the walk if a visitor panics, so that no other thread waits for this one.
@@ -468,6 +469,11 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         Thread::spawn("tarfs-walk", move || {
             let stop = StopOnPanic(&walk);
             while let Some(task) = walk.next_task() {
+                if walk.tree.is_in_memory() {
+                    let flow = walk.run_all(task);
+                    walk.finish(Vec::new(), flow);
+                    continue;
+                }
                 let (started, cpu) = (Instant::now(), thread_time());
                 let mut next = Vec::new();
                 let flow = walk.run(task, &mut next);
@@ -483,10 +489,38 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         })
     }
 
+    /// Runs a task and those that follow, but for the half that other threads take when they have none.
+    fn run_all(&self, task: Task<T, V::State>) -> ControlFlow<()> {
+        let mut tasks = vec![task];
+        while let Some(task) = tasks.pop() {
+            self.run(task, &mut tasks)?;
+            if self.is_stopped.load(Ordering::Relaxed) {
+                return ControlFlow::Break(());
+            }
+            if tasks.len() > 1 && self.idle.load(Ordering::Relaxed) > 0 {
+                // Those that were to come last.
+                self.share(tasks.drain(..tasks.len() / 2));
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Adds tasks to the queue.
+    fn share(&self, tasks: impl ExactSizeIterator<Item = Task<T, V::State>>) {
+        if tasks.len() == 0 {
+            return;
+        }
+        let mut queue = self.queue.lock();
+        queue.unfinished += tasks.len();
+        let awakened = tasks.len().min(self.idle.load(Ordering::Relaxed));
+        queue.tasks.extend(tasks);
+        (0..awakened).for_each(|_| self.changed.notify_one());
+    }
+
     /// Adds a thread if there is work for it.
     fn add_thread(walk: &Arc<Self>) {
         let mut queue = walk.queue.lock();
-        let is_needed = !queue.tasks.is_empty() && queue.idle == 0;
+        let is_needed = !queue.tasks.is_empty() && walk.idle.load(Ordering::Relaxed) == 0;
         if is_needed
             && queue.thread_count < walk.max_threads
             // Without it the walk only takes longer.
@@ -500,15 +534,15 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
     fn next_task(&self) -> Option<Task<T, V::State>> {
         let mut queue = self.queue.lock();
         loop {
-            if queue.is_stopped || queue.unfinished == 0 {
+            if self.is_stopped.load(Ordering::Relaxed) || queue.unfinished == 0 {
                 return None;
             }
             if let Some(task) = queue.tasks.pop() {
                 return Some(task);
             }
-            queue.idle += 1;
+            self.idle.fetch_add(1, Ordering::Relaxed);
             queue = self.changed.wait(queue);
-            queue.idle -= 1;
+            self.idle.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -516,14 +550,11 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         if flow.is_break() {
             return self.stop();
         }
+        self.share(next.into_iter());
         let mut queue = self.queue.lock();
-        queue.unfinished = queue.unfinished + next.len() - 1;
-        let awakened = next.len().min(queue.idle);
-        queue.tasks.extend(next);
+        queue.unfinished -= 1;
         if queue.unfinished == 0 {
             self.changed.notify_all();
-        } else {
-            (0..awakened).for_each(|_| self.changed.notify_one());
         }
     }
 
@@ -644,7 +675,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
 impl<T: Tree, V: Visitor<T>> Walk<T, V> {
     fn stop(&self) {
         let mut queue = self.queue.lock();
-        queue.is_stopped = true;
+        self.is_stopped.store(true, Ordering::Relaxed);
         queue.tasks.clear();
         self.changed.notify_all();
     }

@@ -286,6 +286,11 @@ pub trait Tree: Sync {
         None
     }
 
+    /// Whether its use takes no system calls.
+    fn is_in_memory(&self) -> bool {
+        false
+    }
+
     /// Whether directories are read in the order of the names' bytes.
     fn is_sorted(&self) -> bool {
         false

@@ -533,15 +533,17 @@ impl OpenContext {
         last.map(|(.., version)| version)
     }
 
-    /// Returns the keys of all saved indexes of `url`, and when they were last used.
+    /// Returns the keys of all saved indexes of `url`, and when they were last used; none of a path.
     fn saved_indexes(&self, url: &str) -> Vec<(Locator, SystemTime)> {
-        let locator = source::locator(url, &self.source);
+        let Some(locator) = source::locator(url, &self.source) else {
+            return Vec::new();
+        };
         let store = self.archive.cache_dir.as_deref().map(Store::new);
         let files = store.and_then(|store| store.files().ok());
         let files = files.unwrap_or_default().into_iter();
         let saved = files.filter_map(|file| Some((file.origin()?.locator, file.used)));
         saved
-            .filter(|(saved, _)| Some(&saved.canonical) == locator.as_ref())
+            .filter(|(saved, _)| saved.canonical == locator)
             .collect()
     }
 

@@ -125,7 +125,7 @@ pub enum Error {
         "--publish needs an archive at a path or at a URL without a query, or an image in a registry          (write the index with --output, and upload that)"
     )]
     NoPlaceForIndex,
-    /// An index cannot be brought into the published form.
+    /// An index cannot be brought into the framed form.
     #[error("cannot pack the index")]
     PackIndex(#[source] std::io::Error),
     /// A compression format is given for an image.

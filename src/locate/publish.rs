@@ -37,7 +37,7 @@ impl OpenContext {
     }
 }
 
-/// The published form of the archive's index, in memory.
+/// The framed form of the archive's index, in memory.
 fn packed_index(archive: &Archive) -> io::Result<UploadContent> {
     UploadContent::from_file(store::write_unnamed(&archive.index())?)
 }

@@ -78,6 +78,7 @@ impl TestEnv {
             index_file: None,
             published_index: None,
             index_memory: tarfs::index::MemoryLimit::default(),
+            index_rows: tarfs::index::store::RowsToLoad::All,
             should_rescan_unproven: false,
             should_log_problems: false,
             layer: None,

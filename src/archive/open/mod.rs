@@ -29,7 +29,7 @@ use super::read::disk_cache_policy::ScanDiskCache;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
-use crate::index::store::Store;
+use crate::index::store::{RowsToLoad, Store};
 use crate::index::{self, Builder, Index};
 use crate::source::{Access, Source};
 
@@ -48,7 +48,8 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        Self::open_early(source, options, network, stats)?.wait_for(WaitFor::End)
+        let archive = Self::open_early(source, options, network, stats)?;
+        archive.wait_for(WaitFor::End, options.index_rows)
     }
 
     /// As [`Archive::open`], for one of several layers. During the scan the archive also has the memory that
@@ -60,13 +61,15 @@ impl Archive {
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
         let awaited = whole_tree(&*source);
-        Self::open_early(source, options, network, stats)?.wait_for(awaited)
+        let archive = Self::open_early(source, options, network, stats)?;
+        archive.wait_for(awaited, RowsToLoad::All)
     }
 
-    fn wait_for(self, awaited: WaitFor) -> Result<Self, OpenError> {
+    fn wait_for(self, awaited: WaitFor, rows: RowsToLoad) -> Result<Self, OpenError> {
         self.reader.live_index.wait_for(awaited);
         self.check_scan_result()?;
-        if let Some(index) = self.reader.live_index.completed() {
+        let index = self.reader.live_index.completed();
+        if let Some(index) = index.filter(|_| rows == RowsToLoad::All) {
             index.load_tree_rows().map_err(OpenError::IndexRows)?;
         }
         Ok(self)

@@ -100,7 +100,11 @@ impl Opener {
         let Some(store) = self.store.as_ref().filter(|_| !self.must_rescan()) else {
             return Ok(None);
         };
-        let (index, in_use) = match store.find_locked(&self.locator, &self.options.index_memory) {
+        let (index, in_use) = match store.find_locked(
+            &self.locator,
+            &self.options.index_memory,
+            self.options.index_rows,
+        ) {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(None),
             Err(error) => {

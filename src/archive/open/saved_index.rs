@@ -9,7 +9,7 @@ use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{Compression, ExpectedSpan, SeekRange};
-use crate::index::store::Store;
+use crate::index::store::{RowsToLoad, Store};
 use crate::index::{Index, Ino, Locator, MemoryLimit};
 use crate::source::Fingerprint;
 
@@ -52,7 +52,7 @@ impl SavedIndex {
         let IndexLocation::Store(store) = &self.location else {
             return None;
         };
-        let found = store.find_locked(&self.locator, &self.limit);
+        let found = store.find_locked(&self.locator, &self.limit, RowsToLoad::All);
         let found =
             found.inspect_err(|error| tracing::debug!(%error, "cannot use the saved index"));
         let (index, _) = found.ok()??;

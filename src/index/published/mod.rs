@@ -1,4 +1,4 @@
-//! Published indexes: index files in compressed frames, which a reader loads by ranges.
+//! Index files in compressed frames, which a reader loads by ranges: saved ones, and those published beside archives.
 //!
 //! docs/index-format.md describes the form. A zstd decoder turns it into the index file.
 
@@ -6,12 +6,13 @@ mod frame_memory;
 mod on_demand;
 mod section;
 
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zstd::bulk::Compressor;
 
 use self::frame_memory::FrameMemory;
 use super::format::{self, Error, VERSION};
@@ -31,10 +32,29 @@ const FRAME_LEN: u32 = 128 << 10;
 /// Lengths of frames that a reader accepts. Longer ones would make a first row expensive, and shorter ones the table.
 const FRAME_LENS: RangeInclusive<u32> = 4 << 10..=4 << 20;
 
-/// Level of zstd: an index is packed once and fetched often.
-const LEVEL: i32 = 7;
+/// How well an index is packed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Packing {
+    /// For this machine, where every scan saves one.
+    Fast,
+    /// For servers: packed once, and fetched often.
+    Small,
+}
 
-/// Bytes that a reader requests first, as many as [`crate::source`] fetches when it opens a source.
+impl Packing {
+    /// The level of zstd.
+    fn level(self) -> i32 {
+        match self {
+            Self::Fast => 1,
+            Self::Small => 7,
+        }
+    }
+}
+
+/// Bytes that a reader reads first on this machine. They hold the table of most indexes.
+const FRONT_BYTES: u64 = 4 << 10;
+
+/// Bytes that a reader requests first of a server, as many as [`crate::source`] fetches when it opens a source.
 const FIRST_REQUEST_BYTES: u64 = 64 << 10;
 
 /// Magic of a skippable frame (RFC 8878, section 3.1.2), which zstd decoders ignore.
@@ -96,36 +116,23 @@ impl Front {
     }
 }
 
-/// Whether `bytes`, the first of a file, begin a published index.
-pub(super) fn is_published(bytes: &[u8]) -> bool {
-    Front::read_from_prefix(bytes).is_ok_and(|(front, _)| front.magic == MAGIC)
-}
-
-/// Length of the index file in a published index that begins with `bytes`.
-///
-/// # Errors
-/// When it is none, or of another version.
-pub(super) fn index_bytes(bytes: &[u8]) -> Result<u64, Error> {
-    Ok(Front::read(bytes)?.index_bytes.get())
-}
-
-/// Reads the index file in the published index `packed`, from its first byte.
-///
-/// # Errors
-/// When the decoder cannot be made.
-pub(super) fn unpack(packed: impl Read) -> io::Result<impl Read> {
-    zstd::Decoder::new(packed)
-}
-
-/// Writes `index` under the key `locator` in the published form.
+/// Writes `index` under the key `locator` in the framed form.
 ///
 /// # Errors
 /// When `out` fails, a row of `index` cannot be loaded, or it has more frames than the form allows.
-pub fn write(index: &Index, locator: &Locator, out: impl Write + Seek) -> io::Result<()> {
+pub fn write(
+    index: &Index,
+    locator: &Locator,
+    packing: Packing,
+    out: impl Write + Seek,
+) -> io::Result<()> {
     let front = Front::new(format::len(index, locator));
     let front = front.ok_or_else(|| io::Error::other("the index is too long to be published"))?;
+    let mut encoder = Compressor::new(packing.level())?;
+    encoder.include_checksum(true)?;
     let mut frames = FrameWriter {
         out,
+        encoder,
         frame: Vec::with_capacity(FRAME_LEN as usize),
         table: Vec::new(),
     };
@@ -141,6 +148,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write + Seek) -> io::Re
 
 struct FrameWriter<W> {
     out: W,
+    encoder: Compressor<'static>,
     frame: Vec<u8>,
     /// Packed lengths.
     table: Vec<U32>,
@@ -151,7 +159,7 @@ impl<W: Write> FrameWriter<W> {
         if self.frame.is_empty() {
             return Ok(());
         }
-        let packed = zstd::bulk::compress(&self.frame, LEVEL)?;
+        let packed = self.encoder.compress(&self.frame)?;
         let len = u32::try_from(packed.len()).map_err(io::Error::other)?;
         self.table.push(len.into());
         self.out.write_all(&packed)?;
@@ -176,18 +184,35 @@ impl<W: Write> Write for FrameWriter<W> {
     }
 }
 
-/// Opens the published index `packed` of `packed_len` bytes, and loads its front only.
-///
-/// Its whole length counts against `limit`, although only rows that are used take memory.
+/// Opens the index `packed` of `packed_len` bytes, which was found beside an archive, and loads its front only.
 ///
 /// # Errors
-/// When it cannot be read, is damaged, or too long for the limit.
+/// As [`open_saved`].
 pub fn open(
     packed: Box<dyn PackedIndex>,
     packed_len: u64,
     limit: &MemoryLimit,
 ) -> Result<Index, Error> {
-    let mut bytes = packed.read(0..packed_len.min(FIRST_REQUEST_BYTES))?;
+    let mut index = open_saved(packed, packed_len, limit)?;
+    index.is_published = true;
+    Ok(index)
+}
+
+/// Opens the index `packed` of `packed_len` bytes, and loads its front only.
+///
+/// Its whole length counts against `limit`, although only rows that are used take memory.
+///
+/// # Errors
+/// When it cannot be read, is damaged, or too long for the limit.
+pub(super) fn open_saved(
+    packed: Box<dyn PackedIndex>,
+    packed_len: u64,
+    limit: &MemoryLimit,
+) -> Result<Index, Error> {
+    let first_len = packed
+        .min_request_bytes()
+        .clamp(FRONT_BYTES, FIRST_REQUEST_BYTES);
+    let mut bytes = packed.read(0..packed_len.min(first_len))?;
     let front = Front::read(&bytes)?;
     let (index_bytes, table_end) = (front.index_bytes.get(), front.end());
     if index_bytes > limit.bytes() {
@@ -232,7 +257,7 @@ fn offsets(table: &[u8], start: u64) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Cursor;
+    use std::io::{Cursor, Read};
     use std::ops::Range;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -302,7 +327,7 @@ mod tests {
 
     fn packed(index: &Index) -> Vec<u8> {
         let mut out = Cursor::new(Vec::new());
-        write(index, &index.origin.locator, &mut out).expect("written");
+        write(index, &index.origin.locator, Packing::Small, &mut out).expect("written");
         out.into_inner()
     }
 
@@ -338,12 +363,10 @@ mod tests {
         let index = index();
         let (mut plain, mut unpacked) = (Vec::new(), Vec::new());
         format::write(&index, &index.origin.locator, &mut plain).expect("written");
-        let packed = packed(&index);
-        assert_eq!(index_bytes(&packed).expect("a front"), plain.len() as u64);
-        unpack(&*packed)
+        zstd::Decoder::new(&*packed(&index))
             .and_then(|mut frames| frames.read_to_end(&mut unpacked))
             .expect("frames");
-        assert!(unpacked == plain && is_published(&packed) && !is_published(&plain));
+        assert!(unpacked == plain);
     }
 
     #[test]

@@ -7,11 +7,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use zstd::bulk::Decompressor;
 
 use super::frame_memory::FrameMemory;
 use crate::base::sync::{Condvar, Mutex};
 
-/// Packed bytes that one use of a missing row requests at least, because a round trip costs more.
+/// Least packed bytes of a request to a server, because a round trip costs more.
 const MIN_REQUEST_BYTES: u64 = 256 << 10;
 
 /// Maximum packed bytes of one request.
@@ -27,6 +28,11 @@ pub trait PackedIndex: Send + Sync + fmt::Debug {
 
     /// Reports that rows are missing, because they could not be read or are damaged.
     fn report_failure(&self, error: &io::Error);
+
+    /// Packed bytes that one use of a missing row requests at least.
+    fn min_request_bytes(&self) -> u64 {
+        MIN_REQUEST_BYTES
+    }
 }
 
 /// Why a row is missing although the index has it.
@@ -110,6 +116,11 @@ impl OnDemand {
         self.loaded_bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether all frames are in memory.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.loaded_bytes() == self.len() as u64
+    }
+
     /// Length of the file.
     pub(crate) fn len(&self) -> usize {
         self.memory.len()
@@ -134,7 +145,7 @@ impl OnDemand {
             MISSING.set(Some(MissingRow::NotLoaded));
             return None;
         }
-        if let Err(error) = self.load(self.memory.frames(&range)) {
+        if let Err(error) = self.load(&range) {
             MISSING.set(Some(MissingRow::Unavailable));
             self.packed.report_failure(&error);
             return None;
@@ -157,6 +168,7 @@ impl OnDemand {
 
     /// Stores the frames that `packed` holds, which starts at byte `start` of the packed file.
     pub(super) fn add_packed(&self, start: u64, packed: &[u8]) -> io::Result<()> {
+        let mut decoder = Decompressor::new()?;
         for frame in 0..self.memory.frame_count() {
             let range = self.packed_range(frame..frame + 1);
             let bytes = range.start.checked_sub(start).and_then(|from| {
@@ -166,7 +178,7 @@ impl OnDemand {
             let Some(bytes) = bytes else {
                 break;
             };
-            self.unpack(frame, bytes)?;
+            self.unpack(frame, bytes, &mut decoder)?;
         }
         Ok(())
     }
@@ -175,12 +187,18 @@ impl OnDemand {
         !self.memory.is_written(frame)
     }
 
-    fn load(&self, frames: Range<usize>) -> io::Result<()> {
+    /// Loads the frames that hold the bytes of `range`.
+    ///
+    /// # Errors
+    /// When they cannot be read or are damaged.
+    pub(crate) fn load(&self, range: &Range<usize>) -> io::Result<()> {
+        let frames = self.memory.frames(range);
         let mut rest = frames.clone();
         while let Some(first) = rest.find(|&frame| self.is_missing(frame)) {
             let wanted = self.packed_range(first..frames.end);
             let len = wanted.end - wanted.start;
-            self.load_run(first, len.clamp(MIN_REQUEST_BYTES, MAX_REQUEST_BYTES))?;
+            let min_bytes = self.packed.min_request_bytes();
+            self.load_run(first, len.clamp(min_bytes, MAX_REQUEST_BYTES))?;
             rest.start = first;
         }
         Ok(())
@@ -219,28 +237,36 @@ impl OnDemand {
     fn request(&self, run: &Range<usize>) -> io::Result<()> {
         let range = self.packed_range(run.clone());
         let bytes = self.packed.read(range.clone())?;
+        let mut decoder = Decompressor::new()?;
         for frame in run.clone() {
             let own = self.packed_range(frame..frame + 1);
             let within = |at: u64| usize::try_from(at - range.start).unwrap_or(usize::MAX);
             let bytes = bytes.get(within(own.start)..within(own.end));
-            self.unpack(frame, bytes.ok_or(io::ErrorKind::UnexpectedEof)?)?;
+            let bytes = bytes.ok_or(io::ErrorKind::UnexpectedEof)?;
+            self.unpack(frame, bytes, &mut decoder)?;
         }
         Ok(())
     }
 
-    fn unpack(&self, frame: usize, packed: &[u8]) -> io::Result<()> {
-        if self.memory.is_written(frame) {
-            return Ok(());
+    fn unpack(
+        &self,
+        frame: usize,
+        packed: &[u8],
+        decoder: &mut Decompressor<'_>,
+    ) -> io::Result<()> {
+        let damaged = |error: &str| io::Error::new(io::ErrorKind::InvalidData, error);
+        let written = self.memory.write(frame, |bytes| {
+            let decoded = decoder.decompress_to_buffer(packed, bytes);
+            match decoded.map_err(|error| damaged(&error.to_string()))? {
+                len if len == bytes.len() => Ok(()),
+                _ => Err(damaged("a frame of the index has another length")),
+            }
+        });
+        if let Some(written) = written {
+            written?;
+            let len = self.memory.len_of(frame);
+            self.loaded_bytes.fetch_add(len as u64, Ordering::Relaxed);
         }
-        let len = self.memory.len_of(frame);
-        let bytes = zstd::bulk::decompress(packed, len)?;
-        if !self.memory.write(frame, &bytes) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "a frame of the index has another length",
-            ));
-        }
-        self.loaded_bytes.fetch_add(len as u64, Ordering::Relaxed);
         Ok(())
     }
 

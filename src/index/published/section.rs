@@ -56,6 +56,14 @@ impl<T: Row> Rows<T> {
         })
     }
 
+    /// The bytes of the index file that hold them, if they are loaded on demand.
+    pub(crate) fn file_range(&self) -> Option<Range<usize>> {
+        match self {
+            Self::InMemory(_) => None,
+            Self::OnDemand(section) => Some(section.bytes.clone()),
+        }
+    }
+
     /// Number of rows.
     pub(crate) fn len(&self) -> usize {
         match self {

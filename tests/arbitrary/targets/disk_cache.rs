@@ -268,6 +268,7 @@ impl Place {
             index_file: None,
             published_index: None,
             index_memory: tarfs::index::MemoryLimit::default(),
+            index_rows: tarfs::index::store::RowsToLoad::All,
             should_rescan_unproven: false,
             should_log_problems: false,
             layer: None,

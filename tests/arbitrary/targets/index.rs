@@ -46,7 +46,6 @@ pub(super) fn run(bytes: &[u8]) {
 /// Loads `bytes` and reads all of the index. Returns whether they are one.
 fn load(bytes: &[u8]) -> bool {
     let len = bytes.len() as u64;
-    drop(format::read_origin(bytes, len));
     // The file's length differs from the expected one.
     drop(format::read(bytes, len + 1));
     let Ok(index) = format::read(bytes, len) else {
@@ -201,6 +200,9 @@ fn describe_entry(index: &Index, ino: Ino, said: &mut Description) {
             said.unnamed += usize::from(found.map(|found| found.ino()) != Some(child.ino));
         }
         said.lines.push(format!("{children:?}"));
+        let names = index.names(ino, from, from == 0);
+        let names: Vec<_> = names.take(MAX_CHECKED_ENTRIES).collect();
+        said.lines.push(format!("{names:?}"));
     }
 }
 

@@ -68,6 +68,10 @@ struct Search<'a> {
 }
 
 impl TreeVerb for Search<'_> {
+    fn needs_attributes(&self) -> bool {
+        self.expression.needs_metadata()
+    }
+
     fn run<T: Tree + Send + 'static>(
         self,
         tree: &Arc<T>,

@@ -193,6 +193,12 @@ impl TreeVerb for Listing<'_> {
         Ok(())
     }
 
+    fn needs_attributes(&self) -> bool {
+        let args = self.args;
+        let is_ordered = args.by_size || args.by_time;
+        is_ordered || args.long || args.json || args.format.is_some() || args.shard.is_some()
+    }
+
     fn is_sorted(&self) -> bool {
         !self.args.unsorted
     }

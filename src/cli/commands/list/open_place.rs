@@ -20,7 +20,8 @@ use crate::cli::ui::output;
 use tarfs::ArchivePath;
 use tarfs::archive::Volume;
 use tarfs::index::format::Error as Cause;
-use tarfs::index::{Index, Ino, MemoryLimit, store};
+use tarfs::index::store::{self, RowsToLoad};
+use tarfs::index::{Index, Ino, MemoryLimit};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::list::{
     DirectoryTree, FileKind, IndexTree, Jobs, Name, SharedOutput, Start, Tree, Visitor,
@@ -96,6 +97,11 @@ pub(crate) trait TreeVerb {
         false
     }
 
+    /// Whether it uses attributes of files besides their types.
+    fn needs_attributes(&self) -> bool {
+        true
+    }
+
     /// Whether it reads the contents of files, which an index alone does not have.
     fn reads_contents(&self) -> bool {
         false
@@ -141,20 +147,22 @@ pub(crate) fn run<V: TreeVerb>(
     }
     let network = open_archive::start_network_runtime()?;
     let quiet = !io::stderr().is_terminal();
-    let volume = open_archive::open_tree(
-        &args.source,
-        &args.layers,
-        &args.cache,
-        &network,
-        true,
-        quiet,
-    )?;
+    let (tree, mut context) =
+        open_archive::tree_context(&args.source, &args.layers, &args.cache, &network, quiet)?;
+    context.archive.scan.allow_skipping = true;
+    if !tree.is_layered() && !verb.needs_attributes() {
+        context.archive.index_rows = RowsToLoad::Names;
+    }
+    let volume = context.open(&tree)?;
     verb.prepare(&*volume)?;
     let index = volume
         .complete_index()
         .context("the index is not complete")?;
-    let tree = index_tree(verb.is_sorted(), index);
-    run_on_index(verb, with_contents(tree, &volume), paths)
+    let mut tree = index_tree(verb.is_sorted(), index);
+    if verb.reads_contents() {
+        tree = with_contents(tree, &volume);
+    }
+    run_on_index(verb, tree, paths)
 }
 
 fn run_on_index<V: TreeVerb>(
