@@ -8,7 +8,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -19,7 +19,9 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, flock, fstat, memfd_create, openat};
+use rustix::fs::{
+    Advice, FlockOperation, MemfdFlags, Mode, OFlags, fadvise, flock, fstat, memfd_create, openat,
+};
 use rustix::io::Errno;
 
 use super::format::Error as Cause;
@@ -50,6 +52,9 @@ const DIRECTORY_NAME: &str = "index";
 const DOCUMENT_SUFFIX: &str = ".json";
 
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// Bytes of an index file that the kernel is asked to read before they are needed.
+const READ_AHEAD_BYTES: u64 = 16 << 20;
 
 /// Bytes of an index that a thread loads at once.
 const LOAD_BYTES: usize = 512 << 10;
@@ -516,6 +521,14 @@ fn open_file(file: File, limit: &MemoryLimit) -> Result<Index, Cause> {
 }
 
 fn load(file: File, limit: &MemoryLimit, rows: RowsToLoad) -> Result<Index, Cause> {
+    // Only advice. The kernel reads on while frames are unpacked.
+    fadvise(
+        &file,
+        0,
+        NonZeroU64::new(READ_AHEAD_BYTES),
+        Advice::WillNeed,
+    )
+    .ok();
     let index = open_file(file, limit)?;
     let ranges = index.bytes_to_load(rows == RowsToLoad::Names);
     let parts: Vec<_> = ranges

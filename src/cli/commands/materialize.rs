@@ -1057,11 +1057,8 @@ impl Run<'_> {
 
     fn to_stdout(&self) -> anyhow::Result<ExitCode> {
         let selection = self.args.selection();
-        let mut sink = ContentSink::new(
-            stdout().lock(),
-            selection,
-            Some(Arc::clone(&self.output.reporter)),
-        );
+        let reporter = Some(Arc::clone(&self.output.reporter));
+        let mut sink = ContentSink::new(output::binary_stdout()?, selection, reporter);
         let scanned = self.scan(&mut sink);
         let finished = sink.finish();
         let complete = report_scan(self.source, scanned);

@@ -1,6 +1,6 @@
 //! `tarfs plan` and `tarfs cat`: cut an archive into shards, and write one as a tar archive.
 
-use std::io::{self, BufWriter, IsTerminal, stdout};
+use std::io::{self, IsTerminal, stdout};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -14,9 +14,6 @@ use crate::cli::{open_archive, shards};
 use tarfs::archive::Volume;
 use tarfs::index::{MAX_SHARDS, Shard};
 use tarfs::materialize::{ContentSink, Error};
-
-/// Bytes written to a pipe at once.
-const OUTPUT_BUFFER_BYTES: usize = 1 << 20;
 
 /// Arguments of `tarfs plan`.
 #[derive(clap::Args, Debug)]
@@ -72,7 +69,7 @@ pub(crate) fn cat(args: &CatArgs) -> anyhow::Result<ExitCode> {
     let network = open_archive::start_network_runtime()?;
     let volume = open(&args.source, &args.cache, &network)?;
     let (archive, index, plan) = shards::plan_of(&*volume, args.shard.count)?;
-    let output = BufWriter::with_capacity(OUTPUT_BUFFER_BYTES, stdout().lock());
+    let output = output::binary_stdout()?;
     let reporter = Arc::new(TerminalReporter::for_contents());
     let mut sink = ContentSink::tar(output, Some(reporter));
     let read = shards::send(archive, &index, &plan, args.shard, &mut sink);

@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 use std::error::Error;
-use std::io::{self, IsTerminal, Write, stderr, stdout};
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write, stderr, stdout};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::pipe::fcntl_setpipe_size;
 
 use super::logging;
 use tarfs::Stats;
@@ -25,6 +28,9 @@ pub(crate) const EXIT_FAILURE: u8 = 2;
 
 /// Exit code of an invalid command line: `EX_USAGE` of sysexits(3).
 pub(crate) const EXIT_USAGE: u8 = 64;
+
+/// Bytes of contents that are written to standard output at once.
+const OUTPUT_BUFFER_BYTES: usize = 1 << 20;
 
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -49,6 +55,15 @@ pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.context("cannot write to standard output"),
     }
+}
+
+/// Standard output for the contents of files, which have no lines to look for. A pipe is made as large as any user
+/// may make it.
+pub(crate) fn binary_stdout() -> io::Result<BufWriter<File>> {
+    let output = File::from(stdout().as_fd().try_clone_to_owned()?);
+    // It may be no pipe.
+    fcntl_setpipe_size(&output, OUTPUT_BUFFER_BYTES).ok();
+    Ok(BufWriter::with_capacity(OUTPUT_BUFFER_BYTES, output))
 }
 
 /// Prints an error with its causes and its hint on one line. Returns [`EXIT_FAILURE`].
