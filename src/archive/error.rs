@@ -210,7 +210,7 @@ pub enum ReadError {
     #[error("the index is damaged; delete it and mount again")]
     Index,
     /// A part of the published index cannot be loaded, or contradicts another.
-    #[error("a part of the published index cannot be loaded, or is damaged; see the log")]
+    #[error("a part of the index cannot be loaded, or is damaged; see the log")]
     IndexUnavailable,
     /// The published index differs from the archive's headers.
     #[error(

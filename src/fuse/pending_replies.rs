@@ -38,7 +38,7 @@ pub(super) enum WaitError {
     TimedOut,
     #[error("the archive was closed")]
     Closed,
-    #[error("a part of the published index cannot be loaded")]
+    #[error("a part of the index cannot be loaded")]
     IndexUnavailable,
 }
 

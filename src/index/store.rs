@@ -27,7 +27,6 @@ use rustix::io::Errno;
 use super::format::Error as Cause;
 use super::published::{self, PackedIndex, Packing};
 use super::{Index, Locator, MemoryLimit, Origin};
-use crate::base::error_chain::error_chain;
 use crate::base::publish::{self, TEMPORARY_PREFIX, temporary_name};
 use crate::base::retention::{RetainedItem, RetentionPolicy};
 use crate::base::sync::Mutex;
@@ -503,12 +502,8 @@ impl PackedIndex for LocalFile {
         Ok(bytes.into())
     }
 
-    fn report_failure(&self, error: &io::Error) {
-        tracing::warn!(
-            error = error_chain(error),
-            "cannot load a part of the saved index"
-        );
-    }
+    /// Nothing more than [`MissingRow`](super::published::MissingRow) says.
+    fn report_failure(&self, _: &io::Error) {}
 
     fn min_request_bytes(&self) -> u64 {
         0

@@ -230,7 +230,7 @@ fn time(time: StatxTimestamp) -> Timestamp {
     }
 }
 
-pub(super) fn kind_of(file_type: FileType) -> Option<FileKind> {
+fn kind_of(file_type: FileType) -> Option<FileKind> {
     Some(match file_type {
         FileType::RegularFile => FileKind::File,
         FileType::Directory => FileKind::Directory,

@@ -7,7 +7,6 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
-use rustix::fs::FileType;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::passwd::Accounts;
@@ -15,7 +14,6 @@ use crate::base::posix_acl::{self, Kind};
 use crate::index::published::with_loading;
 use crate::index::{Entry, EntryKind, Index, Ino};
 
-use super::directory_tree::kind_of;
 use super::tree::{Batch, FileKind, Metadata, Name, Tree, Xattr};
 
 /// Names that are read at once.
@@ -100,8 +98,7 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
             let names = self.index.names(*directory, from, self.is_sorted);
             for child in names.take(READ_NAMES) {
                 *position = u64::from(child.number) + 1;
-                let file_type = FileType::from_raw_mode(child.file_type.into());
-                if let Some(kind) = kind_of(file_type) {
+                if let Some(kind) = kind_of(child.file_type) {
                     batch.push(child.name, kind, child.ino.0.into());
                 }
             }
@@ -201,6 +198,19 @@ impl<I> fmt::Debug for IndexTree<I> {
             .field("is_sorted", &self.is_sorted)
             .finish_non_exhaustive()
     }
+}
+
+/// The type that these bits of `st_mode` mean.
+fn kind_of(file_type: u16) -> Option<FileKind> {
+    Some(match file_type {
+        0o010_000 => FileKind::Fifo,
+        0o020_000 => FileKind::CharDevice,
+        0o040_000 => FileKind::Directory,
+        0o060_000 => FileKind::BlockDevice,
+        0o100_000 => FileKind::File,
+        0o120_000 => FileKind::Symlink,
+        _ => return None,
+    })
 }
 
 fn kind(kind: EntryKind<'_>) -> FileKind {

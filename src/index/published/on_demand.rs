@@ -42,7 +42,7 @@ pub enum MissingRow {
     #[error("a part of the index is not loaded yet")]
     NotLoaded,
     /// It could not be loaded.
-    #[error("a part of the published index cannot be loaded")]
+    #[error("a part of the index cannot be loaded")]
     Unavailable,
 }
 

@@ -207,6 +207,7 @@ fn options() -> OpenOptions {
             ..scan::Options::default()
         },
         cache_dir: None,
+        index_rows: tarfs::index::store::RowsToLoad::All,
         should_rescan_unproven: false,
         should_log_problems: false,
         layer: None,
