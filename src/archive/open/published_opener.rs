@@ -146,7 +146,8 @@ fn compare_samples(reader: &Reader, location: &str) -> Result<(), PublishedIndex
 /// Loads all rows of a short published index on `threads`, so that later uses need not wait, and saves it.
 pub(super) fn load_in_background(reader: &Arc<Reader>, threads: &Arc<ThreadPool>) {
     let index = reader.live_index.completed();
-    if let Some(index) = index.filter(|index| index.is_on_demand() && index.is_published())
+    let is_saved = reader.in_use.get().is_some();
+    if let Some(index) = index.filter(|index| index.is_published() && !is_saved)
         && index.published_bytes() <= MAX_BACKGROUND_BYTES
     {
         submit_load(threads, Arc::downgrade(reader));
