@@ -187,7 +187,7 @@ impl<W: Write> Write for FrameWriter<W> {
 /// Opens the index `packed` of `packed_len` bytes, which was found beside an archive, and loads its front only.
 ///
 /// # Errors
-/// As [`open_saved`].
+/// When it cannot be read, is damaged, or too long for the limit.
 pub fn open(
     packed: Box<dyn PackedIndex>,
     packed_len: u64,
