@@ -23,6 +23,7 @@ use tarfs::archive::{DiskCacheMode, Volume, scan};
 use tarfs::fetch;
 use tarfs::image::Image;
 use tarfs::index::MemoryLimit;
+use tarfs::index::store::RowsToLoad;
 use tarfs::locate::{OpenContext, ProgressFn, SourceSpec, TreeSpec};
 use tarfs::source::{
     self, Certificates, ClientCertificate, ClientCertificateError, FirstContact, Retry, Via,
@@ -209,17 +210,21 @@ pub(crate) fn open_image(
     Ok(context.open_image(&args.source)?)
 }
 
-/// Opens and fully indexes SOURCE and its layers. Refuses standard input, because it can be read only once.
+/// Opens and fully indexes SOURCE and its layers, and loads `rows` of a saved index; all if there are layers, because
+/// merging needs them. Refuses standard input, because it can be read only once.
 pub(crate) fn open_tree(
     args: &SourceArgs,
     layers: &LayerArgs,
     cache: &CacheArgs,
     network: &Runtime,
-    allow_skipping: bool,
+    rows: RowsToLoad,
     quiet: bool,
 ) -> anyhow::Result<Arc<dyn Volume>> {
     let (tree, mut context) = tree_context(args, layers, cache, network, quiet)?;
-    context.archive.scan.allow_skipping = allow_skipping;
+    context.archive.scan.allow_skipping = true;
+    if !tree.is_layered() {
+        context.archive.index_rows = rows;
+    }
     Ok(context.open(&tree)?)
 }
 

@@ -12,6 +12,7 @@ use crate::cli::args::{self, CacheArgs, LayerArgs, ShardArg, SourceArgs};
 use crate::cli::ui::output;
 use crate::cli::{open_archive, shards};
 use tarfs::archive::Volume;
+use tarfs::index::store::RowsToLoad;
 use tarfs::index::{MAX_SHARDS, Shard};
 use tarfs::materialize::{ContentSink, Error};
 
@@ -94,7 +95,14 @@ fn open(
     network: &Runtime,
 ) -> anyhow::Result<Arc<dyn Volume>> {
     let quiet = !io::stderr().is_terminal();
-    open_archive::open_tree(source, &LayerArgs::default(), cache, network, true, quiet)
+    open_archive::open_tree(
+        source,
+        &LayerArgs::default(),
+        cache,
+        network,
+        RowsToLoad::All,
+        quiet,
+    )
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

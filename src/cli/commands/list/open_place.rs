@@ -147,13 +147,19 @@ pub(crate) fn run<V: TreeVerb>(
     }
     let network = open_archive::start_network_runtime()?;
     let quiet = !io::stderr().is_terminal();
-    let (tree, mut context) =
-        open_archive::tree_context(&args.source, &args.layers, &args.cache, &network, quiet)?;
-    context.archive.scan.allow_skipping = true;
-    if !tree.is_layered() && !verb.needs_attributes() {
-        context.archive.index_rows = RowsToLoad::Names;
-    }
-    let volume = context.open(&tree)?;
+    let rows = if verb.needs_attributes() {
+        RowsToLoad::All
+    } else {
+        RowsToLoad::Names
+    };
+    let volume = open_archive::open_tree(
+        &args.source,
+        &args.layers,
+        &args.cache,
+        &network,
+        rows,
+        quiet,
+    )?;
     verb.prepare(&*volume)?;
     let index = volume
         .complete_index()
