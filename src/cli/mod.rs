@@ -23,7 +23,7 @@ use commands::{
     bundle, cache, generate, image, index, materialize, mount, plan, profile, status, umount,
     verify,
 };
-use daemon::inherited_fds;
+use daemon::{inherited_fds, malloc};
 use ui::{logging, output, panic_hook};
 
 /// Runs the program with this process's command line and environment. Exit codes: 0 for success, 2 for a
@@ -53,6 +53,9 @@ pub(crate) fn run() -> ExitCode {
     };
     logging::init(environment::log_level().unwrap_or(level));
     inherited_fds::raise_open_file_limit();
+    if let Verb::Ls(_) | Verb::Find(_) | Verb::Du(_) | Verb::Diff(_) = verb {
+        malloc::keep_freed_memory();
+    }
     let result = match verb {
         Verb::Mount(args) => mount::run(&args),
         Verb::Umount(args) => umount::run(&args),

@@ -155,7 +155,7 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
             let Some(value) = self.value(&item) else {
                 continue;
             };
-            let number = names.batch.first().saturating_add(index as u64);
+            let number = names.place_of(index);
             if item.kind() == FileKind::Directory {
                 let sum = Sum {
                     total: AtomicU64::new(value),

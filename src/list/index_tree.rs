@@ -17,7 +17,7 @@ use crate::index::{Entry, EntryKind, Index, Ino};
 use super::tree::{Batch, FileKind, Metadata, Name, Tree, Xattr};
 
 /// Names that are read at once.
-const READ_NAMES: usize = 4096;
+const READ_NAMES: usize = 32 << 10;
 
 /// Bytes that are read at once.
 const READ_BYTES: u32 = 256 << 10;

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use super::tree::{Batch, Name, Tree, push_component};
 /// Names of a directory that one thread visits at once, if that takes system calls.
 const CALL_CHUNK: usize = 64;
 /// Likewise, if it takes none.
-const CHUNK: usize = 512;
+const CHUNK: usize = 4096;
 /// Most threads of a walk that adds threads by itself.
 const MAX_THREADS: usize = 64;
 /// Shorter tasks do not add threads.
@@ -257,15 +257,26 @@ pub struct Visit<'a, T: Tree, S> {
     pub level: &'a Arc<Level<T, S>>,
     /// The same, while it is open.
     pub place: Place<'a, T>,
-    /// The names.
-    pub batch: &'a Batch,
+    batch: &'a Batch,
+    numbers: Range<usize>,
 }
 
 impl<T: Tree, S> Visit<'_, T, S> {
-    /// The files with their numbers in the batch.
+    /// The names with their numbers, as [`Visitor::visit`] is to give them.
+    pub fn names(&self) -> impl Iterator<Item = (usize, Name<'_>)> {
+        let numbers = self.numbers.clone();
+        numbers.filter_map(|number| Some((number, self.batch.get(number)?)))
+    }
+
+    /// The files with the numbers of their names.
     pub fn items(&self) -> impl Iterator<Item = (usize, Item<'_, T>)> {
-        let names = self.batch.iter().enumerate();
+        let names = self.names();
         names.map(|(number, name)| (number, Item::in_directory(self.tree, &self.place, name)))
+    }
+
+    /// The place of the name with this number among all names of the directory.
+    pub fn place_of(&self, number: usize) -> u64 {
+        self.batch.first().saturating_add(number as u64)
     }
 }
 
@@ -286,8 +297,8 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
         }
     }
 
-    /// Visits names of a directory. Adds to `descend` the numbers of the directories in the batch to walk next, with
-    /// their states. A break ends the walk.
+    /// Visits names of a directory. Adds to `descend` the numbers of the directories to walk next, with their states.
+    /// A break ends the walk.
     fn visit(
         &self,
         names: &Visit<'_, T, Self::State>,
@@ -410,7 +421,8 @@ enum Task<T: Tree, S> {
     },
     Visit {
         level: Arc<Level<T, S>>,
-        batch: Batch,
+        batch: Arc<Batch>,
+        numbers: Range<usize>,
     },
 }
 
@@ -574,8 +586,12 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
                 position,
                 count,
             } => self.read(level, (position, count), next),
-            Task::Visit { level, batch } => {
-                self.visit(&level, &batch, next)?;
+            Task::Visit {
+                level,
+                batch,
+                numbers,
+            } => {
+                self.visit(&level, &batch, numbers, next)?;
                 self.complete(level, next)
             }
         }
@@ -605,14 +621,16 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         });
         let chunk = self.visitor.chunk().max(1);
         if batch.len() <= chunk {
-            return self.visit(&level, &batch, next);
+            return self.visit(&level, &batch, 0..batch.len(), next);
         }
+        let batch = Arc::new(batch);
         let chunks = batch.len().div_ceil(chunk);
         level.pending.fetch_add(chunks, Ordering::Relaxed);
-        for number in (0..chunks).rev() {
+        for from in (0..batch.len()).step_by(chunk).rev() {
             next.push(Task::Visit {
                 level: Arc::clone(&level),
-                batch: batch.part(number * chunk, chunk),
+                batch: Arc::clone(&batch),
+                numbers: from..batch.len().min(from.saturating_add(chunk)),
             });
         }
         ControlFlow::Continue(())
@@ -622,6 +640,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         &self,
         level: &Arc<Level<T, V::State>>,
         batch: &Batch,
+        numbers: Range<usize>,
         next: &mut Vec<Task<T, V::State>>,
     ) -> ControlFlow<()> {
         let directory = match level.open(&self.tree) {
@@ -637,6 +656,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
             level,
             place: level.place(&directory, &path),
             batch,
+            numbers,
         };
         self.visitor.visit(&names, &mut descend)?;
         level.pending.fetch_add(descend.len(), Ordering::Relaxed);
@@ -879,8 +899,9 @@ mod tests {
             let thread = std::thread::current().id();
             self.0.lock().insert(format!("{thread:?}"));
             std::thread::sleep(2 * MIN_WAIT);
-            let names = names.batch.iter().enumerate();
-            let directories = names.filter(|(_, found)| found.kind == FileKind::Directory);
+            let directories = names
+                .names()
+                .filter(|(_, found)| found.kind == FileKind::Directory);
             descend.extend(directories.map(|(number, _)| (number, ())));
             ControlFlow::Continue(())
         }

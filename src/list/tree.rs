@@ -177,19 +177,6 @@ impl Batch {
     pub fn iter(&self) -> impl Iterator<Item = Name<'_>> {
         (0..self.len()).filter_map(|number| self.get(number))
     }
-
-    /// The `count` names from number `from` on.
-    pub(super) fn part(&self, from: usize, count: usize) -> Self {
-        let mut part = Self {
-            first: self.first.saturating_add(from as u64),
-            ..Self::default()
-        };
-        let numbers = from..self.len().min(from.saturating_add(count));
-        for found in numbers.filter_map(|number| self.get(number)) {
-            part.push(found.name, found.kind, found.inode);
-        }
-        part
-    }
 }
 
 /// Appends `name` to `path`, with a slash between them if there is none.

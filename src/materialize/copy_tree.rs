@@ -355,7 +355,7 @@ impl Visitor<DirectoryTree> for Copier {
         descend: &mut Vec<(usize, Target)>,
     ) -> ControlFlow<()> {
         let above = ArchivePath::sanitize(names.place.path).path;
-        for (number, name) in names.batch.iter().enumerate() {
+        for (number, name) in names.names() {
             if self.context.problems.fatal().is_some() {
                 return ControlFlow::Break(());
             }
