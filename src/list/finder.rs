@@ -72,22 +72,20 @@ impl<T: Tree + Send + 'static> Finder<T> {
             outcome = self.evaluate(item, text)?;
         }
         let max_depth = options.max_depth.unwrap_or(usize::MAX);
-        if !is_directory || outcome.is_pruned || item.depth() >= max_depth {
-            // It is not left later.
-            if is_later && item.depth() > 0 && item.depth() >= options.min_depth {
-                self.evaluate(item, text)?;
-            }
-            return ControlFlow::Continue(None);
-        }
-        if options.is_one_file_system {
+        let mut is_walked = is_directory && !outcome.is_pruned && item.depth() < max_depth;
+        if is_walked && options.is_one_file_system {
             let found = item.metadata().map(|found| found.file_system);
             match (found, file_system) {
                 (Ok(found), None) => file_system = Some(found),
-                (Ok(found), Some(wanted)) if found != wanted => return ControlFlow::Continue(None),
+                (Ok(found), Some(wanted)) => is_walked = found == wanted,
                 _ => {}
             }
         }
-        ControlFlow::Continue(Some(FoundDirectory { file_system }))
+        // It is not left later.
+        if !is_walked && is_later && item.depth() >= options.min_depth {
+            self.evaluate(item, text)?;
+        }
+        ControlFlow::Continue(is_walked.then_some(FoundDirectory { file_system }))
     }
 
     fn evaluate(&self, item: &Item<'_, T>, text: &mut Vec<u8>) -> ControlFlow<(), Outcome> {

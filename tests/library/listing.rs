@@ -72,6 +72,8 @@ fn find_prints_the_files_that_gnu_find_prints() {
             &["-name", "a", "-prune", "-o", "-type", "l", "-print0"],
             &["-mindepth", "2", "-maxdepth", "2", "-links", "+1"],
             &["-depth", "-perm", "-4000"],
+            &["-depth", "-maxdepth", "0"],
+            &["-depth", "-mindepth", "1", "-maxdepth", "2", "-print0"],
             &[
                 "!", "-path", "*/a/*", "(", "-iname", "readme", "-o", "-name", ".*", ")",
             ],
@@ -91,6 +93,25 @@ fn find_prints_the_files_that_gnu_find_prints() {
             let expected = sorted(&theirs.stdout, 0);
             assert_eq!(sorted(&ours.stdout, 0), expected, "{seed} {words:?}");
         }
+    }
+}
+
+#[test]
+fn find_prints_mount_points_and_enters_none() {
+    let place = Place::new();
+    for order in ["-noleaf", "-depth"] {
+        let words = [
+            "find",
+            "/",
+            "-maxdepth",
+            "2",
+            "-xdev",
+            order,
+            "-path",
+            "/proc*",
+        ];
+        let (theirs, ours) = (run(&place, "", &words), tarfs(&place, &words));
+        assert_eq!(ours.stdout, theirs.stdout, "{order}");
     }
 }
 
