@@ -39,7 +39,7 @@ pub enum Order {
 pub struct ListOptions {
     /// The order within a directory.
     pub order: Order,
-    /// Whether the order is reversed.
+    /// Whether the order is reversed, unless it is [`Order::Stored`].
     pub reverse: bool,
     /// Whether subdirectories are listed, too, each behind its own line. Names are paths then.
     pub recursive: bool,
@@ -103,8 +103,12 @@ impl<T: Tree + Send + 'static> Lister<T> {
     /// Whether the lines need no order and no widths, so that several threads may write them
     /// ([`walk_parallel`](super::walk_parallel)).
     pub fn is_unordered(&self) -> bool {
-        let needs_order = self.options.reverse || self.options.composefs;
-        self.options.order == Order::Stored && !needs_order && !self.needs_widths()
+        let needs_order = self.options.order != Order::Stored || self.options.composefs;
+        !needs_order && !self.needs_widths()
+    }
+
+    fn is_reversed(&self) -> bool {
+        self.options.reverse && self.options.order != Order::Stored
     }
 
     fn needs_widths(&self) -> bool {
@@ -175,7 +179,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             Order::Stored => !self.tree.is_sorted(),
             Order::Size | Order::Time => false,
         };
-        is_sorted && !self.options.reverse
+        is_sorted && !self.is_reversed()
     }
 
     /// Reads the next names of a directory. Returns whether there are some.
@@ -229,7 +233,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
                 let metadata = |number: u32| frame.metadata.get(number as usize)?.as_ref();
                 order.sort_by_key(|&number| Reverse(metadata(number).map(key)));
             }
-            if self.options.reverse {
+            if self.is_reversed() {
                 order.reverse();
             }
         }

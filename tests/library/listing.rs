@@ -149,6 +149,9 @@ fn ls_prints_what_gnu_ls_prints() {
             &["-lhi"],
             &["-1tr"],
             &["-ld"],
+            &["-U"],
+            &["-AUi"],
+            &["-lrU"],
         ] {
             let style = ["--time-style=+%Y-%m-%d %H:%M:%S"];
             let theirs = run(&place, "", &[&["ls"], options, &style, &["tree"]].concat());

@@ -55,7 +55,7 @@ pub(crate) struct LsArgs {
     #[arg(short = 'U', long)]
     unsorted: bool,
 
-    /// Reverse the order
+    /// Reverse the order, unless it is that of -U
     #[arg(short, long)]
     reverse: bool,
 
