@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::cli::{Outcome, Place};
 use crate::support::http::{Resource, Server};
-use crate::support::raw::random_bytes;
+use crate::support::raw::{Archive, Header, random_bytes};
 
 /// Files of each kind that an ordinary user can make, below `name`.
 pub(crate) fn make(place: &Place, name: &str) {
@@ -199,13 +199,38 @@ fn diff_compares_contents_only_with_checksum() {
 }
 
 #[test]
-fn expected_digest_is_that_of_the_first_archive() {
+fn diff_compares_roots_devices_and_ends_of_contents() {
+    let place = Place::new();
+    for (name, mode, minor, end) in [("one", 0o755, 3, "a"), ("two", 0o700, 5, "b")] {
+        let content = "x".repeat(300_000) + end;
+        let archive = Archive::new()
+            .add(Header::new("./", b'5').mode(mode), "")
+            .add(Header::new("./device", b'3').device(1, minor), "")
+            .file("./large", content);
+        place.put(&format!("{name}.tar"), archive.end());
+    }
+    let outcome = place.run(&["diff", "--checksum", "one.tar", "two.tar"]);
+    let expected = [
+        ".: mode 0755 -> 0700",
+        "./device: device 1:3 -> 1:5",
+        "./large: content",
+    ];
+    assert_eq!(lines(&outcome, 1), expected);
+}
+
+#[test]
+fn options_of_archives_are_for_the_first_one() {
     let place = pair(change_each);
     let summed = place.command("sha256sum").arg("one.tar").output();
     let summed = String::from_utf8(summed.expect("coreutils").stdout).expect("ASCII");
     let digest = summed.split(' ').next().expect("a digest");
     let outcome = place.run(&["diff", "--expect-sha256", digest, "one.tar", "two.tar"]);
     assert_eq!(outcome.code, 1, "{}", outcome.complaints);
+    place.succeeds(&["index", "one.tar", "--output", "one.tarfs"]);
+    let outcome = place.run(&["diff", "--index", "one.tarfs", "one.tar", "two.tar"]);
+    assert_eq!(lines(&outcome, 1).len(), 9);
+    let outcome = place.run(&["diff", "--layer", "two.tar", "one.tar", "one.tar"]);
+    assert_ne!(lines(&outcome, 1), Vec::<&str>::new());
 }
 
 #[test]
@@ -248,13 +273,33 @@ fn diff_reports_other_names_of_a_file() {
         set_times(&place.path(name));
         pack(&place, name);
     }
+    let is_about_names = |line: &&str| line.ends_with(": names of the file");
     for (one, two) in FORMS {
         let outcome = place.run(&["diff", one, two]);
         let lines = lines(&outcome, 1);
         assert!(!lines.is_empty());
-        let is_about_names = |line: &&str| line.ends_with(": names of the file");
         assert!(lines.iter().all(is_about_names), "{lines:?}");
         assert!(place.run(&["diff", one, one]).code == 0);
+    }
+    // Two files, which have other names elsewhere, are one in the other tree.
+    for name in ["three", "four"] {
+        fs::create_dir(place.path(name)).expect("made");
+    }
+    fs::write(place.path("four/0"), "x").expect("written");
+    for (first, name) in [
+        ("one/0", "three/0"),
+        ("one/2", "three/1"),
+        ("four/0", "four/1"),
+        ("four/0", "out/0"),
+    ] {
+        fs::hard_link(place.path(first), place.path(name)).expect("made");
+    }
+    set_times(&place.path("three"));
+    set_times(&place.path("four"));
+    for (one, two) in [("three", "four"), ("four", "three")] {
+        let outcome = place.run(&["diff", "-j", "1", one, two]);
+        let lines = lines(&outcome, 1);
+        assert!(lines.len() == 1 && is_about_names(&lines[0]), "{lines:?}");
     }
 }
 
@@ -267,6 +312,7 @@ fn time_in_whole_seconds_equals_any_time_in_its_second() {
     });
     for (one, two) in FORMS {
         assert!(lines(&place.run(&["diff", one, two]), 0).is_empty());
+        assert!(lines(&place.run(&["diff", two, one]), 0).is_empty());
     }
 }
 
@@ -281,17 +327,11 @@ fn attributes_of_implied_directories_are_not_compared() {
         .args(["sub/c", "sub/deep/d"])
         .status();
     assert!(packed.expect("GNU tar").success());
-    let outcome = place.run(&["diff", "implied.tar", "one"]);
-    let expected = [
-        "Only in B: ./a",
-        "Only in B: ./b",
-        "Only in B: ./empty",
-        "Only in B: ./fifo",
-        "Only in B: ./hard",
-        "Only in B: ./link",
-        "Only in B: ./sub/deep/e",
-    ];
-    assert_eq!(lines(&outcome, 1), expected);
+    for (one, two, side) in [("implied.tar", "one", "B"), ("one", "implied.tar", "A")] {
+        let missing = ["a", "b", "empty", "fifo", "hard", "link", "sub/deep/e"];
+        let expected = missing.map(|name| format!("Only in {side}: ./{name}"));
+        assert_eq!(lines(&place.run(&["diff", one, two]), 1), expected);
+    }
 }
 
 #[test]
@@ -306,10 +346,12 @@ fn diff_that_cannot_read_a_tree_ends_with_2() {
         assert_eq!(outcome.code, 2, "{}", outcome.complaints);
         assert!(!outcome.complaints.is_empty());
     }
+    place.give_to_user();
     let closed = place.path("two/sub/deep");
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).expect("ours");
-    if fs::read_dir(&closed).is_err() {
-        let outcome = place.run(&["diff", "one", "two"]);
+    for (one, two) in [("one", "two"), ("two", "one"), ("one.tar", "two")] {
+        let mut command = place.command_of_user("./tarfs");
+        let outcome = Outcome::of(command.args(["diff", one, two]));
         assert_eq!(outcome.code, 2);
         assert!(outcome.complaints.contains("./sub/deep: "));
         assert!(!outcome.text().contains("Only in"), "{}", outcome.text());
