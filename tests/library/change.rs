@@ -2,10 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -150,6 +151,7 @@ fn chmod_does_what_gnu_chmod_does() {
         "chmod -v g=rx t/s",
         "chmod -v u+s,g-s t/s t/f",
         "chmod -v =r t/f t/s",
+        "chmod -v u=rwx,go=,a+X t/f t/d/g",
         "chmod -v +w t/f t/d/g",
         "chmod -v a+w,o=u,g-x t/f t/d",
         "chmod -R -v u+rwx,o-x t",
@@ -208,6 +210,7 @@ fn chown_does_what_gnu_chown_does() {
         "chown -v root t/none",
         "chown -fv root t/none",
         "chown -R --preserve-root root /",
+        "chown -R --preserve-root --from=4242 root /.",
     ];
     if rustix::process::geteuid().is_root() {
         cases.extend([
@@ -266,10 +269,19 @@ fn rm_follows_no_link_with_a_slash() {
 #[test]
 fn rm_removes_a_large_directory_completely() {
     let place = Place::new();
+    fs::create_dir(place.path("out/below")).expect("new");
     for number in 0..20_000 {
-        let name = format!("out/{number:0>60}");
+        let name = format!("out/below/{number:0>60}");
         fs::write(place.path(&name), "").expect("space");
     }
-    place.succeeds(&["rm", "-r", "-j", "7", "out"]);
+    let mut command = place.tarfs();
+    let command = command.args(["rm", "-rv", "-j", "7", "out"]);
+    let mut rm = command.stdout(Stdio::piped()).spawn().expect("started");
+    let mut output = rm.stdout.take().expect("a pipe");
+    // The pipe is full until the test reads it, when only `out` itself was read to its end.
+    output.read_exact(&mut [0]).expect("a line");
+    fs::write(place.path("out/late"), "").expect("space");
+    io::copy(&mut output, &mut io::sink()).expect("lines");
+    assert!(rm.wait().expect("ended").success());
     assert!(!place.path("out").exists());
 }
