@@ -163,6 +163,7 @@ mod tests {
             uid: 7,
             gid: 8,
             user: b"root".to_vec(),
+            group: b"shadow".to_vec(),
             mtime: Timestamp {
                 seconds: 1,
                 nanoseconds: 2,
@@ -170,7 +171,8 @@ mod tests {
             ..file("a", 0..5)
         };
         let expected = serde_json::json!({
-            "path": "a", "type": "file", "mode": "4755", "uid": 7, "gid": 8, "user": "root", "size": 5,
+            "path": "a", "type": "file", "mode": "4755", "uid": 7, "gid": 8, "user": "root", "group": "shadow",
+            "size": 5,
             "atime": 1.000_000_002, "mtime": 1.000_000_002, "ctime": 1.000_000_002, "nlink": 1,
             "fileid": 2, "dirid": 0, "offset": 0
         });
@@ -198,9 +200,11 @@ mod tests {
             name: b"a\xff\x1b".to_vec(),
             ..file("", 0..0)
         };
-        let objects = objects(&[member]);
+        let kind = MemberKind::Symlink(b"\xfe".to_vec());
+        let objects = objects(&[member, Member::new("l", kind)]);
         assert_eq!(objects[0]["path"], "a\u{fffd}\u{1b}");
         assert_eq!(objects[0]["path_bytes"], serde_json::json!([97, 255, 27]));
+        assert_eq!(objects[1]["target_bytes"], serde_json::json!([254]));
     }
 
     #[test]

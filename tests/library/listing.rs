@@ -1,18 +1,20 @@
 //! `ls`, `find` and `du` against the programs of the same names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{CWD, Mode, OFlags, XattrFlags, mkdirat, openat, setxattr};
 
 use crate::support::cli::Place;
 use crate::support::fixture::PROGRAM;
 use crate::support::random_tree::make_tree;
+use crate::support::raw::Archive;
 use crate::support::rng::Rng;
 
 /// Trees that are compared.
@@ -119,6 +121,11 @@ fn find_prints_mount_points_and_enters_none() {
 fn du_prints_what_gnu_du_prints() {
     for seed in 0..TREES {
         let place = place_with_tree(seed);
+        fs::write(place.path("tree/file"), "x").expect("space");
+        fs::hard_link(place.path("tree/file"), place.path("tree/second")).expect("ours");
+        let paths = ["du", "-c", "tree/file", "tree/second", "tree/."];
+        let ours = tarfs(&place, &["du", "-c", "tree", "file", "second", "."]);
+        assert_eq!(ours.stdout, run(&place, "", &paths).stdout, "{seed}");
         for options in [
             &[][..],
             &["-a"],
@@ -138,6 +145,14 @@ fn du_prints_what_gnu_du_prints() {
 fn ls_prints_what_gnu_ls_prints() {
     for seed in 0..TREES {
         let place = place_with_tree(seed);
+        let found = fs::read_dir(place.path("tree")).expect("ours").flatten();
+        let files = found.filter(|it| seed % 2 == 1 && it.file_type().is_ok_and(|it| it.is_file()));
+        // Times that are equal, or only in their seconds.
+        for (number, file) in (0..).zip(files) {
+            let time = UNIX_EPOCH + Duration::new(1_000_000_000, number % 3);
+            let file = fs::File::open(file.path()).expect("ours");
+            file.set_modified(time).expect("ours");
+        }
         for options in [
             &[][..],
             &["-A"],
@@ -166,6 +181,47 @@ fn ls_prints_what_gnu_ls_prints() {
             };
             assert_eq!(ours, expected, "{seed} {options:?}");
         }
+        let words = "find . -mindepth 1 -name .* -prune -o -mindepth 1 -printf %P\\n";
+        let visible = run(&place, "tree", &words.split(' ').collect::<Vec<_>>());
+        let expected = sorted(&visible.stdout, b'\n');
+        for words in ["ls -R tree", "ls -RU tree", "ls -R a.tar", "ls -RU a.tar"] {
+            let listed = tarfs(&place, &words.split(' ').collect::<Vec<_>>());
+            assert_eq!(sorted(&listed.stdout, b'\n'), expected, "{seed} {words}");
+        }
+    }
+}
+
+#[test]
+fn columns_of_an_archive_are_aligned() {
+    let place = Place::new();
+    let mut archive = Archive::new().symlink("0", "target");
+    for number in 1..11 {
+        archive = archive.file(&number.to_string(), vec![b'x'; 1 << number]);
+    }
+    place.put("a.tar", archive.end());
+    let listed = place.succeeds(&["ls", "-iU", "a.tar"]);
+    let expected = (0..11).map(|number| format!("{:2} {number}", number + 2));
+    assert_eq!(listed.lines(), expected.collect::<Vec<_>>());
+    let listed = place.succeeds(&["ls", "-lU", "a.tar"]);
+    let starts = listed.lines().into_iter().map(|line| line.find("2001"));
+    assert_eq!(starts.collect::<BTreeSet<_>>().len(), 1);
+    let sizes = ["find", "a.tar", "-name", "10", "-printf", "%b %k "];
+    assert_eq!(place.succeeds(&sizes).text(), "2 1 ");
+    let sizes = ["find", "a.tar", "-name", "1", "-printf", "%b %k "];
+    assert_eq!(place.succeeds(&sizes).text(), "1 1 ");
+}
+
+#[test]
+fn large_directory_is_listed_in_order() {
+    let place = Place::new();
+    fs::create_dir(place.path("large")).expect("new");
+    for number in 0..4000 {
+        fs::create_dir(place.path(&format!("large/{number:0>60}"))).expect("new");
+    }
+    for words in ["du large", "ls large", "ls -r large"] {
+        let words: Vec<_> = words.split(' ').collect();
+        let (theirs, ours) = (run(&place, "", &words), tarfs(&place, &words));
+        assert!(ours.stdout == theirs.stdout, "{words:?}");
     }
 }
 
@@ -269,6 +325,7 @@ fn composefs_dump_describes_the_tree() {
         fs::write(&file, "content").expect("space");
         let has_xattr = setxattr(&file, "user.a=b", b"c =\0", XattrFlags::empty()).is_ok();
         fs::write(place.path("tree/empty"), "").expect("space");
+        symlink("-", place.path("tree/dash")).expect("ours");
         let mut packed = place.command("tar");
         packed.args([
             "--format=posix",
@@ -283,6 +340,9 @@ fn composefs_dump_describes_the_tree() {
         for source in ["a.tar", "tree"] {
             let output = tarfs(&place, &["ls", "--format", "composefs", source]);
             assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+            // A dash alone would be no target.
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(text.contains(r" \x2d - -"), "{text}");
             let entries = parse_dump(&output.stdout);
             let mut firsts: BTreeMap<u64, PathBuf> = BTreeMap::new();
             let mut count = 0;
@@ -349,6 +409,11 @@ fn json_names_the_directory_of_each_file() {
     let place = Place::new();
     fs::create_dir_all(place.path("t/a")).expect("new");
     place.put("t/a/f", "");
+    let touched = place
+        .command("sh")
+        .args(["-c", "touch -ad@5 t/a/f; touch -md@7 t/a/f"])
+        .status();
+    assert!(touched.expect("a shell").success());
     let listed = place.succeeds(&["ls", "-R", "--json", "t"]);
     let number = |path: &str, field: &str| {
         let mut objects = listed.lines().into_iter().map(|line| {
@@ -361,6 +426,8 @@ fn json_names_the_directory_of_each_file() {
     assert_eq!(number("a/f", "dirid"), number("a", "fileid"));
     let root = place.path("t").metadata().expect("there").ino();
     assert_eq!(number("a", "dirid"), Some(root));
+    let times = ["atime", "mtime"].map(|field| number("a/f", field));
+    assert_eq!(times, [Some(5), Some(7)]);
 }
 
 #[test]
