@@ -210,6 +210,19 @@ impl World {
                 }
             }
         }
+        // A hole alone, a time to come, and one of a leap year.
+        for (name, time) in [
+            ("hole", now),
+            ("Later", now + Duration::from_hours(2400)),
+            (
+                "leap",
+                SystemTime::UNIX_EPOCH + Duration::from_secs(1_711_000_000),
+            ),
+        ] {
+            let file = File::create(root.join(name)).expect("valid");
+            file.set_len(4096).expect("valid");
+            file.set_modified(time).expect("valid");
+        }
         let directories = directories.iter().skip(1).map(|name| root.join(name));
         for path in files.into_iter().chain(directories) {
             let owner = rng.pick(&[None, None, Some(1), Some(54_321)]);
@@ -698,6 +711,10 @@ fn each_argument_of_a_primary_matches_as_in_gnu_find() {
         "-ls",
     ]);
     compare(&["-name", "*[[:upper:]]*"]);
+    let sub = fs::metadata(world.directory.path().join("tree/Sub")).expect("valid");
+    compare(&["-inum", &sub.ino().to_string()]);
+    compare(&["-empty"]);
+    compare(&["-name", "[hlL]*", "-printf", "%Tj %TU %TW\n"]);
     compare(&["-nouser", "-o", "-not", "-nogroup", "-type", "f"]);
     compare(&[]);
 }
