@@ -366,6 +366,11 @@ fn shards_and_finish_write_the_tree_of_one_run() {
         assert!(running.wait().expect("a program").success());
     }
     place.succeeds(&materialize(&["--shard", "1/3", "-C", "out"]));
+    // A directory that no member describes keeps its mode.
+    for name in ["whole/implied", "out/implied"] {
+        let mode = fs::Permissions::from_mode(0o711);
+        fs::set_permissions(place.path(name), mode).expect("ours");
+    }
     for _ in 0..2 {
         place.succeeds(&materialize(&["--finish", "-C", "out"]));
         assert_eq!(
