@@ -41,9 +41,10 @@ fn copy_of_directory_equals_that_of_cp() {
             assert_same_trees(&place.path("expected"), &place.path("copy"));
         }
         assert_same_trees(&place.path("expected"), &place.path("source"));
+        symlink("source", place.path("link")).expect("ours");
         place.succeeds(&[
             "materialize",
-            "source",
+            "link",
             "-C",
             "new",
             "--atomic",

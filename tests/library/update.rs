@@ -1,7 +1,8 @@
 //! `tarfs materialize --update`: the tree that it leaves, and what it writes and fetches for it.
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -11,6 +12,7 @@ use crate::diff::{change_each, pack, pair, set_times};
 use crate::resume::tree_facts;
 use crate::support::cli::{Outcome, Place};
 use crate::support::http::{Resource, Server};
+use crate::support::raw::Archive;
 use crate::support::rng::Rng;
 
 /// Replaces `out` by what GNU tar extracts from `archive`.
@@ -129,6 +131,68 @@ fn update_deletes_only_on_request() {
 }
 
 #[test]
+fn update_that_cannot_read_everything_deletes_nothing() {
+    let place = pair(|root| fs::write(root.join("b"), "new").expect("written"));
+    let archive = fs::read(place.path("two.tar")).expect("there");
+    place.put("cut.tar", &archive[..archive.len() / 2 + 100]);
+    let odd = Archive::new().file("b", "new").hard_link("a", "missing");
+    place.put("odd.tar", odd.end());
+    // The same archive for its saved index, but damaged.
+    let mut damaged = archive.clone();
+    let content = damaged.windows(3).rposition(|it| it == b"new").expect("b");
+    damaged[content..content + 3].copy_from_slice(b"bad");
+    let server = Server::start();
+    let url = server.url("/two.tar");
+    server.serve("/two.tar", Resource::new(archive).etag("\"two\""));
+    assert_eq!(place.run(&["index", &url]).code, 0);
+    fs::remove_dir_all(place.path("cache/spans")).ok();
+    server.serve("/two.tar", Resource::new(damaged).etag("\"two\""));
+    for (source, closed) in [
+        ("cut.tar", ""),
+        ("odd.tar", ""),
+        (&*url, ""),
+        ("two", "two/b"),
+        ("two", "two/sub"),
+        ("two.tar", "out/sub"),
+    ] {
+        extract(&place, "one.tar", "out");
+        place.put("out/extra", "x");
+        place.give_to_user();
+        let is_closed = !closed.is_empty();
+        let closed = place.path(closed);
+        let mode = fs::metadata(&closed).expect("there").permissions();
+        if is_closed {
+            fs::set_permissions(&closed, Permissions::from_mode(0)).expect("ours");
+        }
+        let mut command = place.command_of_user("./tarfs");
+        command.args(["materialize", "--update", "--delete", source, "-C", "out"]);
+        let outcome = Outcome::of(&mut command);
+        fs::set_permissions(&closed, mode).expect("ours");
+        let what = format!("{source}: {}", outcome.complaints);
+        assert_eq!(outcome.code, 2, "{what}");
+        assert!(place.path("out/extra").exists(), "{what}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn update_by_root_sets_owners_and_keeps_set_id_bits() {
+    let place = pair(|_| ());
+    let mode = |mode| Permissions::from_mode(mode);
+    fs::set_permissions(place.path("one/b"), mode(0o4755)).expect("ours");
+    let mut tar = place.command("tar");
+    tar.args(["--format=posix", "--owner=daemon:4242", "--group=bin:4243"]);
+    let packed = tar.args(["-C", "one", "-cf", "a.tar", "."]).status();
+    assert!(packed.expect("GNU tar").success());
+    extract(&place, "a.tar", "out");
+    chown(place.path("out/b"), Some(5), Some(6)).expect("root");
+    fs::set_permissions(place.path("out/b"), mode(0o4755)).expect("root");
+    let outcome = update(&place, "a.tar", &["--dry-run"]);
+    assert_eq!(outcome.text(), "change b\n");
+    assert_updated(&place, "a.tar", &[], "owners");
+}
+
+#[test]
 fn update_with_checksum_compares_contents_and_not_times() {
     let place = pair(|_| ());
     extract(&place, "one.tar", "out");
@@ -173,10 +237,14 @@ fn update_of_attributes_alone_writes_no_content() {
         fs::set_permissions(root.join("sub/c"), mode.clone()).expect("ours");
         fs::set_permissions(root.join("a"), mode).expect("ours");
         fs::set_permissions(root.join("sub/deep"), Permissions::from_mode(0o700)).expect("ours");
+        let time = UNIX_EPOCH + Duration::from_secs(1_000_000_001);
+        let sub = File::open(root.join("sub")).expect("there");
+        sub.set_modified(time).expect("ours");
     });
     extract(&place, "one.tar", "out");
     let outcome = update(&place, "two.tar", &["--dry-run"]);
-    let expected = ["change a", "change hard", "change sub/c", "change sub/deep"];
+    let expected = "change a,change hard,change sub,change sub/c,change sub/deep";
+    let expected: Vec<_> = expected.split(',').collect();
     assert_eq!(outcome.lines(), expected);
     let outcome = update(&place, "two.tar", &[]);
     assert_eq!(
@@ -506,11 +574,17 @@ fn update_from_a_directory_changes_only_attributes_if_these_alone_differ() {
     let place = pair(|_| ());
     fs::remove_dir(place.path("out")).expect("empty");
     fs::rename(place.path("two"), place.path("out")).expect("ours");
+    // No file is made of a socket.
+    let socket = UnixListener::bind(place.path("one/sub/socket")).expect("a short path");
+    set_times(&place.path("one"));
     let mode = Permissions::from_mode(0o4750);
     fs::set_permissions(place.path("one/sub/c"), mode).expect("ours");
     let words = ["materialize", "--update", "one", "-C", "out"];
     let dry = place.succeeds(&[&words[..], &["--dry-run"]].concat());
     assert_eq!(dry.text(), "change sub/c\n");
+    drop(socket);
+    fs::remove_file(place.path("one/sub/socket")).expect("ours");
+    set_times(&place.path("one"));
     let outcome = place.run(&[&words[..], &["--stats"]].concat());
     assert_eq!(outcome.code, 0, "{}", outcome.complaints);
     assert_eq!(counter(&outcome, "written_bytes"), 0);
