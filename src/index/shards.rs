@@ -401,6 +401,12 @@ mod tests {
     }
 
     #[test]
+    fn shards_without_near_seek_points_have_equal_shares() {
+        let plan = ShardPlan::new(&index(&files(50, 100), 5), 3);
+        assert_eq!(counts(&plan), [18, 17, 16]);
+    }
+
+    #[test]
     fn cost_exceeds_the_share_by_at_most_one_seek_distance() {
         for (len, spans, count) in [(30, 10, 7), (30, 10, 64), (70, 21, 2), (11, 100, 64)] {
             let index = index(&files(spans * SPAN / len, len), spans);
