@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 
 use super::item::Item;
-use super::tree::{Candidate, FileId, FileKind, Tree};
+use super::tree::{FileId, FileKind, Tree};
 
 /// The paths of files with several names. The other names are links to the first one.
 #[derive(Debug, Default)]

@@ -11,8 +11,8 @@ use std::path::Path;
 use rustix::buffer::spare_capacity;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, StatxFlags,
-    StatxTimestamp, lgetxattr, llistxattr, openat, openat2, readlinkat, seek, statx,
+    AtFlags, CWD, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, StatxFlags, StatxTimestamp,
+    lgetxattr, llistxattr, openat, openat2, readlinkat, seek, statx,
 };
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -91,7 +91,7 @@ impl Tree for DirectoryTree {
             *position = entry.next_entry_cookie();
             let name = entry.file_name().to_bytes();
             if name != b"." && name != b".." {
-                let kind = match kind_of(entry.file_type()) {
+                let kind = match FileKind::from_mode(entry.file_type().as_raw_mode()) {
                     Some(kind) => kind,
                     // It may be gone.
                     None => match stat(directory, name, AtFlags::empty(), StatxFlags::TYPE) {
@@ -205,9 +205,8 @@ fn stat(
 ) -> io::Result<Metadata> {
     let found = statx(directory, name, flags | AtFlags::SYMLINK_NOFOLLOW, mask)?;
     let mode = u32::from(found.stx_mode);
-    let kind = kind_of(FileType::from_raw_mode(mode));
     Ok(Metadata {
-        kind: kind.unwrap_or(FileKind::File),
+        kind: FileKind::from_mode(mode).unwrap_or(FileKind::File),
         mode: mode & 0o7777,
         links: found.stx_nlink.into(),
         uid: found.stx_uid,
@@ -228,17 +227,4 @@ fn time(time: StatxTimestamp) -> Timestamp {
         seconds: time.tv_sec,
         nanoseconds: time.tv_nsec,
     }
-}
-
-fn kind_of(file_type: FileType) -> Option<FileKind> {
-    Some(match file_type {
-        FileType::RegularFile => FileKind::File,
-        FileType::Directory => FileKind::Directory,
-        FileType::Symlink => FileKind::Symlink,
-        FileType::CharacterDevice => FileKind::CharDevice,
-        FileType::BlockDevice => FileKind::BlockDevice,
-        FileType::Fifo => FileKind::Fifo,
-        FileType::Socket => FileKind::Socket,
-        FileType::Unknown => return None,
-    })
 }

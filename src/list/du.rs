@@ -14,7 +14,7 @@ use crate::base::sync::Mutex;
 use super::item::Item;
 use super::output::SharedOutput;
 use super::parallel_walk::{Level, Visit, Visitor};
-use super::tree::{Candidate, FileId, FileKind, Metadata, Tree};
+use super::tree::{FileId, FileKind, Metadata, Tree};
 
 /// Lines that wait for earlier ones, in bytes. If there are more, the later ones are written first.
 const MAX_WAITING_BYTES: usize = 64 << 20;
@@ -143,13 +143,9 @@ impl DiskUsage {
 impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
     type State = Sum;
 
-    fn makes_calls(&self) -> bool {
-        true
-    }
-
     fn visit(&self, names: &Visit<'_, T, Sum>, descend: &mut Vec<(usize, Sum)>) -> ControlFlow<()> {
         let level = names.level;
-        let has_lines = self.options.all && level.depth() < self.options.max_depth;
+        let has_lines = self.options.all && level.depth < self.options.max_depth;
         let (mut total, mut lines) = (0_u64, Vec::new());
         for (index, item) in names.items() {
             let Some(value) = self.value(&item) else {
@@ -185,13 +181,13 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
         for (_, mut below) in lines {
             text.append(&mut below);
         }
-        if level.depth() <= self.options.max_depth {
+        if level.depth <= self.options.max_depth {
             let line = self.line(total, &level.path());
             self.waiting.fetch_add(line.len(), Ordering::Relaxed);
             text.push_back(line);
         }
         let has_too_many = self.waiting.load(Ordering::Relaxed) > MAX_WAITING_BYTES;
-        match level.parent() {
+        match &level.parent {
             Some(parent) => {
                 parent.state.total.fetch_add(total, Ordering::Relaxed);
                 if !has_too_many {

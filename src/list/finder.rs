@@ -8,7 +8,7 @@ use super::find::{Expression, Outcome};
 use super::item::Item;
 use super::output::SharedOutput;
 use super::parallel_walk::{Level, Visit, Visitor};
-use super::tree::{Candidate, FileKind, Tree};
+use super::tree::{FileKind, Tree};
 
 /// Evaluates an expression on the files of a walk.
 #[derive(Debug)]
@@ -127,8 +127,8 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
     /// Evaluates a directory after the files below it, if the expression wants that.
     fn leave(&self, level: &Arc<Level<T, FoundDirectory>>) -> ControlFlow<()> {
         let options = self.expression.options;
-        let is_evaluated = options.is_depth_first && level.depth() >= options.min_depth;
-        let Some(parent) = level.parent().filter(|_| is_evaluated) else {
+        let is_evaluated = options.is_depth_first && level.depth >= options.min_depth;
+        let Some(parent) = level.parent.as_ref().filter(|_| is_evaluated) else {
             return ControlFlow::Continue(());
         };
         let path = parent.path();

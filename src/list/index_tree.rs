@@ -39,20 +39,11 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
         Some((kind(entry.kind()), entry.ino().0.into()))
     }
 
-    /// The entries of `index`, in the order of the archive.
-    pub fn new(index: I) -> Self {
+    /// The entries of `index`, in the order of the archive, or if `is_sorted` of the names' bytes.
+    pub fn new(index: I, is_sorted: bool) -> Self {
         Self {
             index,
-            is_sorted: false,
-            read_content: None,
-        }
-    }
-
-    /// The entries of `index`, in the order of their names' bytes.
-    pub fn by_name(index: I) -> Self {
-        Self {
-            index,
-            is_sorted: true,
+            is_sorted,
             read_content: None,
         }
     }
@@ -98,7 +89,7 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
             let names = self.index.names(*directory, from, self.is_sorted);
             for child in names.take(READ_NAMES) {
                 *position = u64::from(child.number) + 1;
-                if let Some(kind) = kind_of(child.file_type) {
+                if let Some(kind) = FileKind::from_mode(child.file_type.into()) {
                     batch.push(child.name, kind, child.ino.0.into());
                 }
             }
@@ -198,19 +189,6 @@ impl<I> fmt::Debug for IndexTree<I> {
             .field("is_sorted", &self.is_sorted)
             .finish_non_exhaustive()
     }
-}
-
-/// The type that these bits of `st_mode` mean.
-fn kind_of(file_type: u16) -> Option<FileKind> {
-    Some(match file_type {
-        0o010_000 => FileKind::Fifo,
-        0o020_000 => FileKind::CharDevice,
-        0o040_000 => FileKind::Directory,
-        0o060_000 => FileKind::BlockDevice,
-        0o100_000 => FileKind::File,
-        0o120_000 => FileKind::Symlink,
-        _ => return None,
-    })
 }
 
 fn kind(kind: EntryKind<'_>) -> FileKind {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::io::{self, Read};
 
-use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree, Xattr, push_component};
+use super::tree::{Batch, FileKind, Metadata, Name, Tree, Xattr, push_component};
 
 /// A file in a directory, whose attributes are read at most once.
 #[derive(Debug)]
@@ -115,10 +115,9 @@ impl<'a, T: Tree> Item<'a, T> {
     pub(super) fn offset(&self) -> Option<u64> {
         self.tree.offset(self.name)
     }
-}
 
-impl<T: Tree> Candidate for Item<'_, T> {
-    fn path(&self) -> &[u8] {
+    /// The path from the starting point on, which begins with the starting point as it was given.
+    pub fn path(&self) -> &[u8] {
         let Some(above) = self.above else {
             return self.name.name;
         };
@@ -129,7 +128,8 @@ impl<T: Tree> Candidate for Item<'_, T> {
         })
     }
 
-    fn push_path(&self, output: &mut Vec<u8>) {
+    /// Appends the path to `output`.
+    pub(super) fn push_path(&self, output: &mut Vec<u8>) {
         let start = output.len();
         output.extend_from_slice(self.above.unwrap_or_default());
         if output.len() == start {
@@ -139,11 +139,13 @@ impl<T: Tree> Candidate for Item<'_, T> {
         }
     }
 
-    fn start(&self) -> &[u8] {
+    /// The starting point as it was given.
+    pub fn start(&self) -> &[u8] {
         self.start
     }
 
-    fn name(&self) -> &[u8] {
+    /// The last component of the path.
+    pub fn name(&self) -> &[u8] {
         // Slashes at the end of a starting point belong to no name.
         let name = self.name.name;
         let end = name.iter().rposition(|&byte| byte != b'/');
@@ -153,15 +155,21 @@ impl<T: Tree> Candidate for Item<'_, T> {
         name.rsplit(|&byte| byte == b'/').next().unwrap_or(name)
     }
 
-    fn depth(&self) -> usize {
+    /// Number of directories between it and the starting point, whose depth is 0.
+    pub fn depth(&self) -> usize {
         self.depth
     }
 
-    fn kind(&self) -> FileKind {
+    /// The type.
+    pub fn kind(&self) -> FileKind {
         self.name.kind
     }
 
-    fn metadata(&self) -> io::Result<Metadata> {
+    /// The attributes.
+    ///
+    /// # Errors
+    /// As [`Tree::metadata`].
+    pub fn metadata(&self) -> io::Result<Metadata> {
         if let Some(found) = self.metadata.get() {
             return Ok(*found);
         }
@@ -169,21 +177,23 @@ impl<T: Tree> Candidate for Item<'_, T> {
         Ok(*self.metadata.get_or_init(|| found))
     }
 
-    fn target(&self) -> io::Result<Cow<'_, [u8]>> {
+    /// The target of a symbolic link.
+    pub(super) fn target(&self) -> io::Result<Cow<'_, [u8]>> {
         self.tree.target(self.directory, self.name)
     }
 
-    fn user(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
-        let metadata = self.metadata()?;
-        Ok(self.tree.user(&metadata))
+    /// The owner's name, if any.
+    pub(super) fn user(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
+        Ok(self.tree.user(&self.metadata()?))
     }
 
-    fn group(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
-        let metadata = self.metadata()?;
-        Ok(self.tree.group(&metadata))
+    /// The group's name, if any.
+    pub(super) fn group(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
+        Ok(self.tree.group(&self.metadata()?))
     }
 
-    fn is_empty_directory(&self) -> io::Result<bool> {
+    /// Whether a directory has no names. Not for other types.
+    pub(super) fn is_empty_directory(&self) -> io::Result<bool> {
         let directory = self.tree.open(self.directory, self.name)?;
         let mut batch = Batch::default();
         self.tree.read(&directory, &mut 0, &mut batch)?;

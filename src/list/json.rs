@@ -20,7 +20,7 @@
 use std::io::{self, Write};
 
 use super::item::Item;
-use super::tree::{Candidate, FileKind, Tree};
+use super::tree::{FileKind, Tree};
 use crate::tar::Timestamp;
 
 /// Appends the object for `item`, called `path`: one line, with a line feed.
@@ -129,7 +129,7 @@ mod tests {
 
     /// The objects of the entries below the root, as text.
     fn texts(index: &Index) -> Vec<String> {
-        let tree = IndexTree::by_name(index);
+        let tree = IndexTree::new(index, true);
         let (mut texts, mut left) = (Vec::new(), vec![(Ino::ROOT, Vec::new())]);
         while let Some((directory, above)) = left.pop() {
             for child in index.children_by_name(directory, 0) {

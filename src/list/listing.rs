@@ -14,7 +14,7 @@ use super::json;
 use super::long::{Columns, Style};
 use super::output::SharedOutput;
 use super::parallel_walk::{Visit, Visitor};
-use super::tree::{Batch, Candidate, FileKind, Metadata, Tree};
+use super::tree::{Batch, FileKind, Metadata, Tree};
 
 /// Bytes of lines that are written at once.
 const WRITE_BYTES: usize = 64 << 10;

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 
 use super::escape::{escape, owner_text};
 use super::human_size::human_size;
-use super::tree::{Candidate, FileKind};
+use super::item::Item;
+use super::tree::{FileKind, Tree};
 use crate::base::time::Civil;
 
 /// Widths of the columns. Measure every file first, then format the lines.
@@ -52,7 +53,7 @@ impl Columns {
     ///
     /// # Errors
     /// Its attributes cannot be read.
-    pub fn measure(&mut self, file: &impl Candidate) -> io::Result<()> {
+    pub fn measure(&mut self, file: &Item<'_, impl Tree>) -> io::Result<()> {
         for (width, text) in self.widths.iter_mut().zip(self.style.texts(file)?) {
             *width = text.chars().count().max(*width);
         }
@@ -67,7 +68,7 @@ impl Columns {
         &self,
         output: &mut Vec<u8>,
         name: &[u8],
-        file: &impl Candidate,
+        file: &Item<'_, impl Tree>,
     ) -> io::Result<()> {
         let start = output.len();
         let written = self.try_write(output, name, file);
@@ -81,7 +82,7 @@ impl Columns {
         &self,
         output: &mut Vec<u8>,
         name: &[u8],
-        file: &impl Candidate,
+        file: &Item<'_, impl Tree>,
     ) -> io::Result<()> {
         if self.have_widths() {
             let metadata = file.metadata()?;
@@ -117,7 +118,7 @@ impl Columns {
 
 impl Style {
     /// Number, links, user, group, and size or the number of a device.
-    fn texts(self, file: &impl Candidate) -> io::Result<[String; 5]> {
+    fn texts(self, file: &Item<'_, impl Tree>) -> io::Result<[String; 5]> {
         let metadata = file.metadata()?;
         let named =
             |name: Option<Cow<'_, [u8]>>, id| owner_text(name.filter(|_| !self.numeric), id);
@@ -163,7 +164,7 @@ pub(crate) fn mode_string(kind: FileKind, mode: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Batch, IndexTree, Item, Tree, metadata};
+    use super::super::{Batch, IndexTree, metadata};
     use super::*;
     use crate::index::test_support::{directory, file, index, member, symlink};
     use crate::index::{Index, Ino};
@@ -178,7 +179,7 @@ mod tests {
     };
 
     fn items(index: &Index, mut each: impl FnMut(&Item<'_, IndexTree<&Index>>)) {
-        let (tree, mut batch) = (IndexTree::by_name(index), Batch::default());
+        let (tree, mut batch) = (IndexTree::new(index, true), Batch::default());
         tree.read(&Ino::ROOT, &mut 0, &mut batch).expect("read");
         for name in batch.iter() {
             each(&Item::at_start(&tree, &Ino::ROOT, name));

@@ -33,5 +33,5 @@ pub use item::{Item, Place};
 pub use listing::{ListOptions, Lister, Order};
 pub use long::{Columns, Style};
 pub use output::SharedOutput;
-pub use parallel_walk::{Jobs, Level, Start, Visit, Visitor, walk_parallel};
-pub use tree::{Batch, Candidate, FileId, FileKind, Metadata, Name, Tree, Xattr};
+pub use parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
+pub use tree::{Batch, FileId, FileKind, Metadata, Name, Tree, Xattr};

@@ -29,23 +29,17 @@ const MAX_THREADS: usize = 64;
 /// Shorter tasks do not add threads.
 const MIN_WAIT: Duration = Duration::from_micros(200);
 
-/// Number of threads of a walk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Jobs {
-    /// One for each processor, and more while they mostly wait for the file system, up to 64.
-    #[default]
-    Automatic,
-    /// So many.
-    Fixed(NonZeroUsize),
-}
-
 /// A directory on the way of a walk.
 #[expect(missing_debug_implementations, reason = "trees have no form for it")]
 pub struct Level<T: Tree, S> {
-    parent: Option<Arc<Self>>,
-    name: Vec<u8>,
-    inode: u64,
-    depth: usize,
+    /// The directory above; `None` for a starting point.
+    pub parent: Option<Arc<Self>>,
+    /// Its name; of a starting point, the path that was given.
+    pub name: Vec<u8>,
+    /// Its number.
+    pub inode: u64,
+    /// Number of directories above it, down from the starting point.
+    pub depth: usize,
     handle: Mutex<Handle<T>>,
     open: Arc<OpenLevels<T, S>>,
     /// State of the visitor.
@@ -177,24 +171,9 @@ impl<T: Tree, S> Level<T, S> {
         }
     }
 
-    /// The directory above; `None` for a starting point.
-    pub fn parent(&self) -> Option<&Arc<Self>> {
-        self.parent.as_ref()
-    }
-
-    /// Its name; of a starting point, the path that was given.
-    pub fn name(&self) -> &[u8] {
-        &self.name
-    }
-
     /// Its name in the directory above.
     pub fn as_name(&self) -> Name<'_> {
         Name::directory(&self.name, self.inode)
-    }
-
-    /// Its number.
-    pub fn inode(&self) -> u64 {
-        self.inode
     }
 
     /// Its place, if it is open as `directory`, and its path is `path`.
@@ -206,11 +185,6 @@ impl<T: Tree, S> Level<T, S> {
             start: self.start(),
             depth: self.depth,
         }
-    }
-
-    /// Number of directories above it, down from the starting point.
-    pub fn depth(&self) -> usize {
-        self.depth
     }
 
     /// The path that was given as its starting point.
@@ -286,7 +260,9 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
     type State: Send + Sync + 'static;
 
     /// Whether a visit takes system calls for each name. Then a thread visits fewer names at once.
-    fn makes_calls(&self) -> bool;
+    fn makes_calls(&self) -> bool {
+        true
+    }
 
     /// Most names of a directory that one thread visits at once.
     fn chunk(&self) -> usize {
@@ -345,6 +321,8 @@ pub struct Start<T: Tree, S> {
 /// The order is that of `starts` and of the names in a directory, except for what threads do at the same time. A
 /// directory is visited before what is below it. Returns whether a visitor ended the walk.
 ///
+/// It has `jobs` threads, or one for each processor, and more while they mostly wait for the file system, up to 64.
+///
 /// # Errors
 /// The system has no thread for it. Everything else is reported to `visitor`.
 ///
@@ -354,14 +332,14 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
     tree: &Arc<T>,
     visitor: &Arc<V>,
     starts: Vec<Start<T, V::State>>,
-    jobs: Jobs,
+    jobs: Option<NonZeroUsize>,
 ) -> io::Result<ControlFlow<()>> {
     let (threads, max_threads) = match jobs {
-        Jobs::Automatic => {
+        None => {
             let count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
             (count.min(MAX_THREADS), MAX_THREADS)
         }
-        Jobs::Fixed(count) => (count.get(), count.get()),
+        Some(count) => (count.get(), count.get()),
     };
     let open = Arc::new(OpenLevels {
         max: tree.max_open().unwrap_or(usize::MAX),
@@ -388,11 +366,8 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
     });
     let mut queue = walk.queue.lock();
     for _ in 0..threads {
-        match Walk::spawn(&walk) {
-            Ok(thread) => {
-                queue.thread_count += 1;
-                queue.threads.push(thread);
-            }
+        match Walk::spawn(&walk, &mut queue) {
+            Ok(()) => {}
             // One is enough.
             Err(_) if !queue.threads.is_empty() => break,
             Err(error) => return Err(error),
@@ -476,9 +451,9 @@ impl<T: Tree, V: Visitor<T>> Drop for StopOnPanic<'_, T, V> {
 }
 
 impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
-    fn spawn(walk: &Arc<Self>) -> io::Result<Thread<()>> {
+    fn spawn(walk: &Arc<Self>, queue: &mut Queue<T, V::State>) -> io::Result<()> {
         let walk = Arc::clone(walk);
-        Thread::spawn("tarfs-walk", move || {
+        let thread = Thread::spawn("tarfs-walk", move || {
             let stop = StopOnPanic(&walk);
             while let Some(task) = walk.next_task() {
                 if walk.tree.is_in_memory() {
@@ -498,7 +473,10 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
                 }
             }
             drop(stop);
-        })
+        })?;
+        queue.thread_count += 1;
+        queue.threads.push(thread);
+        Ok(())
     }
 
     /// Runs a task and those that follow, but for the half that other threads take when they have none.
@@ -533,13 +511,9 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
     fn add_thread(walk: &Arc<Self>) {
         let mut queue = walk.queue.lock();
         let is_needed = !queue.tasks.is_empty() && walk.idle.load(Ordering::Relaxed) == 0;
-        if is_needed
-            && queue.thread_count < walk.max_threads
+        if is_needed && queue.thread_count < walk.max_threads {
             // Without it the walk only takes longer.
-            && let Ok(thread) = Self::spawn(walk)
-        {
-            queue.thread_count += 1;
-            queue.threads.push(thread);
+            drop(Self::spawn(walk, &mut queue));
         }
     }
 
@@ -712,7 +686,7 @@ mod tests {
     use std::borrow::Cow;
     use std::collections::{BTreeMap, BTreeSet};
 
-    use super::super::{Candidate, FileKind, IndexTree, Metadata};
+    use super::super::{FileKind, IndexTree, Metadata};
     use super::*;
     use crate::index::test_support::{directory, file, index};
     use crate::index::{Index, Ino};
@@ -722,7 +696,7 @@ mod tests {
 
     impl TestTree {
         fn new(index: Index) -> Arc<Self> {
-            Arc::new(Self(IndexTree::by_name(Arc::new(index))))
+            Arc::new(Self(IndexTree::new(Arc::new(index), true)))
         }
     }
 
@@ -773,10 +747,6 @@ mod tests {
     impl Visitor<TestTree> for Recorder {
         type State = ();
 
-        fn makes_calls(&self) -> bool {
-            true
-        }
-
         fn visit(
             &self,
             names: &Visit<'_, TestTree, ()>,
@@ -796,7 +766,7 @@ mod tests {
         }
 
         fn is_done(&self, level: &Arc<Level<TestTree, ()>>) -> bool {
-            if level.name() != b"again" {
+            if level.name != b"again" {
                 return true;
             }
             let call = String::from_utf8_lossy(&level.path()).into_owned() + " is read again";
@@ -826,7 +796,7 @@ mod tests {
             directory: Ino::ROOT,
             state: (),
         };
-        let jobs = Jobs::Fixed(NonZeroUsize::new(threads).expect("some"));
+        let jobs = NonZeroUsize::new(threads);
         let flow = walk_parallel(&TestTree::new(index), &recorder, vec![start], jobs);
         let calls = std::mem::take(&mut *recorder.0.lock());
         (calls, flow.expect("threads"))
@@ -887,10 +857,6 @@ mod tests {
     impl Visitor<TestTree> for SlowVisitor {
         type State = ();
 
-        fn makes_calls(&self) -> bool {
-            true
-        }
-
         fn visit(
             &self,
             names: &Visit<'_, TestTree, ()>,
@@ -923,7 +889,7 @@ mod tests {
                 directory: Ino::ROOT,
                 state: (),
             };
-            let jobs = Jobs::Fixed(NonZeroUsize::new(threads).expect("some"));
+            let jobs = NonZeroUsize::new(threads);
             let flow = walk_parallel(&tree, &visitor, vec![start], jobs).expect("threads");
             assert_eq!(flow, ControlFlow::Continue(()));
             assert!(visitor.0.lock().len() <= threads, "{threads}");

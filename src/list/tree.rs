@@ -1,6 +1,4 @@
 //! The interface of trees: the entries of an archive, or the files of a directory.
-//!
-//! A walk visits a [`Tree`], and `find` examines each [`Candidate`].
 
 use std::borrow::Cow;
 use std::io::{self, Read};
@@ -27,6 +25,20 @@ pub enum FileKind {
 }
 
 impl FileKind {
+    /// The type that a mode of stat(2) has.
+    pub(super) fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & 0o170_000 {
+            0o100_000 => Self::File,
+            0o040_000 => Self::Directory,
+            0o120_000 => Self::Symlink,
+            0o020_000 => Self::CharDevice,
+            0o060_000 => Self::BlockDevice,
+            0o010_000 => Self::Fifo,
+            0o140_000 => Self::Socket,
+            _ => return None,
+        })
+    }
+
     /// The letter of `find -type` and `-printf %y`. `ls -l` shows a file as `-` instead.
     pub fn letter(self) -> char {
         self.forms().0
@@ -288,57 +300,4 @@ pub trait Tree: Sync {
 
     /// The group's name, if any.
     fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>>;
-}
-
-/// A file that an expression of `find` examines.
-pub trait Candidate {
-    /// The path from the starting point on, which begins with the starting point as it was given.
-    fn path(&self) -> &[u8];
-
-    /// Appends the path to `output`.
-    fn push_path(&self, output: &mut Vec<u8>) {
-        output.extend_from_slice(self.path());
-    }
-
-    /// The starting point as it was given.
-    fn start(&self) -> &[u8];
-
-    /// The last component of the path.
-    fn name(&self) -> &[u8];
-
-    /// Number of directories between it and the starting point, whose depth is 0.
-    fn depth(&self) -> usize;
-
-    /// The type.
-    fn kind(&self) -> FileKind;
-
-    /// The attributes. They may take a system call, and are kept then.
-    ///
-    /// # Errors
-    /// They cannot be read.
-    fn metadata(&self) -> io::Result<Metadata>;
-
-    /// The target of a symbolic link.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    fn target(&self) -> io::Result<Cow<'_, [u8]>>;
-
-    /// The owner's name, if any.
-    ///
-    /// # Errors
-    /// The attributes cannot be read.
-    fn user(&self) -> io::Result<Option<Cow<'_, [u8]>>>;
-
-    /// The group's name, if any.
-    ///
-    /// # Errors
-    /// The attributes cannot be read.
-    fn group(&self) -> io::Result<Option<Cow<'_, [u8]>>>;
-
-    /// Whether a directory has no names. Not called for other types.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    fn is_empty_directory(&self) -> io::Result<bool>;
 }

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -23,7 +24,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::{Condvar, Mutex};
 use crate::list::{
-    DirectoryTree, FileKind, Jobs, Level, Metadata, Name, Start, Tree, Visit, Visitor, metadata_of,
+    DirectoryTree, FileKind, Level, Metadata, Name, Start, Tree, Visit, Visitor, metadata_of,
     walk_parallel,
 };
 use crate::tar::{Device, Member, MemberKind};
@@ -41,7 +42,7 @@ impl Materializer {
     pub fn copy_directory(
         self,
         source: &Path,
-        jobs: Jobs,
+        jobs: Option<NonZeroUsize>,
         dry_run: bool,
     ) -> Result<Summary, Error> {
         self.copy_selected(source, jobs, dry_run, None)?.finish()
@@ -52,7 +53,7 @@ impl Materializer {
     pub(super) fn copy_selected(
         mut self,
         source: &Path,
-        jobs: Jobs,
+        jobs: Option<NonZeroUsize>,
         dry_run: bool,
         filter: Option<Filter>,
     ) -> Result<Self, Error> {
@@ -340,10 +341,6 @@ impl Copier {
 
 impl Visitor<DirectoryTree> for Copier {
     type State = Target;
-
-    fn makes_calls(&self) -> bool {
-        true
-    }
 
     fn chunk(&self) -> usize {
         self.chunk

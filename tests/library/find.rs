@@ -1,21 +1,16 @@
 //! Expressions of `find` against GNU find, on the same tree.
 
-use std::borrow::Cow;
-use std::cell::OnceCell;
-use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs::{self, File, FileTimes, Permissions};
-use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime};
 
-use tarfs::internal::passwd::{self, Accounts};
+use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Error, Expression, ParseContext};
-use tarfs::list::{Candidate, FileKind, Metadata};
+use tarfs::list::{Batch, DirectoryTree, FileKind, Item, Name, Place, Tree, metadata_of};
 use tarfs::tar::Timestamp;
 
 use crate::support::rng::Rng;
@@ -34,119 +29,10 @@ impl Pick for Rng {
     }
 }
 
-type Names = HashMap<u32, Vec<u8>>;
-
-/// A file on disk.
-struct OnDisk<'a> {
-    root: &'a Path,
-    start: &'a [u8],
-    path: Vec<u8>,
-    depth: usize,
-    metadata: OnceCell<Metadata>,
-    users: &'a Names,
-    groups: &'a Names,
-}
-
-impl OnDisk<'_> {
-    fn real_path(&self) -> std::path::PathBuf {
-        self.root.join(OsStr::from_bytes(&self.path))
-    }
-}
-
-impl Candidate for OnDisk<'_> {
-    fn path(&self) -> &[u8] {
-        &self.path
-    }
-
-    fn start(&self) -> &[u8] {
-        self.start
-    }
-
-    fn name(&self) -> &[u8] {
-        let path = self.path.strip_suffix(b"/").unwrap_or(&self.path);
-        path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
-    }
-
-    fn depth(&self) -> usize {
-        self.depth
-    }
-
-    fn kind(&self) -> FileKind {
-        self.metadata().expect("valid").kind
-    }
-
-    fn metadata(&self) -> io::Result<Metadata> {
-        Ok(*self
-            .metadata
-            .get_or_init(|| examine(&self.real_path()).expect("valid")))
-    }
-
-    fn target(&self) -> io::Result<Cow<'_, [u8]>> {
-        let target = fs::read_link(self.real_path())?;
-        Ok(Cow::Owned(target.into_os_string().into_vec()))
-    }
-
-    fn user(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
-        let name = self.users.get(&self.metadata()?.uid);
-        Ok(name.map(|name| Cow::Borrowed(&**name)))
-    }
-
-    fn group(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
-        let name = self.groups.get(&self.metadata()?.gid);
-        Ok(name.map(|name| Cow::Borrowed(&**name)))
-    }
-
-    fn is_empty_directory(&self) -> io::Result<bool> {
-        Ok(fs::read_dir(self.real_path())?.next().is_none())
-    }
-}
-
-fn examine(path: &Path) -> io::Result<Metadata> {
-    let stat = fs::symlink_metadata(path)?;
-    let kind = match stat.file_type() {
-        kind if kind.is_dir() => FileKind::Directory,
-        kind if kind.is_symlink() => FileKind::Symlink,
-        kind if kind.is_fifo() => FileKind::Fifo,
-        kind if kind.is_socket() => FileKind::Socket,
-        _ => FileKind::File,
-    };
-    let time = |seconds, nanoseconds: i64| Timestamp {
-        seconds,
-        nanoseconds: nanoseconds.try_into().expect("valid"),
-    };
-    Ok(Metadata {
-        kind,
-        mode: stat.mode() & 0o7777,
-        links: stat.nlink(),
-        uid: stat.uid(),
-        gid: stat.gid(),
-        size: stat.size(),
-        blocks: stat.blocks(),
-        device: (0, 0),
-        inode: stat.ino(),
-        file_system: stat.dev(),
-        atime: time(stat.atime(), stat.atime_nsec()),
-        mtime: time(stat.mtime(), stat.mtime_nsec()),
-        ctime: time(stat.ctime(), stat.ctime_nsec()),
-    })
-}
-
-/// The names in a file such as `/etc/passwd`, by number.
-fn names(file: &str) -> Names {
-    let mut names = Names::new();
-    for line in passwd::parse_lines(&fs::read(file).expect("valid")) {
-        if let Some(id) = line.number(passwd::ID_FIELD) {
-            names.entry(id).or_insert_with(|| line.name().to_vec());
-        }
-    }
-    names
-}
-
 struct World {
     directory: tempfile::TempDir,
     accounts: Accounts,
-    users: Names,
-    groups: Names,
+    tree: DirectoryTree,
 }
 
 impl World {
@@ -252,8 +138,7 @@ impl World {
         let world = Self {
             directory,
             accounts: Accounts::load_system(),
-            users: names("/etc/passwd"),
-            groups: names("/etc/group"),
+            tree: DirectoryTree::new(),
         };
         // Directories and links have their times of access from now on.
         world.find(&["tree", "-printf", "%l", "-empty"].map(OsString::from));
@@ -271,7 +156,7 @@ impl World {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .expect("valid");
-        let metadata = |path: &Path| examine(&self.directory.path().join(path));
+        let metadata = |path: &Path| metadata_of(&self.directory.path().join(path));
         let context = ParseContext {
             now: Timestamp {
                 seconds: now.as_secs().try_into().expect("valid"),
@@ -283,12 +168,17 @@ impl World {
         Expression::parse(words, &context)
     }
 
-    /// Evaluates on the tree at `start`, in the order of GNU find. `false` to end.
-    fn walk(&self, expression: &Expression, file: &OnDisk<'_>, output: &mut Vec<u8>) -> bool {
+    /// Evaluates on `item` and the files below it, in the order of GNU find. `false` to end.
+    fn walk(
+        &self,
+        expression: &Expression,
+        item: &Item<'_, DirectoryTree>,
+        output: &mut Vec<u8>,
+    ) -> bool {
         let mut is_pruned = false;
-        let is_in_depth = file.depth >= expression.options.min_depth;
+        let is_in_depth = item.depth() >= expression.options.min_depth;
         let mut evaluate = || {
-            let outcome = expression.evaluate(file, output).expect("valid");
+            let outcome = expression.evaluate(item, output).expect("valid");
             is_pruned = outcome.is_pruned;
             !outcome.is_quit
         };
@@ -299,35 +189,32 @@ impl World {
         let is_leaf = expression
             .options
             .max_depth
-            .is_some_and(|max| file.depth >= max);
-        if file.kind() == FileKind::Directory && !is_pruned && !is_leaf {
-            for entry in fs::read_dir(file.real_path()).expect("valid") {
-                let mut path = file.path.clone();
-                if !path.ends_with(b"/") {
-                    path.push(b'/');
-                }
-                path.extend(entry.expect("valid").file_name().as_bytes());
-                let child = self.file(file.start, path, file.depth + 1);
+            .is_some_and(|max| item.depth() >= max);
+        if item.kind() == FileKind::Directory && !is_pruned && !is_leaf {
+            let directory = item.open().expect("valid");
+            let place = Place {
+                directory: &directory,
+                inode: item.inode(),
+                path: item.path(),
+                start: item.start(),
+                depth: item.depth(),
+            };
+            let (mut names, mut position, mut len) = (Batch::default(), 0, usize::MAX);
+            while names.len() != len {
+                len = names.len();
+                let read = self.tree.read(&directory, &mut position, &mut names);
+                read.expect("valid");
+            }
+            for name in names.iter() {
+                let child = Item::in_directory(&self.tree, &place, name);
                 if !self.walk(expression, &child, output) {
                     return false;
                 }
             }
         }
         !(is_in_depth && is_last) || {
-            let outcome = expression.evaluate(file, output).expect("valid");
+            let outcome = expression.evaluate(item, output).expect("valid");
             !outcome.is_quit
-        }
-    }
-
-    fn file<'a>(&'a self, start: &'a [u8], path: Vec<u8>, depth: usize) -> OnDisk<'a> {
-        OnDisk {
-            root: self.directory.path(),
-            start,
-            path,
-            depth,
-            metadata: OnceCell::new(),
-            users: &self.users,
-            groups: &self.groups,
         }
     }
 
@@ -335,8 +222,18 @@ impl World {
         let expression = self.parse(words);
         let expression = expression.unwrap_or_else(|error| panic!("{words:?}: {error}"));
         let mut output = Vec::new();
-        let file = self.file(start.as_bytes(), start.into(), 0);
-        self.walk(&expression, &file, &mut output);
+        let base = File::open(self.directory.path()).expect("valid").into();
+        let found = metadata_of(&self.directory.path().join(start)).expect("valid");
+        let name = Name {
+            name: start.as_bytes(),
+            kind: found.kind,
+            inode: found.inode,
+        };
+        self.walk(
+            &expression,
+            &Item::at_start(&self.tree, &base, name),
+            &mut output,
+        );
         output
     }
 

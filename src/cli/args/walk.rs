@@ -3,7 +3,6 @@
 use std::num::NonZeroUsize;
 
 use super::{CacheArgs, LayerArgs, SourceArgs};
-use tarfs::list::Jobs;
 
 /// A tree to walk: SOURCE, how it is opened, and the number of threads.
 #[derive(clap::Args, Clone, Debug)]
@@ -26,11 +25,5 @@ pub(crate) struct TreeArgs {
 pub(crate) struct JobsArg {
     /// Number of threads [default: as many as the file system keeps busy]
     #[arg(short, long, value_name = "N")]
-    jobs: Option<NonZeroUsize>,
-}
-
-impl JobsArg {
-    pub(crate) fn get(self) -> Jobs {
-        self.jobs.map_or(Jobs::Automatic, Jobs::Fixed)
-    }
+    pub jobs: Option<NonZeroUsize>,
 }

@@ -34,7 +34,7 @@ use tarfs::codec::Compression;
 use tarfs::index::{Ino, MemoryLimit};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::layers::{Layer, WhiteoutFormat};
-use tarfs::list::{Comparison, DirectoryTree, FileKind, IndexTree, Jobs, Name, Tree, escape};
+use tarfs::list::{Comparison, DirectoryTree, FileKind, IndexTree, Name, Tree, escape};
 use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
@@ -394,7 +394,7 @@ fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result
     index.load_tree_rows().context("cannot list the tree")?;
     let is_whole = output::report_problems(&index) == ExitCode::SUCCESS;
     let output = Output::new(source_args, args, &stats);
-    let source = with_contents(IndexTree::new(Arc::clone(&index)), &volume);
+    let source = with_contents(IndexTree::new(Arc::clone(&index), false), &volume);
     let root = (b".".as_slice(), Ino::ROOT.0.into());
     let plan = args.plan_update(source, &Ino::ROOT, root, &output.options())?;
     output.update(&plan, is_whole, |sink, delete| {
@@ -580,7 +580,7 @@ impl MaterializeOptions {
             contents: self.checksum,
         };
         comparison
-            .run((base, &place), names, b"", Jobs::Automatic)
+            .run((base, &place), names, b"", None)
             .with_context(|| format!("{}: cannot be compared", self.directory().display()))?;
         Ok(planner.finish())
     }
@@ -643,7 +643,7 @@ impl MaterializeOptions {
     }
 
     /// The flags, and the number of threads, for a directory as SOURCE.
-    fn for_directory(&self) -> (Self, Jobs) {
+    fn for_directory(&self) -> (Self, Option<NonZeroUsize>) {
         let jobs = self.writers.and_then(NonZeroUsize::new);
         let args = Self {
             numeric_owner: true,
@@ -652,7 +652,7 @@ impl MaterializeOptions {
             writers: Some(1),
             ..self.clone()
         };
-        (args, jobs.map_or(Jobs::Automatic, Jobs::Fixed))
+        (args, jobs)
     }
 
     /// Refuses flags that have no meaning for a directory as SOURCE.

@@ -16,7 +16,7 @@ use super::super::escape::owner_text;
 use super::super::find::apply_mode;
 use super::super::long::mode_string;
 use super::super::parallel_walk::{Level, Start, Visit, Visitor};
-use super::super::tree::{Candidate, FileKind, Metadata, Tree};
+use super::super::tree::{FileKind, Metadata, Tree};
 use super::log::{ChangeLog, Verbosity, quote};
 
 /// An owner and a group; `None` for any, or to keep it.
@@ -294,10 +294,6 @@ fn set_owner(directory: &OwnedFd, name: &[u8], to: Owner) -> io::Result<()> {
 impl Visitor<DirectoryTree> for Changer {
     type State = LateChange;
 
-    fn makes_calls(&self) -> bool {
-        true
-    }
-
     fn visit(
         &self,
         names: &Visit<'_, DirectoryTree, LateChange>,
@@ -323,8 +319,8 @@ impl Visitor<DirectoryTree> for Changer {
 
     fn skip(&self, level: &Arc<Directory>, error: io::Error) -> ControlFlow<()> {
         self.report(&level.path(), error);
-        if let Some(parent) = level.parent() {
-            self.apply_late(level, parent, level.name());
+        if let Some(parent) = &level.parent {
+            self.apply_late(level, parent, &level.name);
         }
         ControlFlow::Continue(())
     }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::super::directory_tree::{DirectoryTree, is_root, metadata_of};
 use super::super::parallel_walk::{Level, Start, Visit, Visitor};
-use super::super::tree::{Candidate, FileKind, Name, Tree};
+use super::super::tree::{FileKind, Name, Tree};
 use super::log::{ChangeLog, Verbosity, quote};
 
 /// Most readings of a directory that is not empty after its names were removed. A file system may move names to
@@ -193,10 +193,6 @@ fn open_above(path: &[u8]) -> io::Result<OwnedFd> {
 impl Visitor<DirectoryTree> for Remover {
     type State = Removed;
 
-    fn makes_calls(&self) -> bool {
-        true
-    }
-
     fn visit(
         &self,
         names: &Visit<'_, DirectoryTree, Removed>,
@@ -220,10 +216,10 @@ impl Visitor<DirectoryTree> for Remover {
             return true;
         }
         let remove = |above: &OwnedFd, name: &[u8]| unlink(above, name, AtFlags::REMOVEDIR);
-        let result = match (level.parent(), &state.start) {
+        let result = match (&level.parent, &state.start) {
             (Some(parent), _) => {
                 let above = parent.open(&self.tree);
-                above.and_then(|above| remove(&above, level.name()))
+                above.and_then(|above| remove(&above, &level.name))
             }
             (None, Some((above, name))) => remove(above, name),
             (None, None) => Ok(()),
@@ -243,7 +239,7 @@ impl Visitor<DirectoryTree> for Remover {
     }
 
     fn leave(&self, level: &Arc<Directory>) -> ControlFlow<()> {
-        if let Some(parent) = level.parent() {
+        if let Some(parent) = &level.parent {
             let has_rest = level.state.has_rest.load(Ordering::Relaxed);
             parent.state.note(!has_rest);
         }
@@ -251,10 +247,10 @@ impl Visitor<DirectoryTree> for Remover {
     }
 
     fn skip(&self, level: &Arc<Directory>, error: io::Error) -> ControlFlow<()> {
-        if let Some(parent) = level.parent() {
+        if let Some(parent) = &level.parent {
             let path = level.path();
             let is_gone = match parent.open(&self.tree) {
-                Ok(above) => self.remove_closed(&above, level.name(), &path, &error),
+                Ok(above) => self.remove_closed(&above, &level.name, &path, &error),
                 Err(_) => self.is_gone(Err(error), "directory ", &path),
             };
             parent.state.note(is_gone);

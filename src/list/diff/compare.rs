@@ -4,13 +4,14 @@
 //! first tree. So memory holds the names of the directories that are open.
 
 use std::io::{self, Read};
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::super::item::{Item, Place};
-use super::super::parallel_walk::{Jobs, Level, Start, Visit, Visitor, walk_parallel};
-use super::super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
+use super::super::parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
+use super::super::tree::{Batch, FileKind, Metadata, Name, Tree};
 
 /// Bytes of a file that are compared at once.
 const PIECE_BYTES: u64 = 128 << 10;
@@ -144,10 +145,10 @@ impl<B: Tree> Names<B> {
     ) -> Item<'a, B> {
         let place = Place {
             directory: &self.directory,
-            inode: level.inode(),
+            inode: level.inode,
             path,
             start: level.start(),
-            depth: level.depth(),
+            depth: level.depth,
         };
         Item::in_directory(tree, &place, name)
     }
@@ -175,7 +176,7 @@ where
         bases: (&A::Directory, &B::Directory),
         (first, second): (Name<'_>, Name<'_>),
         path: &[u8],
-        jobs: Jobs,
+        jobs: Option<NonZeroUsize>,
     ) -> io::Result<()> {
         let names = Names::read(&*self.second, self.second.open(bases.1, second)?)?;
         let start = Start {
@@ -200,11 +201,11 @@ where
 
     fn counterpart<'a>(&self, level: &'a Level<A, Pair<B>>) -> &'a Counterpart<B> {
         level.state.place.get_or_init(|| {
-            let above = level.parent().map(|parent| self.counterpart(parent));
+            let above = level.parent.as_ref().map(|parent| self.counterpart(parent));
             let (Some(Counterpart::Open(above)), Some(inode)) = (above, level.state.inode) else {
                 return Counterpart::Missing;
             };
-            let name = Name::directory(level.name(), inode);
+            let name = Name::directory(&level.name, inode);
             let opened = self.second.open(&above.directory, name);
             match opened.and_then(|directory| Names::read(&*self.second, directory)) {
                 Ok(names) => Counterpart::Open(names),
@@ -305,10 +306,6 @@ where
     D: Differences<A, B>,
 {
     type State = Pair<B>;
-
-    fn makes_calls(&self) -> bool {
-        true
-    }
 
     fn visit(
         &self,

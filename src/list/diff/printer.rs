@@ -10,7 +10,7 @@ use super::super::escape::escape;
 use super::super::item::Item;
 use super::super::json;
 use super::super::output::SharedOutput;
-use super::super::tree::{Candidate, FileId, Metadata, Tree};
+use super::super::tree::{FileId, Metadata, Tree};
 use super::compare::{Difference, Differences, Property};
 use crate::base::sync::Mutex;
 use crate::base::time::Civil;

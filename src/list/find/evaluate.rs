@@ -6,7 +6,8 @@ use super::number::{Comparison, Size, TimeRange};
 use super::pattern::{Pattern, Regex};
 use super::permissions::Permissions;
 use super::printf::{self, Format};
-use crate::list::tree::{Candidate, FileId, FileKind, Metadata};
+use crate::list::item::Item;
+use crate::list::tree::{FileId, FileKind, Metadata, Tree};
 use crate::tar::Timestamp;
 
 /// A part of an expression.
@@ -46,32 +47,11 @@ pub(super) enum Test {
 }
 
 /// A time of a file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum TimeField {
-    Access,
-    Change,
-    Modification,
-}
+pub(super) type TimeField = fn(&Metadata) -> Timestamp;
 
-impl TimeField {
-    /// The field with the letter `a`, `c` or `m`.
-    pub(super) fn from_letter(letter: char) -> Option<Self> {
-        match letter {
-            'a' => Some(Self::Access),
-            'c' => Some(Self::Change),
-            'm' => Some(Self::Modification),
-            _ => None,
-        }
-    }
-
-    pub(super) fn of(self, metadata: &Metadata) -> Timestamp {
-        match self {
-            Self::Access => metadata.atime,
-            Self::Change => metadata.ctime,
-            Self::Modification => metadata.mtime,
-        }
-    }
-}
+pub(super) const ACCESS: TimeField = |found| found.atime;
+pub(super) const CHANGE: TimeField = |found| found.ctime;
+pub(super) const MODIFICATION: TimeField = |found| found.mtime;
 
 /// The argument of `-user` or `-group`.
 #[derive(Debug)]
@@ -137,13 +117,13 @@ impl From<io::Error> for Stop {
 }
 
 /// The evaluation of an expression on one file.
-pub(super) struct Evaluation<'a, C: ?Sized> {
-    pub(super) candidate: &'a C,
+pub(super) struct Evaluation<'a, T: Tree> {
+    pub(super) item: &'a Item<'a, T>,
     pub(super) output: &'a mut Vec<u8>,
     pub(super) is_pruned: bool,
 }
 
-impl<C: Candidate + ?Sized> Evaluation<'_, C> {
+impl<T: Tree> Evaluation<'_, T> {
     pub(super) fn evaluate(&mut self, node: &Node) -> Result<bool, Stop> {
         Ok(match node {
             Node::List(parts) => {
@@ -165,7 +145,7 @@ impl<C: Candidate + ?Sized> Evaluation<'_, C> {
             }
             Node::Not(part) => !self.evaluate(part)?,
             Node::Constant(value) => *value,
-            Node::Test(test) => matches(test, self.candidate)?,
+            Node::Test(test) => matches(test, self.item)?,
             Node::Action(action) => {
                 self.run(action)?;
                 true
@@ -176,11 +156,11 @@ impl<C: Candidate + ?Sized> Evaluation<'_, C> {
     fn run(&mut self, action: &Action) -> Result<(), Stop> {
         match action {
             Action::Print(end) => {
-                self.candidate.push_path(self.output);
+                self.item.push_path(self.output);
                 self.output.push(*end);
             }
-            Action::Format(format) => format.write(self.candidate, self.output)?,
-            Action::Ls(now) => printf::write_ls_line(self.candidate, *now, self.output)?,
+            Action::Format(format) => format.write(self.item, self.output)?,
+            Action::Ls(now) => printf::write_ls_line(self.item, *now, self.output)?,
             Action::Prune => self.is_pruned = true,
             Action::Quit => return Err(Stop::Quit),
         }
@@ -188,31 +168,31 @@ impl<C: Candidate + ?Sized> Evaluation<'_, C> {
     }
 }
 
-fn matches<C: Candidate + ?Sized>(test: &Test, candidate: &C) -> io::Result<bool> {
-    let kind = candidate.kind();
-    let metadata = || candidate.metadata();
+fn matches(test: &Test, item: &Item<'_, impl Tree>) -> io::Result<bool> {
+    let kind = item.kind();
+    let metadata = || item.metadata();
     Ok(match test {
-        Test::Name(pattern) => pattern.matches(candidate.name()),
-        Test::Path(pattern) => pattern.matches(candidate.path()),
-        Test::Target(pattern) => kind == FileKind::Symlink && pattern.matches(&candidate.target()?),
-        Test::Regex(regex) => regex.matches(candidate.path()),
+        Test::Name(pattern) => pattern.matches(item.name()),
+        Test::Path(pattern) => pattern.matches(item.path()),
+        Test::Target(pattern) => kind == FileKind::Symlink && pattern.matches(&item.target()?),
+        Test::Regex(regex) => regex.matches(item.path()),
         Test::Kind(kinds) => kinds.contains(&kind),
         Test::Empty => match kind {
-            FileKind::Directory => candidate.is_empty_directory()?,
+            FileKind::Directory => item.is_empty_directory()?,
             FileKind::File => metadata()?.size == 0,
             _ => false,
         },
         Test::Size(size) => size.matches(metadata()?.size),
-        Test::Time(field, range) => range.contains(field.of(&metadata()?)),
+        Test::Time(field, range) => range.contains(field(&metadata()?)),
         Test::Permissions(permissions) => {
             permissions.matches(metadata()?.mode, kind == FileKind::Directory)
         }
-        Test::User(owner) => owner.owns(candidate.user()?.as_deref(), metadata()?.uid),
-        Test::Group(owner) => owner.owns(candidate.group()?.as_deref(), metadata()?.gid),
+        Test::User(owner) => owner.owns(item.user()?.as_deref(), metadata()?.uid),
+        Test::Group(owner) => owner.owns(item.group()?.as_deref(), metadata()?.gid),
         Test::UserId(id) => id.matches(metadata()?.uid.into()),
         Test::GroupId(id) => id.matches(metadata()?.gid.into()),
-        Test::NoUser => candidate.user()?.is_none(),
-        Test::NoGroup => candidate.group()?.is_none(),
+        Test::NoUser => item.user()?.is_none(),
+        Test::NoGroup => item.group()?.is_none(),
         Test::Links(links) => links.matches(metadata()?.links),
         Test::Inode(inode) => inode.matches(metadata()?.inode),
         Test::SameFile(id) => metadata()?.id() == *id,

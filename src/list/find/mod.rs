@@ -13,7 +13,6 @@
 //! - Primaries that change files, run programs or follow links are refused.
 
 mod dialect;
-mod error;
 mod evaluate;
 mod number;
 mod parse;
@@ -31,11 +30,11 @@ use std::io;
 use evaluate::{Action, Evaluation, Node, Stop};
 use parse::Parser;
 
-pub use error::Error;
-pub use parse::{ParseContext, WalkOptions};
+pub use parse::{Error, ParseContext, WalkOptions};
 pub use permissions::apply_mode;
 
-use super::tree::Candidate;
+use super::item::Item;
+use super::tree::Tree;
 
 /// A parsed expression. Several threads may evaluate it at the same time.
 #[derive(Debug)]
@@ -76,13 +75,13 @@ impl Expression {
     ///
     /// # Errors
     /// An attribute cannot be read. Text of the actions before is in `output` then, and the walk may go on.
-    pub fn evaluate<C: Candidate + ?Sized>(
+    pub fn evaluate(
         &self,
-        candidate: &C,
+        item: &Item<'_, impl Tree>,
         output: &mut Vec<u8>,
     ) -> io::Result<Outcome> {
         let mut evaluation = Evaluation {
-            candidate,
+            item,
             output,
             is_pruned: false,
         };

@@ -6,14 +6,20 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use thiserror::Error;
+
 use super::dialect::Dialect;
-use super::error::Error;
 use super::evaluate::Node;
 use super::number::{DAY, nanoseconds};
 use crate::base::posix_acl::IdResolver;
 use crate::list::escape::escape;
 use crate::list::tree::Metadata;
 use crate::tar::Timestamp;
+
+/// The reason why words are no expression, or one that is not supported.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub struct Error(pub(super) String);
 
 /// Facts from outside of the tree that an expression may refer to.
 #[derive(Clone, Copy)]
@@ -164,10 +170,12 @@ impl<'a> Parser<'a> {
             )),
             [b'-', ..] => {
                 let name = word.to_str();
-                let name = name.ok_or_else(|| Error::UnknownPredicate(text(word)))?;
-                self.primary(name)
+                self.primary(name.ok_or_else(|| unknown(&text(word)))?)
             }
-            _ => Err(Error::PathAfterExpression(text(word))),
+            _ => Err(Error(format!(
+                "paths must precede expression: '{}'",
+                text(word)
+            ))),
         }
     }
 
@@ -188,7 +196,7 @@ impl<'a> Parser<'a> {
     pub(super) fn argument(&mut self, name: &str) -> Result<&'a OsStr, Error> {
         let argument = self.peek();
         self.position += 1;
-        argument.ok_or_else(|| Error::MissingArgument(name.to_owned()))
+        argument.ok_or_else(|| Error(format!("missing argument to '{name}'")))
     }
 
     /// The next word as `parse` understands it. `expected` says what it must be.
@@ -215,14 +223,17 @@ fn single(mut parts: Vec<Node>, wrap: fn(Vec<Node>) -> Node) -> Node {
     }
 }
 
-fn syntax(problem: impl Into<String>) -> Result<Node, Error> {
-    Err(Error::Syntax(problem.into()))
+fn syntax(problem: impl fmt::Display) -> Result<Node, Error> {
+    Err(Error(format!("invalid expression: {problem}")))
+}
+
+pub(super) fn unknown(primary: &str) -> Error {
+    Error(format!("unknown predicate '{primary}'"))
 }
 
 pub(super) fn invalid(primary: &str, argument: &OsStr, reason: &str) -> Error {
-    Error::InvalidArgument {
-        primary: primary.to_owned(),
-        argument: text(argument),
-        reason: reason.to_owned(),
-    }
+    let argument = text(argument);
+    Error(format!(
+        "invalid argument '{argument}' to '{primary}': {reason}"
+    ))
 }

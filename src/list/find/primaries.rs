@@ -4,13 +4,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::dialect::Dialect;
-use super::error::Error;
-use super::evaluate::{Action, Node, Owner, Test, TimeField};
+use super::evaluate::{ACCESS, Action, CHANGE, MODIFICATION, Node, Owner, Test, TimeField};
 use super::number::{Comparison, DAY, MINUTE, Size, TimeRange, nanoseconds, parse_digits};
-use super::parse::{Parser, invalid, text};
+use super::parse::{Error, Parser, invalid, text, unknown};
 use super::pattern::{Pattern, Regex, to_text};
 use super::permissions::Permissions;
 use super::printf::Format;
+use crate::base::error_chain::error_chain;
 use crate::base::time::parse_rfc3339;
 use crate::list::tree::{FileKind, Metadata};
 use crate::tar::Timestamp;
@@ -54,10 +54,9 @@ impl Parser<'_> {
                 return Ok(node);
             }
         }
-        let primary = name.to_owned();
         Err(match refusal(name) {
-            Some(reason) => Error::Unsupported { primary, reason },
-            None => Error::UnknownPredicate(primary),
+            Some(reason) => unsupported(name, reason),
+            None => unknown(name),
         })
     }
 
@@ -147,12 +146,12 @@ impl Parser<'_> {
 
     fn time_test(&mut self, name: &str) -> Parsed {
         let (field, unit) = match name {
-            "-atime" => (TimeField::Access, DAY),
-            "-ctime" => (TimeField::Change, DAY),
-            "-mtime" => (TimeField::Modification, DAY),
-            "-amin" => (TimeField::Access, MINUTE),
-            "-cmin" => (TimeField::Change, MINUTE),
-            "-mmin" => (TimeField::Modification, MINUTE),
+            "-atime" => (ACCESS, DAY),
+            "-ctime" => (CHANGE, DAY),
+            "-mtime" => (MODIFICATION, DAY),
+            "-amin" => (ACCESS, MINUTE),
+            "-cmin" => (CHANGE, MINUTE),
+            "-mmin" => (MODIFICATION, MINUTE),
             _ => return self.newer(name),
         };
         let day_start = self.day_start;
@@ -175,15 +174,13 @@ impl Parser<'_> {
             return Ok(None);
         };
         if field == 'B' || reference == 'B' {
-            let primary = name.to_owned();
-            let reason = "times of birth are not examined";
-            return Err(Error::Unsupported { primary, reason });
+            return Err(unsupported(name, "times of birth are not examined"));
         }
-        let Some(field) = TimeField::from_letter(field) else {
+        let Some(field) = time_field(field) else {
             return Ok(None);
         };
-        let time = match TimeField::from_letter(reference) {
-            Some(field) => field.of(&self.reference(name)?),
+        let time = match time_field(reference) {
+            Some(field) => field(&self.reference(name)?),
             None if reference == 't' => {
                 let expected = "expected a time such as 2026-05-20, 2026-05-20T16:27:29Z or @0";
                 self.parsed(name, expected, parse_time)?
@@ -196,9 +193,9 @@ impl Parser<'_> {
 
     fn reference(&mut self, name: &str) -> Result<Metadata, Error> {
         let path = self.argument(name)?;
-        (self.context.metadata)(Path::new(path)).map_err(|source| Error::ReferenceFile {
-            path: text(path),
-            source,
+        (self.context.metadata)(Path::new(path)).map_err(|error| {
+            let (path, reason) = (text(path), error_chain(&error));
+            Error(format!("cannot examine '{path}': {reason}"))
         })
     }
 
@@ -221,6 +218,10 @@ impl Parser<'_> {
     }
 }
 
+fn unsupported(primary: &str, reason: &str) -> Error {
+    Error(format!("'{primary}' is not supported: {reason}"))
+}
+
 fn parse_kinds(text: &str) -> Option<Vec<FileKind>> {
     const KINDS: [FileKind; 7] = [
         FileKind::File,
@@ -236,6 +237,15 @@ fn parse_kinds(text: &str) -> Option<Vec<FileKind>> {
         KINDS.into_iter().find(|kind| kind.letter() == letter)
     };
     text.split(',').map(kind).collect()
+}
+
+fn time_field(letter: char) -> Option<TimeField> {
+    match letter {
+        'a' => Some(ACCESS),
+        'c' => Some(CHANGE),
+        'm' => Some(MODIFICATION),
+        _ => None,
+    }
 }
 
 /// An owner by name or by number. A name that this machine does not know may be one of the archive's.

@@ -5,8 +5,9 @@ use std::io::{self, Write};
 
 use super::strftime;
 use crate::list::escape::{escape, owner_text};
+use crate::list::item::Item;
 use crate::list::long::mode_string;
-use crate::list::tree::{Candidate, FileKind, Metadata};
+use crate::list::tree::{FileKind, Metadata, Tree};
 use crate::tar::Timestamp;
 
 /// A parsed format of `-printf`.
@@ -73,15 +74,11 @@ impl Format {
         })
     }
 
-    pub(super) fn write<C: Candidate + ?Sized>(
-        &self,
-        candidate: &C,
-        output: &mut Vec<u8>,
-    ) -> io::Result<()> {
+    pub(super) fn write(&self, item: &Item<'_, impl Tree>, output: &mut Vec<u8>) -> io::Result<()> {
         for piece in &self.0 {
             match piece {
                 Piece::Text(text) => output.extend_from_slice(text),
-                Piece::Directive(directive) => directive.write(candidate, output)?,
+                Piece::Directive(directive) => directive.write(item, output)?,
             }
         }
         Ok(())
@@ -162,8 +159,8 @@ impl Directive {
         }
     }
 
-    fn write<C: Candidate + ?Sized>(&self, candidate: &C, output: &mut Vec<u8>) -> io::Result<()> {
-        let value = self.value(candidate)?;
+    fn write(&self, item: &Item<'_, impl Tree>, output: &mut Vec<u8>) -> io::Result<()> {
+        let value = self.value(item)?;
         match self.letter {
             b'd' | b'm' => self.write_number(&String::from_utf8_lossy(&value), output),
             _ => self.write_text(&value, output),
@@ -171,20 +168,20 @@ impl Directive {
         Ok(())
     }
 
-    fn value<'c, C: Candidate + ?Sized>(&self, candidate: &'c C) -> io::Result<Cow<'c, [u8]>> {
+    fn value<'i>(&self, item: &'i Item<'_, impl Tree>) -> io::Result<Cow<'i, [u8]>> {
         Ok(match self.letter {
-            b'p' => candidate.path().into(),
-            b'P' => below_start(candidate).into(),
-            b'H' => candidate.start().into(),
-            b'f' => split_path(candidate.path()).1.into(),
-            b'h' => split_path(candidate.path()).0.into(),
-            b'l' if candidate.kind() == FileKind::Symlink => candidate.target()?,
+            b'p' => item.path().into(),
+            b'P' => below_start(item).into(),
+            b'H' => item.start().into(),
+            b'f' => split_path(item.path()).1.into(),
+            b'h' => split_path(item.path()).0.into(),
+            b'l' if item.kind() == FileKind::Symlink => item.target()?,
             b'l' => Cow::default(),
-            b'y' => candidate.kind().letter().to_string().into_bytes().into(),
-            b'd' => candidate.depth().to_string().into_bytes().into(),
-            b'u' if let Some(name) = candidate.user()? => name,
-            b'g' if let Some(name) = candidate.group()? => name,
-            _ => self.attribute(&candidate.metadata()?).into_bytes().into(),
+            b'y' => item.kind().letter().to_string().into_bytes().into(),
+            b'd' => item.depth().to_string().into_bytes().into(),
+            b'u' if let Some(name) = item.user()? => name,
+            b'g' if let Some(name) = item.group()? => name,
+            _ => self.attribute(&item.metadata()?).into_bytes().into(),
         })
     }
 
@@ -248,8 +245,8 @@ impl Directive {
 }
 
 /// The path without the starting point, and without a slash at its start.
-fn below_start<C: Candidate + ?Sized>(candidate: &C) -> &[u8] {
-    let below = candidate.path().get(candidate.start().len()..);
+fn below_start<'i>(item: &'i Item<'_, impl Tree>) -> &'i [u8] {
+    let below = item.path().get(item.start().len()..);
     let below = below.unwrap_or_default();
     below.strip_prefix(b"/").unwrap_or(below)
 }
@@ -269,12 +266,12 @@ fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// Writes the line of `-ls`.
-pub(super) fn write_ls_line<C: Candidate + ?Sized>(
-    candidate: &C,
+pub(super) fn write_ls_line(
+    item: &Item<'_, impl Tree>,
     now: Timestamp,
     output: &mut Vec<u8>,
 ) -> io::Result<()> {
-    let metadata = candidate.metadata()?;
+    let metadata = item.metadata()?;
     let size = match metadata.device {
         (major, minor) if metadata.is_device() => format!("{major:>3}, {minor:>3}"),
         _ => metadata.size.to_string(),
@@ -286,13 +283,13 @@ pub(super) fn write_ls_line<C: Candidate + ?Sized>(
         metadata.blocks.div_ceil(2),
         mode_string(metadata.kind, metadata.mode),
         metadata.links,
-        owner_text(candidate.user()?, metadata.uid),
-        owner_text(candidate.group()?, metadata.gid),
+        owner_text(item.user()?, metadata.uid),
+        owner_text(item.group()?, metadata.gid),
         strftime::format_ls(metadata.mtime, now),
-        escape(candidate.path()),
+        escape(item.path()),
     )?;
     if metadata.kind == FileKind::Symlink {
-        write!(output, " -> {}", escape(&candidate.target()?))?;
+        write!(output, " -> {}", escape(&item.target()?))?;
     }
     output.push(b'\n');
     Ok(())

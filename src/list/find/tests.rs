@@ -6,7 +6,8 @@ use std::path::Path;
 
 use super::{Error, Expression, Outcome, ParseContext};
 use crate::base::passwd::Accounts;
-use crate::list::tree::{Candidate, FileKind, Metadata};
+use crate::list::item::{Item, Place};
+use crate::list::tree::{Batch, FileKind, Metadata, Name, Tree};
 use crate::tar::Timestamp;
 
 /// 2026-05-20 16:27:29 UTC.
@@ -14,7 +15,6 @@ const NOW: i64 = 1_779_294_449;
 
 struct Fake {
     path: &'static [u8],
-    depth: usize,
     user: Option<&'static [u8]>,
     /// `None` if they cannot be read.
     metadata: Option<Metadata>,
@@ -46,52 +46,59 @@ const fn at(seconds: i64) -> Timestamp {
 fn file(path: &'static [u8]) -> Fake {
     Fake {
         path,
-        depth: 2,
         user: Some(b"lisa"),
         metadata: Some(FILE),
     }
 }
 
-impl Candidate for Fake {
-    fn path(&self) -> &[u8] {
-        self.path
+impl Fake {
+    /// Evaluates on a file with these attributes.
+    fn evaluate(&self, expression: &Expression, output: &mut Vec<u8>) -> io::Result<Outcome> {
+        let slash = self.path.iter().rposition(|&byte| byte == b'/');
+        let (path, name) = self.path.split_at(slash.map_or(0, |slash| slash + 1));
+        let place = Place {
+            directory: &(),
+            inode: 1,
+            path,
+            start: b"top",
+            depth: 1,
+        };
+        let name = Name {
+            name,
+            kind: self.metadata.map_or(FileKind::File, |it| it.kind),
+            inode: FILE.inode,
+        };
+        expression.evaluate(&Item::in_directory(self, &place, name), output)
+    }
+}
+
+/// A tree in which each file has these attributes.
+impl Tree for Fake {
+    type Directory = ();
+
+    fn open(&self, (): &(), _: Name<'_>) -> io::Result<()> {
+        Ok(())
     }
 
-    fn start(&self) -> &[u8] {
-        b"top"
+    fn read(&self, (): &(), _: &mut u64, _: &mut Batch) -> io::Result<()> {
+        Ok(())
     }
 
-    fn name(&self) -> &[u8] {
-        self.path.rsplit(|&byte| byte == b'/').next().unwrap()
-    }
-
-    fn depth(&self) -> usize {
-        self.depth
-    }
-
-    fn kind(&self) -> FileKind {
-        self.metadata.map_or(FileKind::File, |it| it.kind)
-    }
-
-    fn metadata(&self) -> io::Result<Metadata> {
+    fn metadata(&self, (): &(), _: Name<'_>) -> io::Result<Metadata> {
         self.metadata
             .ok_or_else(|| io::ErrorKind::PermissionDenied.into())
     }
 
-    fn target(&self) -> io::Result<Cow<'_, [u8]>> {
+    fn target(&self, (): &(), _: Name<'_>) -> io::Result<Cow<'_, [u8]>> {
         Ok(b"Target"[..].into())
     }
 
-    fn user(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
-        Ok(self.user.map(Cow::Borrowed))
+    fn user(&self, _: &Metadata) -> Option<Cow<'_, [u8]>> {
+        self.user.map(Cow::Borrowed)
     }
 
-    fn group(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
-        Ok(None)
-    }
-
-    fn is_empty_directory(&self) -> io::Result<bool> {
-        Ok(true)
+    fn group(&self, _: &Metadata) -> Option<Cow<'_, [u8]>> {
+        None
     }
 }
 
@@ -121,7 +128,7 @@ fn parse(text: &str) -> Result<Expression, Error> {
 fn run(text: &str, candidate: &Fake) -> (Outcome, String) {
     let mut output = Vec::new();
     let expression = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-    let outcome = expression.evaluate(candidate, &mut output).unwrap();
+    let outcome = candidate.evaluate(&expression, &mut output).unwrap();
     (outcome, output.escape_ascii().to_string())
 }
 
@@ -205,8 +212,8 @@ fn names_are_matched_by_bytes_and_by_characters() {
     let words = [OsStr::new("-name"), OsStr::from_bytes(b"*\xfc*")].map(OsStr::to_owned);
     let mut output = Vec::new();
     let expression = parse_words(&words).unwrap();
-    expression
-        .evaluate(&file(b"top/Gr\xfcn"), &mut output)
+    file(b"top/Gr\xfcn")
+        .evaluate(&expression, &mut output)
         .unwrap();
     assert_eq!(output, b"top/Gr\xfcn\n");
     let mut link = file(b"top/l");
@@ -410,9 +417,8 @@ fn attributes_are_read_only_when_they_are_needed() {
     };
     check(&unreadable, &["-name a -o -size 1"], &["-name b -size 1"]);
     let mut output = Vec::new();
-    let error = parse("-print -size 1")
-        .unwrap()
-        .evaluate(&unreadable, &mut output);
+    let expression = parse("-print -size 1").unwrap();
+    let error = unreadable.evaluate(&expression, &mut output);
     assert_eq!(error.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     assert_eq!(output, b"top/a\n");
 }
@@ -472,7 +478,7 @@ fn errors_name_the_word_and_the_reason() {
             "-newerBm x",
             "'-newerBm' is not supported: times of birth are not examined",
         ),
-        ("-newer gone", "cannot examine 'gone'"),
+        ("-newer gone", "cannot examine 'gone': entity not found"),
         (
             "-regex \\(a\\)\\1",
             "invalid argument '\\\\(a\\\\)\\\\1' to '-regex': back-references are not supported",

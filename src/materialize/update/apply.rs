@@ -1,6 +1,7 @@
 //! Carries out the plan of an update from an archive.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -17,7 +18,6 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Plain;
 use crate::base::resolve::ResolveError;
 use crate::index::{Entry, EntryKind, Index, Ino};
-use crate::list::Jobs;
 use crate::materialize::error::{Error, StepError, WithAction};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Summary;
@@ -69,7 +69,7 @@ impl Materializer {
     pub fn update_from(
         mut self,
         source: &Path,
-        jobs: Jobs,
+        jobs: Option<NonZeroUsize>,
         plan: &UpdatePlan,
         delete: bool,
     ) -> Result<Summary, Error> {

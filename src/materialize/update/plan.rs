@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
-use crate::list::{Candidate, Difference, Differences, FileId, FileKind, Metadata, Property, Tree};
+use crate::list::{Difference, Differences, FileId, FileKind, Metadata, Property, Tree};
 use crate::materialize::options::Options;
 use crate::materialize::write::AttributePolicy;
 use crate::tar::Timestamp;

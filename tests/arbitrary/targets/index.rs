@@ -213,7 +213,7 @@ fn list(index: &Index, said: &mut Description) {
         escaped: true,
         ..Style::default()
     };
-    let (tree, mut columns) = (IndexTree::by_name(index), Columns::new(style));
+    let (tree, mut columns) = (IndexTree::new(index, true), Columns::new(style));
     // A directory entry takes 16 bytes and is a name in one directory.
     let most = index.memory_bytes() / 16;
     for (number, (path, entry)) in walk(index, Ino::ROOT, true).enumerate() {

@@ -121,7 +121,7 @@ impl Run {
                 .filter_map(|path| start(&visitor, path.as_bytes()));
             let starts: Vec<_> = starts.collect();
             if !starts.is_empty() {
-                let walked = walk_parallel(&self.tree, &visitor, starts, self.jobs.get());
+                let walked = walk_parallel(&self.tree, &visitor, starts, self.jobs.jobs);
                 let _never_broken = walked.context("cannot start a thread")?;
             }
         }

@@ -132,7 +132,7 @@ impl<A: Tree + Send + 'static> TreeVerb for Second<'_, A> {
         };
         let names = (self.name, start.name());
         comparison
-            .run((self.base, base), names, b".", self.args.tree.jobs.get())
+            .run((self.base, base), names, b".", self.args.tree.jobs.jobs)
             .context("cannot compare the trees")?;
         self.differs.set(Some(printer.finish()));
         Ok(())

@@ -101,7 +101,7 @@ impl TreeVerb for Sums<'_> {
             };
             match tree.open(base, name) {
                 Ok(directory) => {
-                    let (directory, jobs) = ((name.name, directory), self.0.tree.jobs.get());
+                    let (directory, jobs) = ((name.name, directory), self.0.tree.jobs.jobs);
                     let walked = start.walk(tree, &usage, directory, state, jobs)?;
                     if walked.is_break() {
                         break;

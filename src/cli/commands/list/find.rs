@@ -92,7 +92,7 @@ impl TreeVerb for Search<'_> {
             match tree.open(base, name) {
                 Ok(directory) => {
                     let directory = (name.name, directory);
-                    let jobs = self.args.tree.jobs.get();
+                    let jobs = self.args.tree.jobs.jobs;
                     let walked = start.walk(tree, &finder, directory, state, jobs)?;
                     if walked.is_break() {
                         break;

@@ -217,7 +217,7 @@ impl TreeVerb for Listing<'_> {
                 ino.is_ok_and(|ino| plan.shard_of(ino) == Some(number))
             });
         }
-        let (lister, jobs) = (Arc::new(lister), self.args.tree.jobs.get());
+        let (lister, jobs) = (Arc::new(lister), self.args.tree.jobs.jobs);
         for start in starts {
             let (name, path) = (start.name(), start.inner_path());
             let item = Item::at_start(&**tree, base, name);

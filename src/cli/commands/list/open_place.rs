@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, stdout};
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -24,8 +25,8 @@ use tarfs::index::store::{self, RowsToLoad};
 use tarfs::index::{Index, Ino, MemoryLimit};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::list::{
-    DirectoryTree, FileKind, IndexTree, Jobs, Name, SharedOutput, Start, Tree, Visitor,
-    metadata_of, walk_parallel,
+    DirectoryTree, FileKind, IndexTree, Name, SharedOutput, Start, Tree, Visitor, metadata_of,
+    walk_parallel,
 };
 use tarfs::locate::SourceSpec;
 
@@ -56,7 +57,7 @@ impl StartPoint {
         visitor: &Arc<V>,
         (path, directory): (&[u8], T::Directory),
         state: V::State,
-        jobs: Jobs,
+        jobs: Option<NonZeroUsize>,
     ) -> anyhow::Result<ControlFlow<()>> {
         let start = Start {
             path: path.to_owned(),
@@ -135,14 +136,14 @@ pub(crate) fn run<V: TreeVerb>(
         let index = is_indexed.then(|| mounted_index(directory, &starts, args));
         return match index.flatten() {
             Some(index) => {
-                let tree = Arc::new(index_tree(verb.is_sorted(), index));
+                let tree = Arc::new(IndexTree::new(index, verb.is_sorted()));
                 run_at(verb, &tree, &Ino::ROOT, &starts, has_all_paths)
             }
             None => run_at(verb, &tree, &base, &starts, has_all_paths),
         };
     }
     if let Some(index) = saved_index(args)? {
-        let tree = index_tree(verb.is_sorted(), Arc::new(index));
+        let tree = IndexTree::new(Arc::new(index), verb.is_sorted());
         return run_on_index(verb, tree, paths);
     }
     let network = open_archive::start_network_runtime()?;
@@ -164,7 +165,7 @@ pub(crate) fn run<V: TreeVerb>(
     let index = volume
         .complete_index()
         .context("the index is not complete")?;
-    let mut tree = index_tree(verb.is_sorted(), index);
+    let mut tree = IndexTree::new(index, verb.is_sorted());
     if verb.reads_contents() {
         tree = with_contents(tree, &volume);
     }
@@ -184,14 +185,6 @@ fn run_on_index<V: TreeVerb>(
     match output::report_problems(tree.index()) {
         problems if problems == ExitCode::SUCCESS => Ok(code),
         problems => Ok(problems),
-    }
-}
-
-fn index_tree(is_sorted: bool, index: Arc<Index>) -> IndexTree {
-    if is_sorted {
-        IndexTree::by_name(index)
-    } else {
-        IndexTree::new(index)
     }
 }
 
