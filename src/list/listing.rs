@@ -124,15 +124,10 @@ impl<T: Tree + Send + 'static> Lister<T> {
         self.output.write(&lines)
     }
 
-    /// Writes the lines of the directory at `path` and, if so wanted, of those below it.
-    pub fn list_directory(
-        &self,
-        directory: T::Directory,
-        inode: u64,
-        path: &[u8],
-    ) -> ControlFlow<()> {
+    /// Writes the lines of the directory `item`, called `path`, and, if so wanted, of those below it.
+    pub fn list_directory(&self, item: &Item<'_, T>, path: &[u8]) -> ControlFlow<()> {
         let mut lines = Vec::new();
-        let mut frames = vec![self.open(directory, inode, path.to_owned())];
+        let mut frames: Vec<_> = self.open(item, path).into_iter().collect();
         while let Some(frame) = frames.last_mut() {
             let Some(number) = frame.order.pop() else {
                 let has_more = self.read(frame);
@@ -151,11 +146,14 @@ impl<T: Tree + Send + 'static> Lister<T> {
         self.output.write(&lines)
     }
 
-    fn open(&self, directory: T::Directory, inode: u64, path: Vec<u8>) -> Frame<T> {
+    fn open(&self, item: &Item<'_, T>, path: &[u8]) -> Option<Frame<T>> {
+        let opened = item
+            .open()
+            .inspect_err(|error| self.output.report(item.path(), error));
         let mut frame = Frame {
-            directory,
-            inode,
-            path,
+            directory: opened.ok()?,
+            inode: item.inode(),
+            path: path.to_owned(),
             batch: Batch::default(),
             metadata: Vec::new(),
             order: Vec::new(),
@@ -169,7 +167,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             }
             frame.position = Some(0);
         }
-        frame
+        Some(frame)
     }
 
     /// Whether names are listed in the order in which they are read.
@@ -261,13 +259,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
         if !self.options.recursive || item.kind() != FileKind::Directory {
             return None;
         }
-        match item.open() {
-            Ok(directory) => Some(self.open(directory, item.inode(), item.path().to_owned())),
-            Err(error) => {
-                self.output.report(item.path(), &error);
-                None
-            }
-        }
+        self.open(&item, item.path())
     }
 
     fn shown<'i>(&self, item: &'i Item<'_, T>) -> &'i [u8] {

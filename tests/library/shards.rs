@@ -445,18 +445,21 @@ fn gnu_tar_unpacks_shards_to_the_same_tree() {
 #[test]
 fn listings_of_shards_are_the_listing() {
     let place = place();
+    place.succeeds(&["index", "--output", "a.idx", "a.tar"]);
     let all = place.succeeds(&["ls", "-R", "a.tar"]);
-    let mut found = Vec::new();
-    for shard in ["1/3", "2/3", "3/3"] {
-        let part = place.succeeds(&["ls", "-R", "--shard", shard, "a.tar"]);
-        let names: Vec<_> = part.lines().iter().map(ToString::to_string).collect();
-        assert!(names.len() > 5, "{names:?}");
-        found.extend(names);
-    }
-    found.sort();
     let mut expected = all.lines();
     expected.sort_unstable();
-    assert_eq!(found, expected);
+    for source in ["a.tar", "a.idx"] {
+        let mut found = Vec::new();
+        for shard in ["1/3", "2/3", "3/3"] {
+            let part = place.succeeds(&["ls", "-R", "--shard", shard, source]);
+            let names: Vec<_> = part.lines().iter().map(ToString::to_string).collect();
+            assert!(names.len() > 5, "{names:?}");
+            found.extend(names);
+        }
+        found.sort();
+        assert_eq!(found, expected);
+    }
 }
 
 #[test]

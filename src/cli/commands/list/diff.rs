@@ -1,15 +1,15 @@
 //! `tarfs diff`: prints what differs between two trees.
 
-use std::cell::Cell;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::open_place::{self, StartPoint, TreeVerb};
+use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
 use crate::cli::args::{LayerArgs, TreeArgs};
 use crate::cli::ui::output;
+use tarfs::index::Ino;
 use tarfs::list::{Comparison, DiffPrinter, Name, SharedOutput, Tree};
 use tarfs::locate::SourceSpec;
 
@@ -39,102 +39,73 @@ pub(crate) struct DiffArgs {
 }
 
 pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
-    let differs = Cell::new(None);
-    let compared = First {
-        args,
-        differs: &differs,
+    let needs = Needs {
+        attributes: true,
+        contents: args.checksum,
+        order: false,
     };
-    let code = open_place::run(&args.tree, &[OsString::from(".")], compared)?;
-    Ok(match differs.get() {
-        Some(differs) if code == ExitCode::SUCCESS => {
-            ExitCode::from(if differs { EXIT_DIFFERENT } else { 0 })
+    let root = [OsString::from(".")];
+    let first = Place::open(&args.tree, &root, needs)?;
+    let second = Place::open(&second_tree(args), &root, needs)?;
+    let (Some(one), Some(other)) = (first.starts.first(), second.starts.first()) else {
+        return Ok(ExitCode::from(output::EXIT_FAILURE));
+    };
+    let (names, root) = ((one.name(), other.name()), &Ino::ROOT);
+    let output = &second.output;
+    let differs = match (&first.tree, &second.tree) {
+        (OpenTree::Index(a), OpenTree::Index(b)) => {
+            compare(args, output, names, (a, root), (b, root))
         }
-        _ => ExitCode::from(output::EXIT_FAILURE),
-    })
-}
-
-/// Compares a tree with B.
-struct First<'a> {
-    args: &'a DiffArgs,
-    /// `None` while it is unknown.
-    differs: &'a Cell<Option<bool>>,
-}
-
-impl TreeVerb for First<'_> {
-    fn reads_contents(&self) -> bool {
-        self.args.checksum
-    }
-
-    fn run<A: Tree + Send + 'static>(
-        self,
-        tree: &Arc<A>,
-        base: &A::Directory,
-        starts: &[StartPoint],
-        _: &Arc<SharedOutput>,
-    ) -> anyhow::Result<()> {
-        let Some(start) = starts.first() else {
-            return Ok(());
-        };
-        let mut place = self.args.tree.clone();
-        let source = &mut place.source;
-        source.headers_origin = Some(source.origin().to_owned());
-        source.source = self.args.other.clone();
-        source.expect_sha256 = None;
-        place.layers = LayerArgs::default();
-        place.cache.saved.index = None;
-        place.cache.saved.index_sha256 = None;
-        let second = Second {
-            args: self.args,
-            differs: self.differs,
-            tree,
-            base,
-            name: start.name(),
-        };
-        let code = open_place::run(&place, &[OsString::from(".")], second)?;
-        if code != ExitCode::SUCCESS {
-            self.differs.set(None);
+        (OpenTree::Index(a), OpenTree::Directory(b, base)) => {
+            compare(args, output, names, (a, root), (b, base))
         }
-        Ok(())
-    }
+        (OpenTree::Directory(a, base), OpenTree::Index(b)) => {
+            compare(args, output, names, (a, base), (b, root))
+        }
+        (OpenTree::Directory(a, base), OpenTree::Directory(b, other)) => {
+            compare(args, output, names, (a, base), (b, other))
+        }
+    }?;
+    let codes = [second.finish(EXIT_PARTIAL)?, first.finish(EXIT_PARTIAL)?];
+    Ok(ExitCode::from(if codes != [ExitCode::SUCCESS; 2] {
+        output::EXIT_FAILURE
+    } else if differs {
+        EXIT_DIFFERENT
+    } else {
+        0
+    }))
 }
 
-/// Compares the directory `name` of a tree with another tree.
-struct Second<'a, A: Tree> {
-    args: &'a DiffArgs,
-    /// `None` while it is unknown.
-    differs: &'a Cell<Option<bool>>,
-    tree: &'a Arc<A>,
-    base: &'a A::Directory,
-    name: Name<'a>,
+/// B, and how it is opened.
+fn second_tree(args: &DiffArgs) -> TreeArgs {
+    let mut tree = args.tree.clone();
+    let source = &mut tree.source;
+    source.headers_origin = Some(source.origin().to_owned());
+    source.source = args.other.clone();
+    source.expect_sha256 = None;
+    tree.layers = LayerArgs::default();
+    tree.cache.saved.index = None;
+    tree.cache.saved.index_sha256 = None;
+    tree
 }
 
-impl<A: Tree + Send + 'static> TreeVerb for Second<'_, A> {
-    fn reads_contents(&self) -> bool {
-        self.args.checksum
-    }
-
-    fn run<B: Tree + Send + 'static>(
-        self,
-        tree: &Arc<B>,
-        base: &B::Directory,
-        starts: &[StartPoint],
-        output: &Arc<SharedOutput>,
-    ) -> anyhow::Result<()> {
-        let Some(start) = starts.first() else {
-            return Ok(());
-        };
-        let printer = Arc::new(DiffPrinter::new(self.args.json, Arc::clone(output)));
-        let comparison = Comparison {
-            first: Arc::clone(self.tree),
-            second: Arc::clone(tree),
-            differences: Arc::clone(&printer),
-            contents: self.args.checksum,
-        };
-        let names = (self.name, start.name());
-        comparison
-            .run((self.base, base), names, b".", self.args.tree.jobs.jobs)
-            .context("cannot compare the trees")?;
-        self.differs.set(Some(printer.finish()));
-        Ok(())
-    }
+/// Prints what differs between two directories. Returns whether anything does.
+fn compare<A: Tree + Send + 'static, B: Tree + Send + 'static>(
+    args: &DiffArgs,
+    output: &Arc<SharedOutput>,
+    names: (Name<'_>, Name<'_>),
+    (first, base): (&Arc<A>, &A::Directory),
+    (second, other_base): (&Arc<B>, &B::Directory),
+) -> anyhow::Result<bool> {
+    let printer = Arc::new(DiffPrinter::new(args.json, Arc::clone(output)));
+    let comparison = Comparison {
+        first: Arc::clone(first),
+        second: Arc::clone(second),
+        differences: Arc::clone(&printer),
+        contents: args.checksum,
+    };
+    comparison
+        .run((base, other_base), names, b".", args.tree.jobs.jobs)
+        .context("cannot compare the trees")?;
+    Ok(printer.finish())
 }

@@ -1,12 +1,14 @@
 //! `tarfs du`: sums the space that directories use.
 
 use std::ffi::OsString;
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use super::open_place::{self, StartPoint, TreeVerb};
+use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
 use crate::cli::args::TreeArgs;
-use tarfs::list::{DiskUsage, DuOptions, Item, Measure, SharedOutput, Tree, human_size};
+use tarfs::index::Ino;
+use tarfs::list::{DiskUsage, DuOptions, Item, Measure, Tree, human_size};
 
 /// Arguments of `tarfs du`.
 #[derive(clap::Args, Debug)]
@@ -54,68 +56,64 @@ pub(crate) struct DuArgs {
 }
 
 pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
-    open_place::run(&args.tree, &args.paths, Sums(args))
+    let needs = Needs {
+        attributes: true,
+        ..Needs::default()
+    };
+    let place = Place::open(&args.tree, &args.paths, needs)?;
+    match &place.tree {
+        OpenTree::Index(tree) => sum(args, &place, tree, &Ino::ROOT)?,
+        OpenTree::Directory(tree, base) => sum(args, &place, tree, base)?,
+    }
+    place.finish(EXIT_PARTIAL)
 }
 
-struct Sums<'a>(&'a DuArgs);
+fn options(args: &DuArgs) -> DuOptions {
+    let measure = match (args.inodes, args.apparent_size) {
+        (true, _) => Measure::Inodes,
+        (_, true) => Measure::ApparentSize,
+        _ => Measure::Space,
+    };
+    DuOptions {
+        measure,
+        all: args.all,
+        max_depth: if args.summarize {
+            0
+        } else {
+            args.max_depth.unwrap_or(usize::MAX)
+        },
+        format: match (args.human_readable, args.inodes) {
+            (true, _) => human_size,
+            (false, true) => |count| count.to_string(),
+            (false, false) => |bytes| bytes.div_ceil(1024).to_string(),
+        },
+    }
+}
 
-impl Sums<'_> {
-    fn options(&self) -> DuOptions {
-        let args = self.0;
-        let measure = match (args.inodes, args.apparent_size) {
-            (true, _) => Measure::Inodes,
-            (_, true) => Measure::ApparentSize,
-            _ => Measure::Space,
+fn sum<T: Tree + Send + 'static>(
+    args: &DuArgs,
+    place: &Place,
+    tree: &Arc<T>,
+    base: &T::Directory,
+) -> anyhow::Result<()> {
+    let usage = DiskUsage::new(options(args), Arc::clone(&place.output));
+    let usage = Arc::new(usage);
+    // One after the other, so that their lines are in order.
+    for start in &place.starts {
+        let name = start.name();
+        let item = Item::at_start(&**tree, base, name);
+        let Some(state) = usage.start(&item) else {
+            continue;
         };
-        DuOptions {
-            measure,
-            all: args.all,
-            max_depth: if args.summarize {
-                0
-            } else {
-                args.max_depth.unwrap_or(usize::MAX)
-            },
-            format: match (args.human_readable, args.inodes) {
-                (true, _) => human_size,
-                (false, true) => |count| count.to_string(),
-                (false, false) => |bytes| bytes.div_ceil(1024).to_string(),
-            },
+        match place.walk(tree, &usage, (&item, name.name), state)? {
+            ControlFlow::Continue(None) => {}
+            ControlFlow::Continue(Some(state)) => usage.end_closed(&state, name.name),
+            ControlFlow::Break(()) => break,
         }
     }
-}
-
-impl TreeVerb for Sums<'_> {
-    fn run<T: Tree + Send + 'static>(
-        self,
-        tree: &Arc<T>,
-        base: &T::Directory,
-        starts: &[StartPoint],
-        output: &Arc<SharedOutput>,
-    ) -> anyhow::Result<()> {
-        let usage = Arc::new(DiskUsage::new(self.options(), Arc::clone(output)));
-        // One after the other, so that their lines are in order.
-        for start in starts {
-            let name = start.name();
-            let Some(state) = usage.start(&Item::at_start(&**tree, base, name)) else {
-                continue;
-            };
-            match tree.open(base, name) {
-                Ok(directory) => {
-                    let (directory, jobs) = ((name.name, directory), self.0.tree.jobs.jobs);
-                    let walked = start.walk(tree, &usage, directory, state, jobs)?;
-                    if walked.is_break() {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    output.report(name.name, &error);
-                    usage.end_closed(&state, name.name);
-                }
-            }
-        }
-        if self.0.total {
-            output.write_last(&usage.line(usage.grand_total(), b"total"));
-        }
-        Ok(())
+    if args.total {
+        let line = usage.line(usage.grand_total(), b"total");
+        place.output.write_last(&line);
     }
+    Ok(())
 }

@@ -7,12 +7,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::open_place::{self, EXIT_PARTIAL, StartPoint, TreeVerb};
+use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
 use crate::cli::args::TreeArgs;
 use crate::cli::ui::output;
+use tarfs::index::Ino;
 use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Expression, ParseContext};
-use tarfs::list::{Finder, Item, SharedOutput, Tree, metadata_of};
+use tarfs::list::{Finder, Item, Tree, metadata_of};
 use tarfs::tar::Timestamp;
 
 /// Arguments of `tarfs find`.
@@ -59,51 +60,38 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(EXIT_PARTIAL));
         }
     };
-    open_place::run(&args.tree, paths, Search { args, expression })
+    let needs = Needs {
+        attributes: expression.needs_metadata(),
+        ..Needs::default()
+    };
+    let place = Place::open(&args.tree, paths, needs)?;
+    match &place.tree {
+        OpenTree::Index(tree) => search(expression, &place, tree, &Ino::ROOT)?,
+        OpenTree::Directory(tree, base) => search(expression, &place, tree, base)?,
+    }
+    place.finish(EXIT_PARTIAL)
 }
 
-struct Search<'a> {
-    args: &'a FindArgs,
+fn search<T: Tree + Send + 'static>(
     expression: Expression,
-}
-
-impl TreeVerb for Search<'_> {
-    fn needs_attributes(&self) -> bool {
-        self.expression.needs_metadata()
-    }
-
-    fn run<T: Tree + Send + 'static>(
-        self,
-        tree: &Arc<T>,
-        base: &T::Directory,
-        starts: &[StartPoint],
-        output: &Arc<SharedOutput>,
-    ) -> anyhow::Result<()> {
-        let finder = Finder::new(Arc::clone(tree), self.expression, Arc::clone(output));
-        let finder = Arc::new(finder);
-        for start in starts {
-            let name = start.name();
-            let item = Item::at_start(&**tree, base, name);
-            let state = match finder.start(&item) {
-                ControlFlow::Continue(Some(state)) => state,
-                ControlFlow::Continue(None) => continue,
-                ControlFlow::Break(()) => break,
-            };
-            match tree.open(base, name) {
-                Ok(directory) => {
-                    let directory = (name.name, directory);
-                    let jobs = self.args.tree.jobs.jobs;
-                    let walked = start.walk(tree, &finder, directory, state, jobs)?;
-                    if walked.is_break() {
-                        break;
-                    }
-                }
-                Err(error) => output.report(name.name, &error),
-            }
-            if finder.end(&item).is_break() {
-                break;
-            }
+    place: &Place,
+    tree: &Arc<T>,
+    base: &T::Directory,
+) -> anyhow::Result<()> {
+    let finder = Finder::new(Arc::clone(tree), expression, Arc::clone(&place.output));
+    let finder = Arc::new(finder);
+    for start in &place.starts {
+        let name = start.name();
+        let item = Item::at_start(&**tree, base, name);
+        let state = match finder.start(&item) {
+            ControlFlow::Continue(Some(state)) => state,
+            ControlFlow::Continue(None) => continue,
+            ControlFlow::Break(()) => break,
+        };
+        let walked = place.walk(tree, &finder, (&item, name.name), state)?;
+        if walked.is_break() || finder.end(&item).is_break() {
+            break;
         }
-        Ok(())
     }
+    Ok(())
 }

@@ -7,13 +7,15 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 
-use super::open_place::{self, StartPoint, TreeVerb};
+use super::open_place::{self, Needs, OpenTree, Place};
 use crate::cli::args::{ShardArg, TreeArgs};
+use crate::cli::open_archive;
 use crate::cli::ui::output;
-use crate::cli::{open_archive, shards};
-use tarfs::archive::Volume;
-use tarfs::index::{Ino, ShardPlan};
-use tarfs::list::{FileKind, Item, ListOptions, Lister, Order, SharedOutput, Style, Tree};
+use tarfs::index::Ino;
+use tarfs::list::{FileKind, Item, ListOptions, Lister, Order, Style, Tree};
+
+/// Exit code if one of the PATHs is missing, as of ls(1).
+const EXIT_MISSING: u8 = 2;
 
 /// Arguments of `tarfs ls`.
 #[derive(clap::Args, Debug)]
@@ -116,7 +118,22 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         args.shard.is_none() || is_remote,
         "a directory has no shards, and SOURCE is one"
     );
-    open_place::run(&args.tree, &args.paths, Listing { args, shard: None })
+    let is_ordered = args.by_size || args.by_time;
+    let needs = Needs {
+        order: !args.unsorted,
+        attributes: is_ordered
+            || args.long
+            || args.json
+            || args.format.is_some()
+            || args.shard.is_some(),
+        contents: false,
+    };
+    let place = Place::open(&args.tree, &args.paths, needs)?;
+    match &place.tree {
+        OpenTree::Index(tree) => list(args, &place, tree, &Ino::ROOT)?,
+        OpenTree::Directory(tree, base) => list(args, &place, tree, base)?,
+    }
+    place.finish(EXIT_MISSING)
 }
 
 /// Prints the paths of the archives that a mount of SOURCE shows as directories.
@@ -149,104 +166,68 @@ fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-struct Listing<'a> {
-    args: &'a LsArgs,
-    /// Only the entries of this shard are listed.
-    shard: Option<(ShardPlan, u32)>,
-}
-
-impl Listing<'_> {
-    fn options(&self) -> ListOptions {
-        let args = self.args;
-        ListOptions {
-            order: match (args.by_size, args.by_time, args.unsorted) {
-                (true, ..) => Order::Size,
-                (_, true, _) => Order::Time,
-                (.., true) => Order::Stored,
-                _ => Order::Name,
-            },
-            reverse: args.reverse,
-            recursive: args.recursive || args.format.is_some(),
-            // For programs, nothing is hidden.
-            all: args.all || args.json || args.format.is_some(),
-            json: args.json,
-            composefs: matches!(args.format, Some(Format::Composefs)),
-            style: Style {
-                long: args.long,
-                numeric: args.numeric_uid_gid,
-                escaped: stdout().is_terminal(),
-                inode: args.inode,
-                human: args.human_readable,
-            },
-        }
+fn options(args: &LsArgs) -> ListOptions {
+    ListOptions {
+        order: match (args.by_size, args.by_time, args.unsorted) {
+            (true, ..) => Order::Size,
+            (_, true, _) => Order::Time,
+            (.., true) => Order::Stored,
+            _ => Order::Name,
+        },
+        reverse: args.reverse,
+        recursive: args.recursive || args.format.is_some(),
+        // For programs, nothing is hidden.
+        all: args.all || args.json || args.format.is_some(),
+        json: args.json,
+        composefs: matches!(args.format, Some(Format::Composefs)),
+        style: Style {
+            long: args.long,
+            numeric: args.numeric_uid_gid,
+            escaped: stdout().is_terminal(),
+            inode: args.inode,
+            human: args.human_readable,
+        },
     }
 }
 
-impl TreeVerb for Listing<'_> {
-    const EXIT_MISSING: u8 = 2;
-
-    fn prepare(&mut self, volume: &dyn Volume) -> anyhow::Result<()> {
-        if let Some(shard) = self.args.shard {
-            let (_, _, plan) = shards::plan_of(volume, shard.count)?;
-            self.shard = Some((plan, shard.number));
-        }
-        Ok(())
+fn list<T: Tree + Send + 'static>(
+    args: &LsArgs,
+    place: &Place,
+    tree: &Arc<T>,
+    base: &T::Directory,
+) -> anyhow::Result<()> {
+    let output = Arc::clone(&place.output);
+    let mut lister = Lister::new(Arc::clone(tree), options(args), output);
+    if let Some(shard) = args.shard {
+        let plan = place.plan(shard.count)?;
+        lister.show_only(move |inode| {
+            let ino = u32::try_from(inode).map(Ino);
+            ino.is_ok_and(|ino| plan.shard_of(ino) == Some(shard.number))
+        });
     }
-
-    fn needs_attributes(&self) -> bool {
-        let args = self.args;
-        let is_ordered = args.by_size || args.by_time;
-        is_ordered || args.long || args.json || args.format.is_some() || args.shard.is_some()
-    }
-
-    fn is_sorted(&self) -> bool {
-        !self.args.unsorted
-    }
-
-    fn run<T: Tree + Send + 'static>(
-        self,
-        tree: &Arc<T>,
-        base: &T::Directory,
-        starts: &[StartPoint],
-        output: &Arc<SharedOutput>,
-    ) -> anyhow::Result<()> {
-        let mut lister = Lister::new(Arc::clone(tree), self.options(), Arc::clone(output));
-        if let Some((plan, number)) = self.shard {
-            lister.show_only(move |inode| {
-                let ino = u32::try_from(inode).map(Ino);
-                ino.is_ok_and(|ino| plan.shard_of(ino) == Some(number))
-            });
-        }
-        let (lister, jobs) = (Arc::new(lister), self.args.tree.jobs.jobs);
-        for start in starts {
-            let (name, path) = (start.name(), start.inner_path());
-            let item = Item::at_start(&**tree, base, name);
-            if name.kind != FileKind::Directory || self.args.directory_itself {
-                let shown = if path.is_empty() { b"." } else { path };
-                if lister.list_item(&item, shown).is_break() {
-                    break;
-                }
-                continue;
-            }
-            if self.args.format.is_some() && lister.list_item(&item, b"").is_break() {
+    let lister = Arc::new(lister);
+    for start in &place.starts {
+        let (name, path) = (start.name(), &*start.inner_path);
+        let item = Item::at_start(&**tree, base, name);
+        if name.kind != FileKind::Directory || args.directory_itself {
+            let shown = if path.is_empty() { b"." } else { path };
+            if lister.list_item(&item, shown).is_break() {
                 break;
             }
-            let directory = match item.open() {
-                Ok(directory) => directory,
-                Err(error) => {
-                    output.report(name.name, &error);
-                    continue;
-                }
-            };
-            let flow = if lister.is_unordered() {
-                start.walk(tree, &lister, (path, directory), (), jobs)?
-            } else {
-                lister.list_directory(directory, name.inode, path)
-            };
-            if flow.is_break() {
-                break;
-            }
+            continue;
         }
-        Ok(())
+        if args.format.is_some() && lister.list_item(&item, b"").is_break() {
+            break;
+        }
+        let is_ended = if lister.is_unordered() {
+            let walked = place.walk(tree, &lister, (&item, path), ())?;
+            walked.is_break()
+        } else {
+            lister.list_directory(&item, path).is_break()
+        };
+        if is_ended {
+            break;
+        }
     }
+    Ok(())
 }

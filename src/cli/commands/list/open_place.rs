@@ -12,21 +12,23 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use bytes::Bytes;
+use rustix::fd::OwnedFd;
+use tokio::runtime::Runtime;
 
 use crate::cli::args::TreeArgs;
 use crate::cli::daemon::control_socket;
 use crate::cli::environment;
-use crate::cli::open_archive;
 use crate::cli::ui::output;
+use crate::cli::{open_archive, shards};
 use tarfs::ArchivePath;
 use tarfs::archive::Volume;
 use tarfs::index::format::Error as Cause;
 use tarfs::index::store::{self, RowsToLoad};
-use tarfs::index::{Index, Ino, MemoryLimit};
+use tarfs::index::{Index, MemoryLimit, ShardPlan};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::list::{
-    DirectoryTree, FileKind, IndexTree, Name, SharedOutput, Start, Tree, Visitor, metadata_of,
-    walk_parallel,
+    DirectoryTree, FileKind, IndexTree, Item, Name, SharedOutput, Start, Tree, Visitor,
+    metadata_of, walk_parallel,
 };
 use tarfs::locate::SourceSpec;
 
@@ -41,8 +43,8 @@ pub(super) const EXIT_PARTIAL: u8 = 1;
 pub(crate) struct StartPoint {
     /// Its path as it is shown.
     path: Vec<u8>,
-    /// Its path in SOURCE; empty for SOURCE itself.
-    inner_path: Vec<u8>,
+    /// Its path in SOURCE, without a leading slash; empty for SOURCE itself.
+    pub inner_path: Vec<u8>,
     kind: FileKind,
     inode: u64,
     /// The file system that holds it; 0 in an archive.
@@ -50,29 +52,6 @@ pub(crate) struct StartPoint {
 }
 
 impl StartPoint {
-    /// Walks over the directory, and returns whether the visitor ended the walk.
-    pub(crate) fn walk<T: Tree + Send + 'static, V: Visitor<T>>(
-        &self,
-        tree: &Arc<T>,
-        visitor: &Arc<V>,
-        (path, directory): (&[u8], T::Directory),
-        state: V::State,
-        jobs: Option<NonZeroUsize>,
-    ) -> anyhow::Result<ControlFlow<()>> {
-        let start = Start {
-            path: path.to_owned(),
-            inode: self.inode,
-            directory,
-            state,
-        };
-        walk_parallel(tree, visitor, vec![start], jobs).context("cannot start a thread")
-    }
-
-    /// Its path in SOURCE, without a leading slash; empty for SOURCE itself.
-    pub(crate) fn inner_path(&self) -> &[u8] {
-        &self.inner_path
-    }
-
     pub(crate) fn name(&self) -> Name<'_> {
         Name {
             name: &self.path,
@@ -82,110 +61,166 @@ impl StartPoint {
     }
 }
 
-/// A verb for any tree.
-pub(crate) trait TreeVerb {
-    /// Exit code if one of the given paths is missing.
-    const EXIT_MISSING: u8 = EXIT_PARTIAL;
-
-    /// Prepares it for `volume`, if SOURCE is an archive or an image.
-    fn prepare(&mut self, volume: &dyn Volume) -> anyhow::Result<()> {
-        let _ = volume;
-        Ok(())
-    }
-
-    /// Whether it wants names in the order of their bytes, where they are stored in that order, too.
-    fn is_sorted(&self) -> bool {
-        false
-    }
-
-    /// Whether it uses attributes of files besides their types.
-    fn needs_attributes(&self) -> bool {
-        true
-    }
-
-    /// Whether it reads the contents of files, which an index alone does not have.
-    fn reads_contents(&self) -> bool {
-        false
-    }
-
-    /// Runs it at the files `starts`, which are names in `base`.
-    fn run<T: Tree + Send + 'static>(
-        self,
-        tree: &Arc<T>,
-        base: &T::Directory,
-        starts: &[StartPoint],
-        output: &Arc<SharedOutput>,
-    ) -> anyhow::Result<()>;
+/// Needs of a verb besides names and types.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Needs {
+    /// Names in the order of their bytes, where they are stored in that order, too.
+    pub order: bool,
+    /// Attributes of files.
+    pub attributes: bool,
+    /// The contents of files, which an index alone does not have.
+    pub contents: bool,
 }
 
-/// Runs `verb` on SOURCE of `args`, at `paths` in it or at its root. Errors of paths and problems of the archive are printed.
-pub(crate) fn run<V: TreeVerb>(
-    args: &TreeArgs,
-    paths: &[OsString],
-    mut verb: V,
-) -> anyhow::Result<ExitCode> {
-    let root = [OsString::new()];
-    let paths = if paths.is_empty() { &root } else { paths };
-    if let Some(directory) = local_directory(&args.source.source) {
-        let tree = Arc::new(DirectoryTree::new());
-        let base = tree.base().context("cannot open the current directory")?;
-        let found = paths.iter().map(|path| start_in_directory(directory, path));
-        let starts: Vec<_> = found.flatten().collect();
-        let has_all_paths = starts.len() == paths.len();
-        let is_indexed = !verb.reads_contents();
-        let index = is_indexed.then(|| mounted_index(directory, &starts, args));
-        return match index.flatten() {
-            Some(index) => {
-                let tree = Arc::new(IndexTree::new(index, verb.is_sorted()));
-                run_at(verb, &tree, &Ino::ROOT, &starts, has_all_paths)
+/// SOURCE as a tree of files, and the files at which a verb starts.
+pub(crate) struct Place {
+    pub tree: OpenTree,
+    pub starts: Vec<StartPoint>,
+    pub output: Arc<SharedOutput>,
+    has_all_paths: bool,
+    jobs: Option<NonZeroUsize>,
+    /// The archive or image, and the threads for its network.
+    archive: Option<(Arc<dyn Volume>, Runtime)>,
+    /// Whether the problems of the index are those of SOURCE.
+    has_problems: bool,
+}
+
+/// A tree that a verb walks.
+pub(crate) enum OpenTree {
+    Index(Arc<IndexTree>),
+    /// With the current directory.
+    Directory(Arc<DirectoryTree>, OwnedFd),
+}
+
+impl Place {
+    /// Opens SOURCE of `args`, and finds `paths` in it, or its root. Prints those that are missing.
+    pub(crate) fn open(args: &TreeArgs, paths: &[OsString], needs: Needs) -> anyhow::Result<Self> {
+        let root = [OsString::new()];
+        let paths = if paths.is_empty() { &root } else { paths };
+        let (mut archive, mut starts) = (None, Vec::new());
+        let directory = local_directory(&args.source.source);
+        let tree = if let Some(directory) = directory {
+            let found = paths.iter().map(|path| start_in_directory(directory, path));
+            starts.extend(found.flatten());
+            let index = (!needs.contents).then(|| mounted_index(directory, &starts, args));
+            if let Some(index) = index.flatten() {
+                OpenTree::Index(Arc::new(IndexTree::new(index, needs.order)))
+            } else {
+                let tree = DirectoryTree::new();
+                let base = tree.base().context("cannot open the current directory")?;
+                OpenTree::Directory(Arc::new(tree), base)
             }
-            None => run_at(verb, &tree, &base, &starts, has_all_paths),
+        } else {
+            let tree = if let Some(index) = saved_index(args)? {
+                IndexTree::new(Arc::new(index), needs.order)
+            } else {
+                let network = open_archive::start_network_runtime()?;
+                let volume = open_volume(args, needs, &network)?;
+                let tree = volume_tree(&volume, needs)?;
+                archive = Some((volume, network));
+                tree
+            };
+            let found = paths.iter().map(|path| start_in_archive(&tree, path));
+            starts.extend(found.flatten());
+            OpenTree::Index(Arc::new(tree))
         };
+        Ok(Self {
+            has_all_paths: starts.len() == paths.len(),
+            tree,
+            starts,
+            output: standard_output(false),
+            jobs: args.jobs.jobs,
+            archive,
+            has_problems: directory.is_none(),
+        })
     }
-    if let Some(index) = saved_index(args)? {
-        let tree = IndexTree::new(Arc::new(index), verb.is_sorted());
-        return run_on_index(verb, tree, paths);
+
+    /// Cuts SOURCE into `count` shards.
+    pub(crate) fn plan(&self, count: u32) -> anyhow::Result<ShardPlan> {
+        match (&self.archive, &self.tree) {
+            (None, OpenTree::Index(tree)) => Ok(ShardPlan::new(tree.index(), count)),
+            (archive, _) => {
+                let (volume, _) = archive.as_ref().context("a directory has no shards")?;
+                let (_, _, plan) = shards::plan_of(&**volume, count)?;
+                Ok(plan)
+            }
+        }
     }
-    let network = open_archive::start_network_runtime()?;
+
+    /// Walks over the directory `item`, which is called `path`. Returns its state if it cannot be opened, and breaks if the
+    /// visitor ended the walk.
+    pub(crate) fn walk<T: Tree + Send + 'static, V: Visitor<T>>(
+        &self,
+        tree: &Arc<T>,
+        visitor: &Arc<V>,
+        (item, path): (&Item<'_, T>, &[u8]),
+        state: V::State,
+    ) -> anyhow::Result<ControlFlow<(), Option<V::State>>> {
+        let directory = match item.open() {
+            Ok(directory) => directory,
+            Err(error) => {
+                self.output.report(item.path(), &error);
+                return Ok(ControlFlow::Continue(Some(state)));
+            }
+        };
+        let start = Start {
+            path: path.to_owned(),
+            inode: item.inode(),
+            directory,
+            state,
+        };
+        let walked = walk_parallel(tree, visitor, vec![start], self.jobs);
+        Ok(walked
+            .context("cannot start a thread")?
+            .map_continue(|()| None))
+    }
+
+    /// Ends the output, and prints the problems of the archive. Returns the exit code, which is `missing` if one of the
+    /// paths was.
+    pub(crate) fn finish(&self, missing: u8) -> anyhow::Result<ExitCode> {
+        finish(&self.output)?;
+        if let OpenTree::Index(tree) = &self.tree
+            && self.has_problems
+        {
+            let problems = output::report_problems(tree.index());
+            if problems != ExitCode::SUCCESS {
+                return Ok(problems);
+            }
+        }
+        Ok(match (self.has_all_paths, self.output.has_failed()) {
+            (false, _) => ExitCode::from(missing),
+            (true, true) => ExitCode::from(EXIT_PARTIAL),
+            (true, false) => ExitCode::SUCCESS,
+        })
+    }
+}
+
+/// Opens and indexes SOURCE, an archive or image.
+fn open_volume(
+    args: &TreeArgs,
+    needs: Needs,
+    network: &Runtime,
+) -> anyhow::Result<Arc<dyn Volume>> {
     let quiet = !io::stderr().is_terminal();
-    let rows = if verb.needs_attributes() {
+    let rows = if needs.attributes {
         RowsToLoad::All
     } else {
         RowsToLoad::Names
     };
-    let volume = open_archive::open_tree(
-        &args.source,
-        &args.layers,
-        &args.cache,
-        &network,
-        rows,
-        quiet,
-    )?;
-    verb.prepare(&*volume)?;
-    let index = volume
-        .complete_index()
-        .context("the index is not complete")?;
-    let mut tree = IndexTree::new(index, verb.is_sorted());
-    if verb.reads_contents() {
-        tree = with_contents(tree, &volume);
-    }
-    run_on_index(verb, tree, paths)
+    let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
+    open_archive::open_tree(source, layers, cache, network, rows, quiet)
 }
 
-fn run_on_index<V: TreeVerb>(
-    verb: V,
-    tree: IndexTree,
-    paths: &[OsString],
-) -> anyhow::Result<ExitCode> {
-    let tree = Arc::new(tree);
-    let found = paths.iter().map(|path| start_in_archive(&tree, path));
-    let starts: Vec<_> = found.flatten().collect();
-    let has_all_paths = starts.len() == paths.len();
-    let code = run_at(verb, &tree, &Ino::ROOT, &starts, has_all_paths)?;
-    match output::report_problems(tree.index()) {
-        problems if problems == ExitCode::SUCCESS => Ok(code),
-        problems => Ok(problems),
-    }
+/// The entries of `volume`.
+fn volume_tree(volume: &Arc<dyn Volume>, needs: Needs) -> anyhow::Result<IndexTree> {
+    let index = volume.complete_index();
+    let index = index.context("the index is not complete")?;
+    let tree = IndexTree::new(index, needs.order);
+    Ok(if needs.contents {
+        with_contents(tree, volume)
+    } else {
+        tree
+    })
 }
 
 /// The index in the file SOURCE, if it is an index file.
@@ -230,23 +265,6 @@ pub(crate) fn with_contents(tree: IndexTree, volume: &Arc<dyn Volume>) -> IndexT
         // A slice would keep memory for which other reads wait.
         let copied = read.map(|bytes| Bytes::copy_from_slice(&bytes));
         copied.map_err(io::Error::other)
-    })
-}
-
-fn run_at<V: TreeVerb, T: Tree + Send + 'static>(
-    verb: V,
-    tree: &Arc<T>,
-    base: &T::Directory,
-    starts: &[StartPoint],
-    has_all_paths: bool,
-) -> anyhow::Result<ExitCode> {
-    let output = standard_output(false);
-    verb.run(tree, base, starts, &output)?;
-    finish(&output)?;
-    Ok(match (has_all_paths, output.has_failed()) {
-        (false, _) => ExitCode::from(V::EXIT_MISSING),
-        (true, true) => ExitCode::from(EXIT_PARTIAL),
-        (true, false) => ExitCode::SUCCESS,
     })
 }
 
