@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use super::number::parse_digits;
+
 /// A syntax of `-regextype`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Dialect {
@@ -151,26 +153,26 @@ impl Translation<'_> {
 
     /// The rest of an interval, such as `2,5}`.
     fn interval(&mut self, end: &str) -> Result<String, String> {
-        const MAX_REPETITIONS: u32 = 32_767;
+        const MAX_REPETITIONS: u64 = 32_767;
         let wrong = || "an interval is malformed".to_owned();
         let (range, rest) = self.rest.split_once(end).ok_or_else(wrong)?;
         self.rest = rest;
-        let (low, high) = range.split_once(',').unwrap_or((range, range));
-        let number = |text: &str, default| {
-            let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
-            let number = if text.is_empty() {
-                default
-            } else {
-                text.parse().ok()
-            };
-            number.filter(|&number| is_plain && number <= MAX_REPETITIONS)
+        let number = |text| {
+            let number = parse_digits(text).filter(|&number| number <= MAX_REPETITIONS);
+            number.ok_or_else(wrong)
         };
-        let low = number(low, range.contains(',').then_some(0)).ok_or_else(wrong)?;
+        let Some((low, high)) = range.split_once(',') else {
+            return Ok(format!("{{{}}}", number(range)?));
+        };
+        let low = if low.is_empty() { 0 } else { number(low)? };
         if high.is_empty() {
             return Ok(format!("{{{low},}}"));
         }
-        let high = number(high, None).filter(|&high| high >= low);
-        Ok(format!("{{{low},{}}}", high.ok_or_else(wrong)?))
+        let high = number(high)?;
+        if high < low {
+            return Err(wrong());
+        }
+        Ok(format!("{{{low},{high}}}"))
     }
 
     fn push(&mut self, token: Token) -> Result<(), String> {

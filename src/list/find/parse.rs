@@ -1,7 +1,7 @@
 //! Parses the words of an expression.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt;
+use std::fmt::Display;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -22,6 +22,10 @@ use crate::tar::Timestamp;
 pub struct Error(pub(super) String);
 
 /// Facts from outside of the tree that an expression may refer to.
+#[expect(
+    missing_debug_implementations,
+    reason = "functions have no form for it"
+)]
 #[derive(Clone, Copy)]
 pub struct ParseContext<'a> {
     /// The current time.
@@ -30,13 +34,6 @@ pub struct ParseContext<'a> {
     pub accounts: &'a dyn IdResolver,
     /// Examines the file of `-newer` or `-samefile`, without following links.
     pub metadata: &'a dyn Fn(&Path) -> io::Result<Metadata>,
-}
-
-impl fmt::Debug for ParseContext<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut context = f.debug_struct("ParseContext");
-        context.field("now", &self.now).finish_non_exhaustive()
-    }
 }
 
 /// Options within an expression, which hold for the whole walk.
@@ -223,7 +220,7 @@ fn single(mut parts: Vec<Node>, wrap: fn(Vec<Node>) -> Node) -> Node {
     }
 }
 
-fn syntax(problem: impl fmt::Display) -> Result<Node, Error> {
+fn syntax(problem: impl Display) -> Result<Node, Error> {
     Err(Error(format!("invalid expression: {problem}")))
 }
 

@@ -159,12 +159,21 @@ impl Directive {
         }
     }
 
+    /// Writes the value, cut to the precision, and spaces up to the width.
     fn write(&self, item: &Item<'_, impl Tree>, output: &mut Vec<u8>) -> io::Result<()> {
         let value = self.value(item)?;
-        match self.letter {
-            b'd' | b'm' => self.write_number(&String::from_utf8_lossy(&value), output),
-            _ => self.write_text(&value, output),
-        }
+        // The precision of a number is its least number of digits.
+        let cut = self.precision.filter(|_| !b"dm".contains(&self.letter));
+        let len = cut.unwrap_or(usize::MAX).min(value.len());
+        let padding = self.width.saturating_sub(len);
+        let before = if self.flags.contains(&b'-') {
+            0
+        } else {
+            padding
+        };
+        output.resize(output.len() + before, b' ');
+        output.extend_from_slice(value.get(..len).unwrap_or(&value));
+        output.resize(output.len() + padding - before, b' ');
         Ok(())
     }
 
@@ -178,7 +187,7 @@ impl Directive {
             b'l' if item.kind() == FileKind::Symlink => item.target()?,
             b'l' => Cow::default(),
             b'y' => item.kind().letter().to_string().into_bytes().into(),
-            b'd' => item.depth().to_string().into_bytes().into(),
+            b'd' => self.number(&item.depth().to_string()).into_bytes().into(),
             b'u' if let Some(name) = item.user()? => name,
             b'g' if let Some(name) = item.group()? => name,
             _ => self.attribute(&item.metadata()?).into_bytes().into(),
@@ -188,7 +197,7 @@ impl Directive {
     fn attribute(&self, metadata: &Metadata) -> String {
         let time = |time| strftime::format(time, self.time_field).unwrap_or_default();
         match self.letter {
-            b'm' => format!("{:o}", metadata.mode & 0o7777),
+            b'm' => self.number(&format!("{:o}", metadata.mode & 0o7777)),
             b'M' => mode_string(metadata.kind, metadata.mode),
             b's' => metadata.size.to_string(),
             b'b' => metadata.blocks.to_string(),
@@ -204,22 +213,8 @@ impl Directive {
         }
     }
 
-    /// Writes at most `precision` bytes of `text`, and spaces up to the width.
-    fn write_text(&self, text: &[u8], output: &mut Vec<u8>) {
-        let len = self.precision.unwrap_or(usize::MAX).min(text.len());
-        let padding = self.width.saturating_sub(len);
-        let (before, after) = if self.flags.contains(&b'-') {
-            (0, padding)
-        } else {
-            (padding, 0)
-        };
-        output.resize(output.len() + before, b' ');
-        output.extend_from_slice(text.get(..len).unwrap_or(text));
-        output.resize(output.len() + after, b' ');
-    }
-
-    /// Writes a number as printf(3) does.
-    fn write_number(&self, digits: &str, output: &mut Vec<u8>) {
+    /// A number as printf(3) writes it, but for the width.
+    fn number(&self, digits: &str) -> String {
         let has = |flag| self.flags.contains(&flag);
         let sign = match self.letter {
             b'd' if has(b'+') => "+",
@@ -227,20 +222,12 @@ impl Directive {
             b'm' if has(b'#') && !digits.starts_with('0') => "0",
             _ => "",
         };
-        let digits = match self.precision {
-            Some(len) => format!("{digits:0>len$}"),
-            None if has(b'0') && !has(b'-') => {
-                let len = self.width.saturating_sub(sign.len());
-                format!("{digits:0>len$}")
-            }
-            None => digits.to_owned(),
+        let zeros_to = match self.precision {
+            Some(len) => len,
+            None if has(b'0') && !has(b'-') => self.width.saturating_sub(sign.len()),
+            None => 0,
         };
-        let layout = Self {
-            flags: self.flags.clone(),
-            width: self.width,
-            ..Self::default()
-        };
-        layout.write_text(format!("{sign}{digits}").as_bytes(), output);
+        format!("{sign}{digits:0>zeros_to$}")
     }
 }
 
