@@ -35,7 +35,8 @@ const MAX_OPEN_DIRECTORIES: usize = 4096;
 #[derive(Debug, Default)]
 pub struct DirectoryTree {
     names: AccountNames,
-    is_one_file_system: bool,
+    /// Whether mount points cannot be opened.
+    pub is_one_file_system: bool,
 }
 
 impl DirectoryTree {
@@ -44,15 +45,6 @@ impl DirectoryTree {
         Self {
             names: AccountNames::load_system(),
             is_one_file_system: false,
-        }
-    }
-
-    /// The same, but mount points cannot be opened.
-    #[must_use]
-    pub fn on_one_file_system(self) -> Self {
-        Self {
-            is_one_file_system: true,
-            ..self
         }
     }
 

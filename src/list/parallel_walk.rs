@@ -283,14 +283,12 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
 
     /// Whether a directory is done, after all below it has been visited and left. Otherwise it is read again, from
     /// its beginning.
-    fn is_done(&self, level: &Arc<Level<T, Self::State>>) -> bool {
-        let _ = level;
+    fn is_done(&self, _: &Arc<Level<T, Self::State>>) -> bool {
         true
     }
 
     /// Leaves a directory, when all below it has been visited and left.
-    fn leave(&self, level: &Arc<Level<T, Self::State>>) -> ControlFlow<()> {
-        let _ = level;
+    fn leave(&self, _: &Arc<Level<T, Self::State>>) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 

@@ -241,8 +241,7 @@ pub trait Tree: Sync {
     ///
     /// # Errors
     /// It is gone, or they cannot be read.
-    fn xattrs(&self, directory: &Self::Directory, name: Name<'_>) -> io::Result<Vec<Xattr>> {
-        let _ = (directory, name);
+    fn xattrs(&self, _: &Self::Directory, _: Name<'_>) -> io::Result<Vec<Xattr>> {
         Ok(Vec::new())
     }
 
@@ -255,8 +254,7 @@ pub trait Tree: Sync {
     ///
     /// # Errors
     /// They cannot be read.
-    fn identity(&self, directory: &Self::Directory) -> io::Result<FileId> {
-        let _ = directory;
+    fn identity(&self, _: &Self::Directory) -> io::Result<FileId> {
         Ok((0, 0))
     }
 
@@ -264,24 +262,17 @@ pub trait Tree: Sync {
     ///
     /// # Errors
     /// It is gone, no regular file, or may not be read.
-    fn content(
-        &self,
-        directory: &Self::Directory,
-        name: Name<'_>,
-    ) -> io::Result<Box<dyn Read + '_>> {
-        let _ = (directory, name);
+    fn content(&self, _: &Self::Directory, _: Name<'_>) -> io::Result<Box<dyn Read + '_>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Whether only paths of other files imply a directory, so that it has no attributes of its own.
-    fn is_implied(&self, name: Name<'_>) -> bool {
-        let _ = name;
+    fn is_implied(&self, _: Name<'_>) -> bool {
         false
     }
 
     /// Offset of the first stored byte of a file in a plain archive, if it has any.
-    fn offset(&self, name: Name<'_>) -> Option<u64> {
-        let _ = name;
+    fn offset(&self, _: Name<'_>) -> Option<u64> {
         None
     }
 

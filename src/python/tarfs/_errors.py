@@ -4,18 +4,6 @@ from __future__ import annotations
 
 import errno
 
-__all__ = [
-    "AccessDenied",
-    "Changed",
-    "Damaged",
-    "Error",
-    "InvalidArgument",
-    "IsADirectory",
-    "NotFound",
-    "TimedOut",
-    "Unreachable",
-]
-
 
 class Error(OSError):
     """Base of all errors of tarfs."""

@@ -55,9 +55,7 @@ pub(crate) struct RmArgs {
 
 pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
     let mut tree = DirectoryTree::new();
-    if !args.no_one_file_system {
-        tree = tree.on_one_file_system();
-    }
+    tree.is_one_file_system = !args.no_one_file_system;
     let options = RemoveOptions {
         recursive: args.recursive,
         empty_directories: args.dir,
