@@ -70,20 +70,8 @@ impl Columns {
         name: &[u8],
         file: &Item<'_, impl Tree>,
     ) -> io::Result<()> {
-        let start = output.len();
-        let written = self.try_write(output, name, file);
-        if written.is_err() {
-            output.truncate(start);
-        }
-        written
-    }
-
-    fn try_write(
-        &self,
-        output: &mut Vec<u8>,
-        name: &[u8],
-        file: &Item<'_, impl Tree>,
-    ) -> io::Result<()> {
+        let is_link = self.style.long && file.kind() == FileKind::Symlink;
+        let target = is_link.then(|| file.target()).transpose()?;
         if self.have_widths() {
             let metadata = file.metadata()?;
             let [inode, links, user, group, size] = self.style.texts(file)?;
@@ -99,9 +87,9 @@ impl Columns {
             }
         }
         self.push_name(output, name);
-        if self.style.long && file.kind() == FileKind::Symlink {
+        if let Some(target) = target {
             output.extend_from_slice(b" -> ");
-            self.push_name(output, &file.target()?);
+            self.push_name(output, &target);
         }
         output.push(b'\n');
         Ok(())

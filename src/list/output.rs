@@ -9,6 +9,9 @@ use super::escape::escape;
 use crate::base::error_chain::error_chain;
 use crate::base::sync::Mutex;
 
+/// Bytes that are written to a file or pipe at once.
+const BUFFER_BYTES: usize = 64 << 10;
+
 /// A writer for several threads, which also receives errors about single files. It keeps the first error of writing,
 /// after which nothing is written.
 pub struct SharedOutput {
@@ -20,21 +23,20 @@ pub struct SharedOutput {
 struct State {
     writer: BufWriter<Box<dyn Write + Send>>,
     error: Option<io::Error>,
-    is_flushed: bool,
 }
 
 impl SharedOutput {
-    /// Output to `writer`, through a buffer, which `is_flushed` after each piece. Errors go to `print_error`.
+    /// Output to `writer` through a buffer, unless it `is_terminal`. Errors go to `print_error`.
     pub fn new(
         writer: impl Write + Send + 'static,
-        is_flushed: bool,
+        is_terminal: bool,
         print_error: impl Fn(&str) + Send + Sync + 'static,
     ) -> Self {
+        let capacity = if is_terminal { 0 } else { BUFFER_BYTES };
         Self {
             state: Mutex::new(State {
-                writer: BufWriter::with_capacity(64 << 10, Box::new(writer)),
+                writer: BufWriter::with_capacity(capacity, Box::new(writer)),
                 error: None,
-                is_flushed,
             }),
             print_error: Box::new(print_error),
             has_failed: AtomicBool::new(false),
@@ -72,11 +74,7 @@ impl SharedOutput {
         if state.error.is_some() || bytes.is_empty() {
             return;
         }
-        let mut written = state.writer.write_all(bytes);
-        if state.is_flushed {
-            written = written.and_then(|()| state.writer.flush());
-        }
-        state.error = written.err();
+        state.error = state.writer.write_all(bytes).err();
     }
 
     /// Writes what is in the buffer.
