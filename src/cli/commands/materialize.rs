@@ -29,7 +29,7 @@ use tarfs::ArchivePath;
 use tarfs::Plain;
 use tarfs::Stats;
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{Error, OpenOptions, SavedIndex};
+use tarfs::archive::{Error, OpenOptions, SavedIndex, Volume};
 use tarfs::codec::Compression;
 use tarfs::index::{Ino, MemoryLimit};
 use tarfs::internal::error_chain::error_chain;
@@ -340,60 +340,35 @@ fn copy_directory(
 
 /// Writes one shard, or finishes the tree of all.
 fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result<ExitCode> {
-    let tree = args.layers.tree(source_args);
-    ensure!(
-        !tree.source.is_stdin(),
-        "standard input can be read only once, and shards need its index first (save it to a file)"
-    );
     materialize::check_empty_destination(args.directory())?;
     let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
-    let start_time = Instant::now();
-    let mut context = args.open_context(source_args, &network, &stats)?;
-    context.archive.scan.allow_skipping = true;
-    let volume = context.open(&tree)?;
+    let output = Output::new(source_args, args, &stats);
+    let volume = output.open_indexed(&network, "shards need")?;
     let count = args.shard.map_or(1, |shard| shard.count);
     let (archive, index, plan) = shards::plan_of(&*volume, count)?;
-    let reporter = Arc::new(TerminalReporter {
-        prints_entries: args.verbose,
-        ..TerminalReporter::for_contents()
-    });
-    let options = args.options(source_args, reporter);
-    let mut sink = Materializer::new(args.directory(), options, Arc::clone(&stats))?;
-    let (read, finished) = match args.shard {
+    let write = |mut sink: Materializer| match args.shard {
         Some(shard) => {
             let read = shards::send(archive, &index, &plan, shard, &mut sink);
             (read, sink.finish_shard())
         }
         None => (Ok(true), sink.finish_shards(&index)),
     };
+    let outcome = output.to_disk("run the same command again", None, write);
     if args.stats {
         output::print_counters(&stats);
     }
-    // An error of the destination stops the reading, too.
-    let summary = finished?;
-    let complete = read?;
-    if !args.quiet {
-        output::report_written(summary.entries, summary.bytes, start_time.elapsed());
-    }
-    Ok(exit_code(complete, &summary))
+    outcome
 }
 
 /// Brings the tree in the destination to the state of SOURCE.
 fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result<ExitCode> {
-    let tree = args.layers.tree(source_args);
-    ensure!(
-        !tree.source.is_stdin(),
-        "standard input can be read only once, and --update needs its index first (save it to a file)"
-    );
     let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
-    let mut context = args.open_context(source_args, &network, &stats)?;
-    context.archive.scan.allow_skipping = true;
-    let volume = context.open(&tree)?;
+    let output = Output::new(source_args, args, &stats);
+    let volume = output.open_indexed(&network, "--update needs")?;
     let index = volume.complete_index();
     let index = index.context("the archive is not indexed")?;
     index.load_tree_rows().context("cannot list the tree")?;
     let is_whole = output::report_problems(&index) == ExitCode::SUCCESS;
-    let output = Output::new(source_args, args, &stats);
     let source = with_contents(IndexTree::new(Arc::clone(&index), false), &volume);
     let root = (b".".as_slice(), Ino::ROOT.0.into());
     let plan = args.plan_update(source, &Ino::ROOT, root, &output.options())?;
@@ -448,6 +423,14 @@ fn print_steps(plan: &UpdatePlan, with_deletions: bool) -> anyhow::Result<()> {
     let output = list::open_place::standard_output(false);
     output.write_last(&text);
     list::open_place::finish(&output)
+}
+
+/// Refuses flags that have no meaning for `source`.
+fn refuse(flags: &[(&str, bool)], source: &str) -> anyhow::Result<()> {
+    match flags.iter().find(|(_, is_requested)| *is_requested) {
+        Some((flag, _)) => bail!("{flag} cannot be used with {source} (leave it out)"),
+        None => Ok(()),
+    }
 }
 
 /// Whether `path` has the form of a directory on this machine, and hardly of a member.
@@ -631,10 +614,7 @@ impl MaterializeOptions {
             ("--to-stdout", self.to_stdout),
             ("--dry-run", self.dry_run),
         ];
-        match requested.iter().find(|(_, is_requested)| *is_requested) {
-            Some((flag, _)) => bail!("{flag} cannot be used with an image (leave it out)"),
-            None => Ok(()),
-        }
+        refuse(&requested, "an image")
     }
 
     /// The flags, and the number of threads, for a directory as SOURCE.
@@ -661,10 +641,7 @@ impl MaterializeOptions {
             ("--layer", self.layers.is_set()),
             ("--expect-sha256", source.expect_sha256.is_some()),
         ];
-        match requested.iter().find(|(_, is_requested)| *is_requested) {
-            Some((flag, _)) => bail!("{flag} cannot be used with a directory (leave it out)"),
-            None => Ok(()),
-        }
+        refuse(&requested, "a directory")
     }
 
     fn selection(&self) -> Selection {
@@ -746,6 +723,20 @@ impl<'a> Output<'a> {
         self.args.options(self.source_args, reporter)
     }
 
+    /// Opens and indexes SOURCE, which the flag or noun `user` needs.
+    fn open_indexed(&self, network: &Runtime, user: &str) -> anyhow::Result<Arc<dyn Volume>> {
+        let tree = self.args.layers.tree(self.source_args);
+        ensure!(
+            !tree.source.is_stdin(),
+            "standard input can be read only once, and {user} its index first (save it to a file)"
+        );
+        let mut context = self
+            .args
+            .open_context(self.source_args, network, self.stats)?;
+        context.archive.scan.allow_skipping = true;
+        Ok(context.open(&tree)?)
+    }
+
     /// Writes to the destination by `write`, with files of layers in `layers_directory`. An interrupted run gives
     /// `hint`.
     fn to_disk(
@@ -768,7 +759,9 @@ impl<'a> Output<'a> {
             report_interrupted(&stats, &place, hint);
         })?;
         let (complete, finished) = write(sink);
-        let (complete, summary) = (complete?, self.with_destination(finished)?);
+        // An error of the destination stops the reading, too.
+        let summary = self.with_destination(finished)?;
+        let complete = complete?;
         self.report_summary(&summary);
         Ok(exit_code(complete, &summary))
     }
@@ -780,7 +773,7 @@ impl<'a> Output<'a> {
         is_whole: bool,
         write: impl FnOnce(Materializer, bool) -> Written,
     ) -> anyhow::Result<ExitCode> {
-        let is_known = is_whole && !plan.is_incomplete();
+        let is_known = is_whole && !plan.is_incomplete;
         if self.args.delete && !is_known {
             output::print_warning("nothing is deleted, because not everything can be compared");
         }

@@ -81,15 +81,10 @@ pub struct UpdatePlan {
     /// Entries that the source lacks.
     pub(super) extra: Vec<ArchivePath>,
     /// Whether something could not be compared.
-    is_incomplete: bool,
+    pub is_incomplete: bool,
 }
 
 impl UpdatePlan {
-    /// Whether something could not be compared.
-    pub fn is_incomplete(&self) -> bool {
-        self.is_incomplete
-    }
-
     /// The steps in the order of paths, those `with_deletions` included.
     pub fn steps(&self, with_deletions: bool) -> Vec<(&ArchivePath, Step)> {
         let written = self.written.keys().map(|path| (path, Step::Write));
