@@ -38,7 +38,7 @@ use tarfs::list::{Comparison, DirectoryTree, FileKind, IndexTree, Name, Tree, es
 use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
-    SelectedPath, Selection, Staging, Summary, UpdatePlan, UpdatePlanner,
+    SelectedPath, Selection, Staging, Step, Summary, UpdatePlan, UpdatePlanner,
 };
 use tarfs::source::{Access, Source};
 use tarfs::tar::Member;
@@ -412,7 +412,12 @@ fn update_from_directory(
 fn print_steps(plan: &UpdatePlan, with_deletions: bool) -> anyhow::Result<()> {
     let mut text = Vec::new();
     for (path, step) in plan.steps(with_deletions) {
-        let word = format!("{step:?}").to_lowercase();
+        let word = match step {
+            Step::Delete => "delete",
+            Step::Write => "write",
+            Step::Change => "change",
+            Step::Link => "link",
+        };
         let path = if path.is_root() {
             b"."
         } else {
