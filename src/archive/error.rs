@@ -195,7 +195,7 @@ pub enum ReadError {
     #[error("the archive's server refuses access")]
     AccessDenied(#[source] Arc<Error>),
     /// The bytes arrived, but differ from the indexed ones.
-    #[error("plain bytes {extent:?} of the archive are damaged")]
+    #[error("plain bytes {} to {} of the archive are damaged", extent.start().0, extent.end().0)]
     Damaged {
         /// The damaged span.
         extent: Extent<Plain>,
