@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::support::cli::Place;
+use crate::support::fixture::PROGRAM;
 
 /// Makes the tree that is changed, and a link to it.
 fn make_tree(place: &Place) {
@@ -266,6 +267,17 @@ fn rm_follows_no_link_with_a_slash() {
     assert!(place.path("t/d/e/h").exists());
 }
 
+/// Runs `rm`, which prints more lines than its pipe holds, and calls `change` before the last ones.
+fn is_success_after(mut rm: Command, change: impl FnOnce()) -> bool {
+    rm.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut rm = rm.spawn().expect("started");
+    let mut output = rm.stdout.take().expect("a pipe");
+    output.read_exact(&mut [0]).expect("a line");
+    change();
+    io::copy(&mut output, &mut io::sink()).expect("lines");
+    rm.wait().expect("ended").success()
+}
+
 #[test]
 fn rm_removes_a_large_directory_completely() {
     let place = Place::new();
@@ -274,14 +286,29 @@ fn rm_removes_a_large_directory_completely() {
         let name = format!("out/below/{number:0>60}");
         fs::write(place.path(&name), "").expect("space");
     }
-    let mut command = place.tarfs();
-    let command = command.args(["rm", "-rv", "-j", "7", "out"]);
-    let mut rm = command.stdout(Stdio::piped()).spawn().expect("started");
-    let mut output = rm.stdout.take().expect("a pipe");
-    // The pipe is full until the test reads it, when only `out` itself was read to its end.
-    output.read_exact(&mut [0]).expect("a line");
-    fs::write(place.path("out/late"), "").expect("space");
-    io::copy(&mut output, &mut io::sink()).expect("lines");
-    assert!(rm.wait().expect("ended").success());
+    let mut rm = place.tarfs();
+    rm.args(["rm", "-rv", "-j", "7", "out"]);
+    let add = || fs::write(place.path("out/late"), "").expect("space");
+    // Only `out` itself was read to its end then.
+    assert!(is_success_after(rm, add));
     assert!(!place.path("out").exists());
+}
+
+#[test]
+fn rm_removes_nothing_where_a_directory_was_moved_to() {
+    let place = Place::new();
+    let deep = format!("t{}", "/d".repeat(40));
+    fs::create_dir_all(place.path(&deep)).expect("new");
+    fs::create_dir(place.path("d")).expect("new");
+    for number in 0..2000 {
+        let name = format!("{deep}/{number:0>60}");
+        fs::write(place.path(&name), "").expect("space");
+    }
+    let mut rm = place.command("sh");
+    // Upper directories are closed, and opened again from below.
+    let line = format!("ulimit -n 64; exec {PROGRAM} rm -rv -j 1 t");
+    rm.args(["-c", &line]);
+    let move_out = || fs::rename(place.path("t/d/d"), place.path("moved")).expect("ours");
+    assert!(!is_success_after(rm, move_out));
+    assert!(place.path("d").exists() && !place.path("moved/d").exists());
 }
