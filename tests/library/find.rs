@@ -611,6 +611,7 @@ fn each_argument_of_a_primary_matches_as_in_gnu_find() {
     let sub = fs::metadata(world.directory.path().join("tree/Sub")).expect("valid");
     compare(&["-inum", &sub.ino().to_string()]);
     compare(&["-empty"]);
+    compare(&["-newermt", "2024-03-21"]);
     compare(&["-name", "[hlL]*", "-printf", "%Tj %TU %TW\n"]);
     compare(&["-nouser", "-o", "-not", "-nogroup", "-type", "f"]);
     compare(&[]);
