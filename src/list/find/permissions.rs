@@ -31,6 +31,10 @@ impl Permissions {
             ("-", mode) => (Match::Each, mode),
             _ => (Match::Exact, text),
         };
+        // As in GNU find, because it meant `/644` in old versions.
+        if matches!(text.as_bytes(), [b'+', b'0'..=b'7', ..]) {
+            return None;
+        }
         let (of_file, of_directory) = (
             apply_mode(mode, 0, false, 0)?,
             apply_mode(mode, 0, true, 0)?,
@@ -96,6 +100,10 @@ fn apply_clause(clause: &[u8], mut mode: u32, is_directory: bool, umask: u32) ->
         let is_letter = |byte: &&u8| !matches!(byte, b'+' | b'-' | b'=');
         let (letters, rest) = rest.split_at(rest.iter().take_while(is_letter).count());
         actions = rest;
+        if let Some(bits) = octal_bits(letters) {
+            let is_alone = classes.is_empty() && actions.is_empty();
+            return apply(operator, mode, bits, ALL).filter(|_| is_alone);
+        }
         let mut value = 0;
         for &letter in letters {
             value |= match letter {
@@ -121,14 +129,27 @@ fn apply_clause(clause: &[u8], mut mode: u32, is_directory: bool, umask: u32) ->
             0
         };
         value &= changeable & !kept;
-        mode = match operator {
-            b'+' => mode | value,
-            b'-' => mode & !value,
-            b'=' => mode & (!affected | kept) | value,
-            _ => return None,
-        };
+        mode = apply(operator, mode, value, affected & !kept)?;
     }
     Some(mode)
+}
+
+/// Applies an operator. `=` replaces the bits `affected`.
+fn apply(operator: u8, mode: u32, value: u32, affected: u32) -> Option<u32> {
+    Some(match operator {
+        b'+' => mode | value,
+        b'-' => mode & !value,
+        b'=' => mode & !affected | value,
+        _ => return None,
+    })
+}
+
+/// The bits that octal digits mean behind an operator. They are all mentioned.
+fn octal_bits(digits: &[u8]) -> Option<u32> {
+    let is_octal = !digits.is_empty() && digits.iter().all(|digit| matches!(digit, b'0'..=b'7'));
+    let number = std::str::from_utf8(digits).ok().filter(|_| is_octal)?;
+    let bits = u32::from_str_radix(number, 8).ok()?;
+    (bits <= ALL).then_some(bits)
 }
 
 fn bits_of(class: u8) -> u32 {
