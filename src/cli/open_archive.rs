@@ -211,21 +211,22 @@ pub(crate) fn open_image(
 }
 
 /// Opens and fully indexes SOURCE and its layers, and loads `rows` of a saved index; all if there are layers, because
-/// merging needs them. Refuses standard input, because it can be read only once.
+/// merging needs them. Refuses standard input, because it can be read only once. The volume uses the network's threads.
 pub(crate) fn open_tree(
     args: &SourceArgs,
     layers: &LayerArgs,
     cache: &CacheArgs,
-    network: &Runtime,
     rows: RowsToLoad,
-    quiet: bool,
-) -> anyhow::Result<Arc<dyn Volume>> {
-    let (tree, mut context) = tree_context(args, layers, cache, network, quiet)?;
+) -> anyhow::Result<(Runtime, Arc<dyn Volume>)> {
+    let network = start_network_runtime()?;
+    let quiet = !io::stderr().is_terminal();
+    let (tree, mut context) = tree_context(args, layers, cache, &network, quiet)?;
     context.archive.scan.allow_skipping = true;
     if !tree.is_layered() {
         context.archive.index_rows = rows;
     }
-    Ok(context.open(&tree)?)
+    let volume = context.open(&tree)?;
+    Ok((network, volume))
 }
 
 /// Returns the tree of SOURCE and its layers, and the settings to open it for a listing. Refuses standard input.

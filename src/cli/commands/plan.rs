@@ -5,13 +5,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::ensure;
-use tokio::runtime::Runtime;
 
 use super::materialize::{self, TerminalReporter};
 use crate::cli::args::{self, CacheArgs, LayerArgs, ShardArg, SourceArgs};
 use crate::cli::ui::output;
 use crate::cli::{open_archive, shards};
-use tarfs::archive::Volume;
 use tarfs::index::store::RowsToLoad;
 use tarfs::index::{MAX_SHARDS, Shard};
 use tarfs::materialize::{ContentSink, Error};
@@ -55,8 +53,9 @@ pub(crate) struct CatArgs {
 }
 
 pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    let network = open_archive::start_network_runtime()?;
-    let volume = open(&args.source, &args.cache, &network)?;
+    let layers = LayerArgs::default();
+    let (_network, volume) =
+        open_archive::open_tree(&args.source, &layers, &args.cache, RowsToLoad::All)?;
     let (_, index, plan) = shards::plan_of(&*volume, args.shards)?;
     output::print_text(&lines(plan.shards(), args.json))?;
     Ok(output::report_problems(&index))
@@ -67,8 +66,9 @@ pub(crate) fn cat(args: &CatArgs) -> anyhow::Result<ExitCode> {
         !stdout().is_terminal(),
         "standard output is a terminal, and a tar archive is not for reading (add `| tar -x`)"
     );
-    let network = open_archive::start_network_runtime()?;
-    let volume = open(&args.source, &args.cache, &network)?;
+    let layers = LayerArgs::default();
+    let (_network, volume) =
+        open_archive::open_tree(&args.source, &layers, &args.cache, RowsToLoad::All)?;
     let (archive, index, plan) = shards::plan_of(&*volume, args.shard.count)?;
     let output = output::binary_stdout()?;
     let reporter = Arc::new(TerminalReporter::for_contents());
@@ -86,23 +86,6 @@ pub(crate) fn cat(args: &CatArgs) -> anyhow::Result<ExitCode> {
         Err(error) if is_broken_pipe(&error) => Ok(ExitCode::SUCCESS),
         outcome => outcome,
     }
-}
-
-/// Opens and indexes the archive SOURCE.
-fn open(
-    source: &SourceArgs,
-    cache: &CacheArgs,
-    network: &Runtime,
-) -> anyhow::Result<Arc<dyn Volume>> {
-    let quiet = !io::stderr().is_terminal();
-    open_archive::open_tree(
-        source,
-        &LayerArgs::default(),
-        cache,
-        network,
-        RowsToLoad::All,
-        quiet,
-    )
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

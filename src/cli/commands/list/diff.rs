@@ -40,9 +40,8 @@ pub(crate) struct DiffArgs {
 
 pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let needs = Needs {
-        attributes: true,
         contents: args.checksum,
-        order: false,
+        ..Needs::default()
     };
     let root = [OsString::from(".")];
     let first = Place::open(&args.tree, &root, needs)?;

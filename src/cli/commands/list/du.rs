@@ -56,11 +56,7 @@ pub(crate) struct DuArgs {
 }
 
 pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
-    let needs = Needs {
-        attributes: true,
-        ..Needs::default()
-    };
-    let place = Place::open(&args.tree, &args.paths, needs)?;
+    let place = Place::open(&args.tree, &args.paths, Needs::default())?;
     match &place.tree {
         OpenTree::Index(tree) => sum(args, &place, tree, &Ino::ROOT)?,
         OpenTree::Directory(tree, base) => sum(args, &place, tree, base)?,

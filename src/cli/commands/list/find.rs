@@ -11,6 +11,7 @@ use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
 use crate::cli::args::TreeArgs;
 use crate::cli::ui::output;
 use tarfs::index::Ino;
+use tarfs::index::store::RowsToLoad;
 use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Expression, ParseContext};
 use tarfs::list::{Finder, Item, Tree, metadata_of};
@@ -61,7 +62,11 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let needs = Needs {
-        attributes: expression.needs_metadata(),
+        rows: if expression.needs_metadata() {
+            RowsToLoad::All
+        } else {
+            RowsToLoad::Names
+        },
         ..Needs::default()
     };
     let place = Place::open(&args.tree, paths, needs)?;

@@ -12,6 +12,7 @@ use crate::cli::args::{ShardArg, TreeArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::index::Ino;
+use tarfs::index::store::RowsToLoad;
 use tarfs::list::{FileKind, Item, ListOptions, Lister, Order, Style, Tree};
 
 /// Exit code if one of the PATHs is missing, as of ls(1).
@@ -119,13 +120,14 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         "a directory has no shards, and SOURCE is one"
     );
     let is_ordered = args.by_size || args.by_time;
+    let is_whole = args.format.is_some() || args.shard.is_some();
     let needs = Needs {
         order: !args.unsorted,
-        attributes: is_ordered
-            || args.long
-            || args.json
-            || args.format.is_some()
-            || args.shard.is_some(),
+        rows: if is_ordered || args.long || args.json || is_whole {
+            RowsToLoad::All
+        } else {
+            RowsToLoad::Names
+        },
         contents: false,
     };
     let place = Place::open(&args.tree, &args.paths, needs)?;

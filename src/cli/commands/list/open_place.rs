@@ -61,13 +61,13 @@ impl StartPoint {
     }
 }
 
-/// Needs of a verb besides names and types.
+/// Needs of a verb.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Needs {
     /// Names in the order of their bytes, where they are stored in that order, too.
     pub order: bool,
-    /// Attributes of files.
-    pub attributes: bool,
+    /// Names and types of files, or all attributes.
+    pub rows: RowsToLoad,
     /// The contents of files, which an index alone does not have.
     pub contents: bool,
 }
@@ -114,8 +114,8 @@ impl Place {
             let tree = if let Some(index) = saved_index(args)? {
                 IndexTree::new(Arc::new(index), needs.order)
             } else {
-                let network = open_archive::start_network_runtime()?;
-                let volume = open_volume(args, needs, &network)?;
+                let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
+                let (network, volume) = open_archive::open_tree(source, layers, cache, needs.rows)?;
                 let tree = volume_tree(&volume, needs)?;
                 archive = Some((volume, network));
                 tree
@@ -193,22 +193,6 @@ impl Place {
             (true, false) => ExitCode::SUCCESS,
         })
     }
-}
-
-/// Opens and indexes SOURCE, an archive or image.
-fn open_volume(
-    args: &TreeArgs,
-    needs: Needs,
-    network: &Runtime,
-) -> anyhow::Result<Arc<dyn Volume>> {
-    let quiet = !io::stderr().is_terminal();
-    let rows = if needs.attributes {
-        RowsToLoad::All
-    } else {
-        RowsToLoad::Names
-    };
-    let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
-    open_archive::open_tree(source, layers, cache, network, rows, quiet)
 }
 
 /// The entries of `volume`.
