@@ -149,22 +149,17 @@ impl<'a> Parser<'a> {
     }
 
     fn operand(&mut self) -> Result<Node, Error> {
-        let before = self.position.checked_sub(1);
-        let before = before.and_then(|position| self.words.get(position));
-        let before = before.map(|word| text(word)).unwrap_or_default();
         let Some(word) = self.peek() else {
+            let before = self.words.last().map(|word| text(word));
+            let before = before.unwrap_or_default();
             return syntax(format!("expected an expression after '{before}'"));
         };
         self.position += 1;
         match word.as_bytes() {
             b"(" => self.group(),
-            b")" if before.is_empty() => syntax("you have too many ')'"),
-            b")" if before == "(" => syntax("empty parentheses are not allowed"),
-            b")" => syntax(format!("expected an expression between '{before}' and ')'")),
-            b"-a" | b"-and" | b"-o" | b"-or" | b"," => syntax(format!(
-                "you have used a binary operator '{}' with nothing before it",
-                text(word)
-            )),
+            b")" | b"-a" | b"-and" | b"-o" | b"-or" | b"," => {
+                syntax(format!("expected an expression before '{}'", text(word)))
+            }
             [b'-', ..] => {
                 let name = word.to_str();
                 self.primary(name.ok_or_else(|| unknown(&text(word)))?)

@@ -113,8 +113,10 @@ impl Parser<'_> {
     }
 
     fn attribute_test(&mut self, name: &str) -> Parsed {
-        let number =
-            |parser: &mut Self| parser.parsed(name, "expected N, +N or -N", Comparison::parse);
+        let number = |parser: &mut Self, field: fn(&Metadata) -> u64| -> Result<Test, Error> {
+            let wanted = parser.parsed(name, "expected N, +N or -N", Comparison::parse)?;
+            Ok(Test::Number(field, wanted))
+        };
         Ok(Some(Node::Test(match name {
             "-size" => {
                 let expected = "expected N, +N or -N and perhaps a unit: c, w, b, k, M or G";
@@ -132,12 +134,12 @@ impl Parser<'_> {
                 let group = self.argument(name)?.as_bytes();
                 Test::Group(owner(group, self.context.accounts.group(group)))
             }
-            "-uid" => Test::UserId(number(self)?),
-            "-gid" => Test::GroupId(number(self)?),
+            "-uid" => number(self, |it| it.uid.into())?,
+            "-gid" => number(self, |it| it.gid.into())?,
             "-nouser" => Test::NoUser,
             "-nogroup" => Test::NoGroup,
-            "-links" => Test::Links(number(self)?),
-            "-inum" => Test::Inode(number(self)?),
+            "-links" => number(self, |it| it.links)?,
+            "-inum" => number(self, |it| it.inode)?,
             "-empty" => Test::Empty,
             "-samefile" => Test::SameFile(self.reference(name)?.id()),
             _ => return Ok(None),

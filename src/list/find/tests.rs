@@ -447,7 +447,7 @@ fn errors_name_the_word_and_the_reason() {
         ("a\u{1b}", "paths must precede expression: 'a\\033'"),
         (
             "-o -true",
-            "invalid expression: you have used a binary operator '-o' with nothing before it",
+            "invalid expression: expected an expression before '-o'",
         ),
         (
             "-true -o",
@@ -455,11 +455,11 @@ fn errors_name_the_word_and_the_reason() {
         ),
         (
             "( )",
-            "invalid expression: empty parentheses are not allowed",
+            "invalid expression: expected an expression before ')'",
         ),
         (
             "( ! )",
-            "invalid expression: expected an expression between '!' and ')'",
+            "invalid expression: expected an expression before ')'",
         ),
         (
             "( -true",
