@@ -37,16 +37,6 @@ pub enum ShardError<E> {
     Read(ArchivePath, ReadError),
 }
 
-impl<E> ShardError<E> {
-    /// The same error, about the entry at `path`.
-    pub(super) fn with_path(self, path: &ArchivePath) -> Self {
-        match self {
-            Self::Read(_, error) => Self::Read(path.clone(), error),
-            error @ Self::Sink(_) => error,
-        }
-    }
-}
-
 /// Sends `entries`, which are in archive order, to `sink`, and each hard link after its file. Returns the number of
 /// damaged files.
 ///
@@ -75,12 +65,14 @@ pub fn read_entries<S: Sink>(
         let Some(entry) = found else {
             continue;
         };
-        let paths = paths(index, &names, entry).ok_or_else(|| read_error(ReadError::Index))?;
+        let paths = paths(index, &names, entry);
+        let damaged_index = || ShardError::Read(ArchivePath::root(), ReadError::Index);
+        let paths = paths.ok_or_else(damaged_index)?;
         let Some((path, links)) = paths.split_first() else {
             continue;
         };
         sink.member(named(entry, path)).map_err(ShardError::Sink)?;
-        let read = contents.send(entry, sink);
+        let read = contents.send(entry, path, sink);
         let is_cut = match read {
             Ok(()) => false,
             Err(ShardError::Read(_, error @ ReadError::Damaged { .. })) => {
@@ -88,7 +80,7 @@ pub fn read_entries<S: Sink>(
                 sink.damage(Plain(0), &format!("{path}: {error}"));
                 true
             }
-            Err(error) => return Err(error.with_path(path)),
+            Err(error) => return Err(error),
         };
         sink.member_end(is_cut).map_err(ShardError::Sink)?;
         for link in links {
@@ -158,8 +150,10 @@ impl Contents<'_> {
     fn send<S: Sink>(
         &mut self,
         entry: Entry<'_>,
+        path: &ArchivePath,
         sink: &mut S,
     ) -> Result<(), ShardError<S::Error>> {
+        let read_error = |error| ShardError::Read(path.clone(), error);
         for piece in entry.pieces(0, u64::MAX) {
             let mut done = 0;
             let found = self.seek(piece.plain);
@@ -243,10 +237,6 @@ impl Contents<'_> {
         self.archive
             .read_blocking(ino, piece.offset.saturating_add(done), len)
     }
-}
-
-pub(super) fn read_error<E>(error: ReadError) -> ShardError<E> {
-    ShardError::Read(ArchivePath::root(), error)
 }
 
 impl Materializer {

@@ -21,7 +21,7 @@ use crate::index::{Entry, EntryKind, Index, Ino};
 use crate::materialize::error::{Error, StepError, WithAction};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Summary;
-use crate::materialize::shard::{ShardError, named, read_error};
+use crate::materialize::shard::{ShardError, named};
 use crate::materialize::write::{
     AttributeTarget, Attributes, Directory, IfMissing, PendingDirectory, name_of, parent_of,
     remove_tree,
@@ -146,7 +146,8 @@ impl Materializer {
     fn write_entries(&mut self, volume: &dyn Volume, index: &Index, plan: &UpdatePlan) -> Read {
         let mut names: BTreeMap<Ino, Vec<&ArchivePath>> = BTreeMap::new();
         for (path, &inode) in &plan.written {
-            let ino = u32::try_from(inode).map_err(|_| read_error(ReadError::Index))?;
+            let ino = u32::try_from(inode);
+            let ino = ino.map_err(|_| ShardError::Read(path.clone(), ReadError::Index))?;
             names.entry(Ino(ino)).or_default().push(path);
         }
         let found = names.keys().filter_map(|ino| index.entry(*ino));
@@ -170,8 +171,7 @@ impl Materializer {
                 continue;
             };
             self.member(named(entry, path)).map_err(ShardError::Sink)?;
-            let read = self.send(entry, &mut reads);
-            let read = read.map_err(|error| error.with_path(path))?;
+            let read = self.send(entry, path, &mut reads)?;
             if let Err(error) = &read {
                 is_complete = false;
                 self.damage(Plain(0), &format!("{path}: {error}"));
@@ -188,6 +188,7 @@ impl Materializer {
     fn send(
         &mut self,
         entry: Entry<'_>,
+        path: &ArchivePath,
         reads: &mut ReadsAhead<'_, impl Iterator<Item = Request>>,
     ) -> Result<Result<(), ReadError>, ShardError<Error>> {
         let mut sent = Ok(());
@@ -196,7 +197,7 @@ impl Materializer {
                 Ok(_) if sent.is_err() => {}
                 Ok(bytes) => self.payload(bytes).map_err(ShardError::Sink)?,
                 Err(error @ ReadError::Damaged { .. }) => sent = Err(error),
-                Err(error) => return Err(read_error(error)),
+                Err(error) => return Err(ShardError::Read(path.clone(), error)),
             }
         }
         Ok(sent)

@@ -25,16 +25,11 @@ pub struct UpdatePlanner {
     policy: AttributePolicy,
     with_contents: bool,
     report: Report,
-    found: Mutex<Found>,
+    plan: Mutex<UpdatePlan>,
 }
 
-#[derive(Default)]
-struct Found {
-    plan: UpdatePlan,
-    /// Files with several names, in the source or in the destination.
-    named: Vec<Named>,
-}
-
+/// A file with several names, in the source or in the destination.
+#[derive(Debug)]
 struct Named {
     path: ArchivePath,
     first: FileId,
@@ -80,6 +75,8 @@ pub struct UpdatePlan {
     pub(super) replaced: BTreeMap<ArchivePath, bool>,
     /// Entries that the source lacks.
     pub(super) extra: Vec<ArchivePath>,
+    /// Files that are added when all are known.
+    named: Vec<Named>,
     /// Whether something could not be compared.
     pub is_incomplete: bool,
 }
@@ -97,8 +94,34 @@ impl UpdatePlan {
         steps
     }
 
+    /// Adds a file of the source with that in its place, whether the latter has the right content, and what else
+    /// differs.
+    fn add(
+        &mut self,
+        path: ArchivePath,
+        first: &Metadata,
+        second: Option<(&Metadata, bool)>,
+        change: Option<Change>,
+    ) {
+        let right = second.filter(|(_, is_right)| *is_right);
+        if first.is_shared() || second.is_some_and(|(second, _)| second.is_shared()) {
+            self.named.push(Named {
+                path,
+                first: first.id(),
+                is_shared: first.links > 1,
+                second: right.map(|(second, _)| second.id()),
+                change,
+            });
+        } else if right.is_none() {
+            self.written.insert(path, first.inode);
+        } else if let Some(change) = change {
+            self.changed.insert(path, change);
+        }
+    }
+
     /// Adds files with several names. A file is right under the names of one file only, and of one source only.
-    fn add_named(&mut self, mut named: Vec<Named>) {
+    fn add_named(&mut self) {
+        let mut named = std::mem::take(&mut self.named);
         named.sort_unstable_by(|one, other| one.path.cmp(&other.path));
         let mut sources = HashMap::new();
         for file in &mut named {
@@ -139,14 +162,14 @@ impl UpdatePlanner {
             policy: AttributePolicy::new(options),
             with_contents,
             report: Box::new(report),
-            found: Mutex::default(),
+            plan: Mutex::default(),
         }
     }
 
     /// The plan, after the comparison.
     pub fn finish(&self) -> UpdatePlan {
-        let Found { mut plan, named } = std::mem::take(&mut *self.found.lock());
-        plan.add_named(named);
+        let mut plan = std::mem::take(&mut *self.plan.lock());
+        plan.add_named();
         plan
     }
 
@@ -165,42 +188,15 @@ impl UpdatePlanner {
         properties: &[Property],
         (first, second): (&Metadata, &Metadata),
     ) {
-        let mut found = self.found.lock();
+        let mut plan = self.plan.lock();
         if properties.contains(&Property::Type) {
             let is_directory = second.kind == FileKind::Directory;
-            found.plan.replaced.insert(path.clone(), is_directory);
-            return found.add(path, first, None, None);
+            plan.replaced.insert(path.clone(), is_directory);
+            return plan.add(path, first, None, None);
         }
         let is_right = self.has_right_content(first.kind, properties);
         let change = change(first, properties);
-        found.add(path, first, Some((second, is_right)), change);
-    }
-}
-
-impl Found {
-    /// Adds a file of the source with that in its place, whether the latter has the right content, and what else
-    /// differs.
-    fn add(
-        &mut self,
-        path: ArchivePath,
-        first: &Metadata,
-        second: Option<(&Metadata, bool)>,
-        change: Option<Change>,
-    ) {
-        let right = second.filter(|(_, is_right)| *is_right);
-        if first.is_shared() || second.is_some_and(|(second, _)| second.is_shared()) {
-            self.named.push(Named {
-                path,
-                first: first.id(),
-                is_shared: first.links > 1,
-                second: right.map(|(second, _)| second.id()),
-                change,
-            });
-        } else if right.is_none() {
-            self.plan.written.insert(path, first.inode);
-        } else if let Some(change) = change {
-            self.plan.changed.insert(path, change);
-        }
+        plan.add(path, first, Some((second, is_right)), change);
     }
 }
 
@@ -236,10 +232,10 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
                 if item.kind() == FileKind::Socket => {}
             Difference::OnlyFirst(item) => {
                 let metadata = item.metadata()?;
-                let mut found = self.found.lock();
-                found.add(path(item.path()), &metadata, None, None);
+                let mut plan = self.plan.lock();
+                plan.add(path(item.path()), &metadata, None, None);
             }
-            Difference::OnlySecond(item) => self.found.lock().plan.extra.push(path(item.path())),
+            Difference::OnlySecond(item) => self.plan.lock().extra.push(path(item.path())),
             Difference::Both(properties, first, second) => {
                 let metadata = (&first.metadata()?, &second.metadata()?);
                 self.receive_both(path(first.path()), properties, metadata);
@@ -253,7 +249,7 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
-        self.found.lock().plan.is_incomplete = true;
+        self.plan.lock().is_incomplete = true;
         (self.report)(path, error);
     }
 }
