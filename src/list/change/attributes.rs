@@ -240,6 +240,9 @@ impl Changer {
                 let wanted = self.wanted_mode(found).unwrap_or(found.mode);
                 ("mode", text(found.mode), text(wanted))
             }
+            Attributes::Owner { names, .. } if names.0.is_empty() && names.1.is_none() => {
+                return format!("ownership of {path} retained");
+            }
             Attributes::Owner { names, .. } => {
                 let user = owner_text(self.tree.user(found), found.uid);
                 let group = owner_text(self.tree.group(found), found.gid);

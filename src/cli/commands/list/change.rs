@@ -26,11 +26,11 @@ pub(crate) struct ChangeFlags {
     recursive: bool,
 
     /// Show each file that is changed
-    #[arg(short = 'c', long)]
+    #[arg(short = 'c', long, overrides_with = "verbose")]
     changes: bool,
 
     /// Show each file, also those that stay as they are
-    #[arg(short, long, conflicts_with = "changes")]
+    #[arg(short, long, overrides_with = "changes")]
     verbose: bool,
 
     /// Print no errors about single files
