@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs::{self, File, FileTimes, Permissions};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime};
