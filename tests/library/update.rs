@@ -162,7 +162,7 @@ fn update_that_cannot_read_everything_deletes_nothing() {
         let closed = place.path(closed);
         let mode = fs::metadata(&closed).expect("there").permissions();
         if is_closed {
-            fs::set_permissions(&closed, Permissions::from_mode(0)).expect("ours");
+            fs::set_permissions(&closed, Permissions::from_mode(0o0)).expect("ours");
         }
         let mut command = place.command_of_user("./tarfs");
         command.args(["materialize", "--update", "--delete", source, "-C", "out"]);
