@@ -7,6 +7,7 @@ mod completion;
 mod daemon;
 mod environment;
 mod help;
+mod malloc;
 mod mount_helper;
 mod open_archive;
 mod shards;
@@ -23,7 +24,7 @@ use commands::{
     bundle, cache, generate, image, index, materialize, mount, plan, profile, status, umount,
     verify,
 };
-use daemon::{inherited_fds, malloc};
+use daemon::inherited_fds;
 use ui::{logging, output, panic_hook};
 
 /// Runs the program with this process's command line and environment. Exit codes: 0 for success, 2 for a

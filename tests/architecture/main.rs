@@ -154,7 +154,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/codec/lz4/sys.rs",
     "src/codec/zstd/sys.rs",
     "src/index/published/frame_memory.rs",
-    "src/cli/daemon/malloc.rs",
+    "src/cli/malloc.rs",
     "src/cli/daemon/inherited_fds.rs",
 ];
 

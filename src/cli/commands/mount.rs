@@ -236,7 +236,7 @@ fn serve(
     takeover: Option<TakeoverState>,
     mode: ProcessMode,
 ) -> anyhow::Result<ExitCode> {
-    crate::cli::daemon::malloc::return_freed_memory();
+    crate::cli::malloc::return_freed_memory();
     let options = args.mount_options()?;
     let namespace = args.namespace.as_deref();
     let namespace = namespace.map(OpenNamespace::open).transpose()?;

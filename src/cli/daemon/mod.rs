@@ -4,7 +4,6 @@ pub(crate) mod access_profile;
 pub(crate) mod control_socket;
 pub(crate) mod daemonize;
 pub(crate) mod inherited_fds;
-pub(crate) mod malloc;
 pub(crate) mod metrics_server;
 pub(crate) mod opened_archive;
 pub(crate) mod overlay_dirs;
