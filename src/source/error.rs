@@ -91,6 +91,20 @@ impl fmt::Display for Denial {
     }
 }
 
+/// Status by which some servers limit the rate. In [`Cause::Http`] it had a `Retry-After`.
+const RATE_LIMITED: u16 = 403;
+
+/// Whether a server that answers with `status` may soon answer the same request otherwise.
+fn is_transient_status(status: u16) -> bool {
+    is_outage_status(status) || matches!(status, 408 | 421 | 425 | 500..)
+}
+
+/// Whether `status` says that a server, or a server behind it, cannot serve at present. Gateways use 509 and those
+/// from 520 on.
+fn is_outage_status(status: u16) -> bool {
+    matches!(status, RATE_LIMITED | 429 | 500 | 502..=504 | 509 | 520..=530 | 598 | 599)
+}
+
 /// Causes, grouped by what the caller can do.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Cause {
@@ -170,6 +184,17 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// The cause of a response with `status`, which is none of success, and its `Retry-After`.
+    pub fn from_status(status: u16, retry_after: Option<Duration>) -> Self {
+        match status {
+            RATE_LIMITED if retry_after.is_some() => Self::Http(RATE_LIMITED),
+            401 | 403 => Self::Unauthorized(status),
+            404 | 410 => Self::NotFound,
+            412 => Self::Changed,
+            _ => Self::Http(status),
+        }
+    }
+
     /// Advice for the user.
     pub fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
@@ -199,7 +224,7 @@ impl Cause {
             Self::NoUploads(_) => {
                 "upload to a server that permits it, or copy the file there by other means"
             }
-            Self::Http(408 | 425 | 429 | 500..) => "try again later",
+            Self::Http(status) if is_transient_status(*status) => "try again later",
             Self::Busy(_) => "try again later, or wait for it with --timeout",
             Self::Http(_) => "check the URL",
             Self::Protocol(_) => "download the file by other means and give its path",
@@ -222,7 +247,7 @@ impl Cause {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
-            Self::Http(status) => matches!(status, 408 | 425 | 429 | 500..),
+            Self::Http(status) => is_transient_status(*status),
             Self::Truncated | Self::Busy(_) => true,
             _ => false,
         }
@@ -251,7 +276,7 @@ impl Cause {
     pub fn is_outage(&self) -> bool {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
-            Self::Http(status) => matches!(status, 429 | 502..=504),
+            Self::Http(status) => is_outage_status(*status),
             Self::Busy(_) => true,
             _ => false,
         }
@@ -393,9 +418,34 @@ mod tests {
     }
 
     #[test]
+    fn statuses_of_gateways_and_rate_limits_are_outages() {
+        for status in [
+            429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 525, 526, 527, 529, 530,
+        ] {
+            let cause = Cause::from_status(status, None);
+            assert!(cause.is_transient() && cause.is_outage(), "{status}");
+        }
+        let pause = Some(Duration::ZERO);
+        assert!(Cause::from_status(403, pause).is_outage());
+        assert!(matches!(
+            Cause::from_status(403, None),
+            Cause::Unauthorized(403)
+        ));
+        assert!(matches!(
+            Cause::from_status(401, pause),
+            Cause::Unauthorized(401)
+        ));
+        for status in [400, 404, 409, 418] {
+            let cause = Cause::from_status(status, pause);
+            assert!(!cause.is_transient() && !cause.is_outage(), "{status}");
+        }
+    }
+
+    #[test]
     fn transient_and_permanent_causes_are_distinguished() {
-        for status in [408, 429, 500, 503] {
-            assert!(Cause::Http(status).is_transient(), "{status}");
+        for status in [408, 421, 425, 501, 505] {
+            let cause = Cause::from_status(status, None);
+            assert!(cause.is_transient() && !cause.is_outage(), "{status}");
         }
         for cause in [
             Cause::Http(400),

@@ -88,19 +88,16 @@ impl ResponseHead {
     }
 
     pub(super) fn failure_cause(&self) -> Cause {
+        let cause = Cause::from_status(self.status, self.retry_after);
         match &self.denial {
-            Some(denial) => Cause::Denied(Box::new(denial.clone())),
-            None => self.cause_without_credentials(),
+            Some(denial) if !cause.is_transient() => Cause::Denied(Box::new(denial.clone())),
+            _ => cause,
         }
     }
 
-    fn cause_without_credentials(&self) -> Cause {
-        match self.status {
-            401 | 403 => Cause::Unauthorized(self.status),
-            404 | 410 => Cause::NotFound,
-            412 => Cause::Changed,
-            status => Cause::Http(status),
-        }
+    /// Whether the response may be about `version`, so that a 412 does not prove that it is gone.
+    pub(super) fn permits(&self, version: &Fingerprint) -> bool {
+        self.validator == Validator::None || self.validator == version.validator
     }
 
     /// Whether a resolved URL may have expired while the original one still works. Object stores and CDNs

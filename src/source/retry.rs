@@ -165,9 +165,10 @@ mod tests {
             ..retry()
         };
         for (cause, ends) in [
-            (Cause::Http(500), true),
+            (Cause::Http(501), true),
             (Cause::Truncated, true),
-            (Cause::Http(503), false),
+            (Cause::Http(500), false),
+            (Cause::Http(522), false),
             (Cause::Http(429), false),
             (unreachable(), false),
         ] {

@@ -392,6 +392,75 @@ fn expired_signed_url_is_renewed() {
 }
 
 #[test]
+fn expired_link_of_a_fresh_redirect_is_asked_for_once_more() {
+    for status in [400, 403] {
+        let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
+        let resource = Resource::new(bytes.clone()).etag("\"1\"");
+        server.route("/a", |request| {
+            Response::redirect(format!("/b{}", request.number))
+        });
+        // The link of the second redirect has expired on its way, when the first one broke.
+        let first = resource.clone();
+        server.route("/b1", move |request| match request.number {
+            1 => first.answer(request),
+            _ => Response::hang_up(),
+        });
+        server.route("/b2", move |_| Response::new(status));
+        server.serve("/b3", resource);
+        let source = client.open(&server.url("/a")).expect("opened");
+        let read = client.read(&source, 200_000, 9).expect("read");
+        assert_eq!(read, bytes[200_000..200_009]);
+        assert_eq!(server.requests("/a").len(), 3);
+    }
+}
+
+#[test]
+fn refusal_of_every_condition_is_no_change() {
+    for tag in [Some("\"1\""), None] {
+        let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
+        let resource = Resource::new(bytes.clone()).etag("\"1\"");
+        server.route("/a", move |request| {
+            let refusal = Response::new(412);
+            match (request.header("if-match"), tag) {
+                (None, _) => resource.answer(request),
+                (Some(_), Some(tag)) => refusal.with("ETag", tag),
+                (Some(_), None) => refusal,
+            }
+        });
+        let source = client.open(&server.url("/a")).expect("opened");
+        for _ in 0..3 {
+            let read = client.read(&source, 200_000, 9).expect("read");
+            assert_eq!(read, bytes[200_000..200_009]);
+        }
+        assert_eq!(server.requests("/a").len(), 5, "it is remembered");
+        let other = Resource::new(random_bytes(300_000)).etag("\"2\"");
+        server.serve("/a", other);
+        let error = client.read(&source, 200_000, 9).expect_err("changed");
+        assert!(matches!(error.cause, Cause::Changed), "{:?}", error.cause);
+    }
+}
+
+#[test]
+fn busy_and_misdirected_answers_are_retried() {
+    for answer in [
+        Response::new(421),
+        Response::new(403).with("Retry-After", "0"),
+        Response::new(529),
+    ] {
+        let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
+        let resource = Resource::new(bytes.clone());
+        server.route("/a", move |request| match request.number % 2 {
+            1 => answer.clone(),
+            _ => resource.answer(request),
+        });
+        let source = client.open(&server.url("/a")).expect("opened");
+        let read = client.read(&source, 200_000, 9).expect("read");
+        assert_eq!(read, bytes[200_000..200_009]);
+        assert_eq!(server.requests("/a").len(), 4);
+    }
+}
+
+#[test]
 fn target_of_renewed_redirect_is_checked() {
     let (server, client) = (Server::start(), Client::new());
     let old = Resource::new(random_bytes(300_000)).last_modified("Monday");

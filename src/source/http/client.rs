@@ -1,6 +1,7 @@
 //! One request at a time, with its headers and redirects.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use reqwest::Method;
@@ -43,6 +44,8 @@ pub(crate) struct Client {
     headers: HeaderMap,
     via: Option<Via>,
     bypasses_caches: bool,
+    /// Whether the server refuses the condition of the version that it serves.
+    omits_if_match: AtomicBool,
     allows_insecure_redirects: bool,
     /// Whether the user forbids requests.
     is_offline: bool,
@@ -94,6 +97,7 @@ impl Client {
             headers: parse_headers(&options.headers)?,
             via: options.via.clone(),
             bypasses_caches: false,
+            omits_if_match: AtomicBool::default(),
             allows_insecure_redirects: options.allow_insecure_redirects,
             is_offline: options.first_contact == FirstContact::Never,
             stats: Arc::clone(&options.stats),
@@ -112,6 +116,7 @@ impl Client {
             headers: self.headers.clone(),
             via: None,
             bypasses_caches: true,
+            omits_if_match: AtomicBool::new(self.omits_if_match.load(Ordering::Relaxed)),
             allows_insecure_redirects: self.allows_insecure_redirects,
             is_offline: self.is_offline,
             stats: Arc::clone(&self.stats),
@@ -126,12 +131,40 @@ impl Client {
     /// Requests bytes `start..end`, or all, of `version` at `from`, and follows redirects. It returns any other
     /// status as a response.
     ///
-    /// The caching proxy is asked first for a range of a known version.
+    /// If the target of a redirect refuses, it asks the original URL once more, because the target may have expired.
     pub(super) async fn get(
         &self,
         from: &Url,
         range: Option<(u64, u64)>,
         version: Option<&Fingerprint>,
+    ) -> Result<Response, Cause> {
+        let has_condition = !self.omits_if_match.load(Ordering::Relaxed);
+        let asked = (range, version, has_condition);
+        let mut response = self.get_once(from, asked).await?;
+        if response.head.may_be_expired_url() && response.url != self.original {
+            response = self.get_once(&self.original, asked).await?;
+        }
+        // Some servers answer every condition with 412. The tag of each response is compared anyway.
+        if let Some(version) = version
+            && response.head.status == 412
+            && response.head.permits(version)
+            && has_condition
+        {
+            let asked = (range, Some(version), false);
+            response = self.get_once(&response.url, asked).await?;
+            if version.matches(&response.head.fingerprint()) {
+                self.omits_if_match.store(true, Ordering::Relaxed);
+            }
+        }
+        Ok(response)
+    }
+
+    /// Sends the request of [`get`](Self::get) once, for a range of a version, and with a condition on that. The
+    /// caching proxy is asked first for a range of a known version.
+    async fn get_once(
+        &self,
+        from: &Url,
+        (range, version, has_condition): (Option<(u64, u64)>, Option<&Fingerprint>, bool),
     ) -> Result<Response, Cause> {
         let mut conditions = HeaderMap::new();
         if let Some((start, end)) = range {
@@ -145,7 +178,9 @@ impl Client {
             header::ACCEPT_ENCODING,
             HeaderValue::from_static("identity"),
         );
-        if let Some(Validator::StrongEtag(etag)) = version.map(|version| &version.validator) {
+        if let Some(Validator::StrongEtag(etag)) = version.map(|version| &version.validator)
+            && has_condition
+        {
             conditions.insert(header::IF_MATCH, header_value(etag)?);
         }
         let mut message = Message::new(Method::GET, from.clone());

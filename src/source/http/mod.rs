@@ -432,14 +432,14 @@ impl Http {
             (206 | 416, _) => Err(self.other_version().into()),
             (200, _) if !is_same => Err(self.other_version().into()),
             (200, _) => Err(protocol_failure("the server stopped answering with ranges")),
-            (429 | 503, _) => {
-                let is_for_concurrency = permit.throttled(head.retry_after);
+            _ => {
+                let failure = Failure::from_status(head);
+                let is_throttled = matches!(failure.cause, Cause::Http(403 | 429 | 503));
                 Err(Failure {
-                    is_for_concurrency,
-                    ..Failure::from_status(head)
+                    is_for_concurrency: is_throttled && permit.throttled(head.retry_after),
+                    ..failure
                 })
             }
-            _ => Err(Failure::from_status(head)),
         }
     }
 
@@ -448,15 +448,11 @@ impl Http {
         latency.saturating_sub(self.client.connect_time() * 2)
     }
 
-    /// Sends a request to the last redirect target, and to the original URL if that has expired.
+    /// Sends a request to the last redirect target.
     async fn send(&self, range: Option<(u64, u64)>) -> Result<Response, Cause> {
-        let version = Some(&self.info.fingerprint);
         let resolved = self.resolved.lock().clone();
-        let response = self.client.get(&resolved, range, version).await?;
-        if !response.head.may_be_expired_url() || resolved == self.client.original {
-            return Ok(response);
-        }
-        self.client.get(&self.client.original, range, version).await
+        let version = Some(&self.info.fingerprint);
+        self.client.get(&resolved, range, version).await
     }
 
     async fn request_all(&self) -> Result<Content, Failure> {
