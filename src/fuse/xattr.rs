@@ -5,7 +5,7 @@ use std::cell::LazyCell;
 
 use crate::base::passwd::Accounts;
 use crate::base::posix_acl;
-use crate::index::{Entry, EntryKind, Index, Ino};
+use crate::index::{Entry, EntryKind, Index};
 
 /// Bytes of an ACL with entries for owner, group and others only.
 const MINIMAL_ACL_BYTES: usize = 4 + 3 * 8;
@@ -106,15 +106,13 @@ pub fn unmapped_acl_entries(index: &Index) -> usize {
         return 0;
     }
     let accounts = Accounts::load_system();
-    let inos = (Ino::ROOT.0..=index.last_ino().0).map(Ino);
-    let entries = inos.filter_map(|ino| index.entry(ino));
     let unmapped = |entry: Entry<'_>| {
         let found =
             posix_acl::Kind::ALL.map(|kind| posix_acl::find(entry.xattrs(), kind, &accounts));
         let acls = found.into_iter().filter_map(|found| found.ok().flatten());
         acls.map(|acl| acl.unmapped).sum::<usize>()
     };
-    entries.map(unmapped).sum()
+    index.entries().map(unmapped).sum()
 }
 
 fn is_valid_name(name: &[u8]) -> bool {

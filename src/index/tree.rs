@@ -202,6 +202,18 @@ impl Index {
         })
     }
 
+    /// The entries of the tree in archive order, the root first. They are the same in an index that its scan has built,
+    /// in a saved, and in a published one: entries that later members replaced are in none.
+    pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
+        (Ino::ROOT.0..=self.last_ino().0).filter_map(|number| {
+            Some(Entry {
+                arrays: &self.arrays,
+                ino: Ino(number),
+                inode: self.arrays.inode(number)?,
+            })
+        })
+    }
+
     /// Whether the index contains the whole archive. Before that there are no listings.
     pub fn is_complete(&self) -> bool {
         self.names.is_none()

@@ -258,10 +258,7 @@ impl Materializer {
     pub fn finish_shards(mut self, index: &Index) -> Result<Summary, Error> {
         let names = CopyPlan::new(index, Ino::ROOT);
         let mut directories = Vec::new();
-        for number in Ino::ROOT.0..=index.last_ino().0 {
-            let Some(entry) = index.entry(Ino(number)) else {
-                continue;
-            };
+        for entry in index.entries() {
             let paths = paths(index, &names, entry).unwrap_or_default();
             let Some((path, links)) = paths.split_first() else {
                 continue;

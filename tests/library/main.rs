@@ -30,6 +30,7 @@ mod offline;
 mod push;
 mod registry;
 mod remote;
+mod replaced_entries;
 mod resume;
 mod semantics;
 mod shards;

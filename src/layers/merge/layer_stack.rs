@@ -210,12 +210,9 @@ fn removals_of<'a>(
         let name = whiteout.name.unwrap_or(ALL_NAMES);
         charge.push(&mut removals, (whiteout.parent, name))?;
     }
-    let inos = Ino::ROOT.0..=index.last_ino().0;
-    let inos = inos.filter(|_| whiteouts == WhiteoutFormat::Overlay);
-    for ino in inos.map(Ino) {
-        let Some(directory) = index.entry(ino) else {
-            continue;
-        };
+    let entries = index.entries();
+    for directory in entries.filter(|_| whiteouts == WhiteoutFormat::Overlay) {
+        let ino = directory.ino();
         if whiteouts.is_opaque(&directory) {
             charge.push(&mut removals, (ino, ALL_NAMES))?;
         }

@@ -151,7 +151,7 @@ class Archive:
         return entry
 
     def plan(self, shards: int) -> list[Shard]:
-        """Cuts the archive into shards of about equal packed bytes, as ``tarfs plan`` does."""
+        """Cuts the archive into shards of about equal length, as ``tarfs plan`` does."""
         return [Shard(number, *rest) for number, rest in self._handle.plan(shards)]
 
     def shards_of(self, entries: Iterable[Entry], count: int) -> list[int]:
