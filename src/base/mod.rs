@@ -5,6 +5,7 @@ use std::sync as primitives;
 
 pub mod error_chain;
 pub(crate) mod extent;
+pub(crate) mod file;
 pub(crate) mod hash;
 pub(crate) mod memory;
 pub(crate) mod once_job;
@@ -12,7 +13,6 @@ pub mod passwd;
 pub(crate) mod path;
 pub mod publish;
 pub(crate) mod random_reads;
-pub mod regular_file;
 pub(crate) mod retention;
 pub(crate) mod stall_timeout;
 pub mod stats;
@@ -23,6 +23,8 @@ pub mod time;
 pub mod trusted_dir;
 pub(crate) mod xattr;
 
+pub(crate) use file::chmod;
+pub use file::regular_file;
 pub use hash::span_hash;
 pub(crate) use hash::{sha256, tar_checksum};
 pub use memory::{buffer_pool, free_list, reclaim as memory_reclaim};

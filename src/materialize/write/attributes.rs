@@ -6,12 +6,12 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::buffer::spare_capacity;
-use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
-use rustix::fs::{UTIME_OMIT, chmodat};
+use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::context::Context;
 use crate::base::archive_path::ArchivePath;
+use crate::base::chmod::chmod_at;
 use crate::base::posix_acl;
 use crate::base::xattr_filter::XattrFilter;
 use crate::materialize::error::{StepError, WithAction};
@@ -53,16 +53,9 @@ impl<'a> AttributeTarget<'a> {
 
     /// Sets the mode. Not for symbolic links, which have none.
     pub(crate) fn chmod(self, mode: u32) -> Result<(), StepError> {
-        let mode = Mode::from_raw_mode(mode);
         match self {
-            Self::Open(fd) => rustix::fs::fchmod(fd, mode),
-            // By name it would follow a link that another process made meanwhile.
-            Self::Name(directory, name) => {
-                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                rustix::fs::openat(directory, name, flags, Mode::empty()).and_then(|fd| {
-                    chmodat(CWD, descriptor_path(fd.as_raw_fd()), mode, AtFlags::empty())
-                })
-            }
+            Self::Open(fd) => rustix::fs::fchmod(fd, Mode::from_raw_mode(mode)),
+            Self::Name(directory, name) => chmod_at(directory, name, mode),
         }
         .with_action("change the mode")
     }
@@ -282,12 +275,8 @@ pub(crate) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
 /// Path of the entry through `/proc/self/fd`, for calls that take no directory descriptor. The kernel follows
 /// only the link of the descriptor in it.
 fn entry_path(directory: BorrowedFd<'_>, name: &[u8]) -> Vec<u8> {
-    let mut path = descriptor_path(directory.as_raw_fd()).into_bytes();
+    let mut path = format!("/proc/self/fd/{}", directory.as_raw_fd()).into_bytes();
     path.push(b'/');
     path.extend_from_slice(name);
     path
-}
-
-fn descriptor_path(descriptor: i32) -> String {
-    format!("/proc/self/fd/{descriptor}")
 }

@@ -1,0 +1,4 @@
+//! Kinds and modes of files.
+
+pub(crate) mod chmod;
+pub mod regular_file;
