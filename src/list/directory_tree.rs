@@ -7,9 +7,10 @@ use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::buffer::spare_capacity;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, StatxFlags, StatxTimestamp,
     lgetxattr, llistxattr, openat, openat2, readlinkat, seek, statx,
@@ -17,6 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
+use crate::base::chmod::{OWNER_RWX, chmod_at};
 use crate::base::passwd::AccountNames;
 use crate::tar::Timestamp;
 
@@ -31,12 +33,57 @@ const XATTR_BYTES: usize = 64 << 10;
 /// Most directories that a walk keeps open.
 const MAX_OPEN_DIRECTORIES: usize = 4096;
 
+/// Most directories that a removal on behalf of another verb keeps open.
+const MAX_REMOVAL_DIRECTORIES: usize = 16;
+
+/// A directory of this machine that is open for reading.
+#[derive(Debug)]
+pub struct OpenDirectory {
+    descriptor: OwnedFd,
+    /// The position from which the kernel reads on.
+    position: AtomicU64,
+}
+
+impl From<OwnedFd> for OpenDirectory {
+    fn from(descriptor: OwnedFd) -> Self {
+        Self {
+            descriptor,
+            position: AtomicU64::new(0),
+        }
+    }
+}
+
+impl AsFd for OpenDirectory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl OpenDirectory {
+    /// Makes the kernel read from `position` on. Returns whether there may be names.
+    fn set_position(&self, position: u64) -> io::Result<bool> {
+        if self.position.load(Ordering::Relaxed) == position {
+            return Ok(true);
+        }
+        match seek(self, SeekFrom::Start(position)) {
+            Ok(_) => Ok(true),
+            // Some file systems refuse to seek in a directory that was removed.
+            Err(Errno::INVAL) if rustix::fs::fstat(self)?.st_nlink == 0 => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
 /// Files of this machine, by paths relative to the current directory.
 #[derive(Debug, Default)]
 pub struct DirectoryTree {
     names: AccountNames,
     /// Whether mount points cannot be opened.
     pub is_one_file_system: bool,
+    /// Whether directories get the permissions of the owner when they are opened.
+    unlocks: bool,
+    /// Most directories that a walk keeps open, if that is fewer than usual.
+    open_limit: Option<usize>,
 }
 
 impl DirectoryTree {
@@ -44,7 +91,17 @@ impl DirectoryTree {
     pub fn new() -> Self {
         Self {
             names: AccountNames::load_system(),
-            is_one_file_system: false,
+            ..Self::default()
+        }
+    }
+
+    /// Files that are removed whatever their modes are, except for what is mounted below. It keeps few directories open.
+    pub(super) fn to_remove() -> Self {
+        Self {
+            is_one_file_system: true,
+            unlocks: true,
+            open_limit: Some(MAX_REMOVAL_DIRECTORIES),
+            ..Self::default()
         }
     }
 
@@ -52,43 +109,63 @@ impl DirectoryTree {
     ///
     /// # Errors
     /// It cannot be opened.
-    pub fn base(&self) -> io::Result<OwnedFd> {
-        Ok(openat(
-            CWD,
-            ".",
-            OFlags::PATH | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?)
+    pub fn base(&self) -> io::Result<OpenDirectory> {
+        let opened = openat(CWD, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(opened.into())
     }
 }
 
 impl Tree for DirectoryTree {
-    type Directory = OwnedFd;
+    type Directory = OpenDirectory;
 
-    fn open(&self, parent: &OwnedFd, name: Name<'_>) -> io::Result<OwnedFd> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        if self.is_one_file_system {
-            let resolve = ResolveFlags::NO_XDEV;
-            return Ok(openat2(parent, name.name, flags, Mode::empty(), resolve)?);
+    fn open(&self, parent: &OpenDirectory, name: Name<'_>) -> io::Result<OpenDirectory> {
+        let open = || open_directory(parent, name.name, self.is_one_file_system);
+        if !self.unlocks {
+            return Ok(open()?.into());
         }
-        Ok(openat(parent, name.name, flags, Mode::empty())?)
+        let opened = match open() {
+            Err(Errno::ACCESS) => {
+                chmod_at(parent, name.name, OWNER_RWX)?;
+                open()
+            }
+            opened => opened,
+        }?;
+        if rustix::fs::fstat(&opened)?.st_mode & OWNER_RWX != OWNER_RWX {
+            // Root needs no permission. Other users soon see an error.
+            let _not_ours = chmod_at(&opened, b"", OWNER_RWX);
+        }
+        Ok(opened.into())
     }
 
-    fn read(&self, directory: &OwnedFd, position: &mut u64, batch: &mut Batch) -> io::Result<()> {
-        seek(directory, SeekFrom::Start(*position))?;
+    fn read(
+        &self,
+        directory: &OpenDirectory,
+        position: &mut u64,
+        batch: &mut Batch,
+    ) -> io::Result<()> {
+        if !directory.set_position(*position)? {
+            return Ok(());
+        }
         let mut buffer = Vec::with_capacity(READ_BYTES);
         let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
         while let Some(entry) = entries.next() {
-            let entry = entry?;
+            let entry = match entry {
+                // The directory was removed.
+                Err(Errno::NOENT) => break,
+                entry => entry?,
+            };
             *position = entry.next_entry_cookie();
+            directory.position.store(*position, Ordering::Relaxed);
             let name = entry.file_name().to_bytes();
             if name != b"." && name != b".." {
                 let kind = match FileKind::from_mode(entry.file_type().as_raw_mode()) {
                     Some(kind) => kind,
-                    // It may be gone.
                     None => match stat(directory, name, AtFlags::empty(), StatxFlags::TYPE) {
                         Ok(found) => found.kind,
-                        Err(_) => continue,
+                        Err(error) => {
+                            batch.fail(name, error);
+                            continue;
+                        }
                     },
                 };
                 batch.push(name, kind, entry.ino());
@@ -101,15 +178,15 @@ impl Tree for DirectoryTree {
         Ok(())
     }
 
-    fn metadata(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Metadata> {
+    fn metadata(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Metadata> {
         let mask = StatxFlags::BASIC_STATS;
         stat(directory, name.name, AtFlags::empty(), mask)
     }
 
-    fn xattrs(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Vec<Xattr>> {
+    fn xattrs(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Vec<Xattr>> {
         let mut path = match name.name {
             [b'/', ..] => Vec::new(),
-            _ => format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes(),
+            _ => format!("/proc/self/fd/{}/", directory.as_fd().as_raw_fd()).into_bytes(),
         };
         path.extend_from_slice(name.name);
         let mut names = Vec::with_capacity(XATTR_BYTES);
@@ -135,19 +212,19 @@ impl Tree for DirectoryTree {
         let limit = limit.and_then(|limit| usize::try_from(limit).ok());
         // The rest is for descriptors that threads hold for a moment.
         let half = limit.unwrap_or(usize::MAX).saturating_sub(32) / 2;
-        Some(half.clamp(4, MAX_OPEN_DIRECTORIES))
+        Some(half.clamp(4, self.open_limit.unwrap_or(MAX_OPEN_DIRECTORIES)))
     }
 
-    fn identity(&self, directory: &OwnedFd) -> io::Result<FileId> {
+    fn identity(&self, directory: &OpenDirectory) -> io::Result<FileId> {
         Ok(metadata_of_open(directory)?.id())
     }
 
-    fn target(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {
+    fn target(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {
         let target = readlinkat(directory, name.name, Vec::new())?;
         Ok(Cow::Owned(CString::into_bytes(target)))
     }
 
-    fn content(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Box<dyn Read + '_>> {
+    fn content(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Box<dyn Read + '_>> {
         // Without waiting, if it is a FIFO by now.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(openat(directory, name.name, flags, Mode::empty())?);
@@ -164,6 +241,27 @@ impl Tree for DirectoryTree {
     fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
         self.names.group(metadata.gid).map(Cow::Borrowed)
     }
+}
+
+fn open_directory(
+    parent: &OpenDirectory,
+    name: &[u8],
+    is_one_file_system: bool,
+) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    if is_one_file_system {
+        match openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV) {
+            // Linux before 5.6, or a filter of system calls that is older.
+            Err(Errno::NOSYS | Errno::PERM) => {}
+            opened => return opened,
+        }
+    }
+    let opened = openat(parent, name, flags, Mode::empty())?;
+    let device = |file: BorrowedFd<'_>| Ok(rustix::fs::fstat(file)?.st_dev);
+    if is_one_file_system && device(opened.as_fd())? != device(parent.as_fd())? {
+        return Err(Errno::XDEV);
+    }
+    Ok(opened)
 }
 
 /// The attributes of the file at `path`, without following a link.
@@ -218,5 +316,37 @@ fn time(time: StatxTimestamp) -> Timestamp {
     Timestamp {
         seconds: time.tv_sec,
         nanoseconds: time.tv_nsec,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::*;
+
+    fn names(tree: &DirectoryTree, directory: &OpenDirectory, mut position: u64) -> Vec<Vec<u8>> {
+        let mut batch = Batch::default();
+        let read = tree.read(directory, &mut position, &mut batch);
+        read.expect("the directory can be read");
+        batch.iter().map(|name| name.name.to_owned()).collect()
+    }
+
+    #[test]
+    fn removed_directory_is_read_as_empty() {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("d");
+        fs::create_dir(&path).expect("new");
+        fs::write(path.join("f"), "").expect("space");
+        let open = || OpenDirectory::from(OwnedFd::from(File::open(&path).expect("there")));
+        let (read, unread) = (open(), open());
+        let tree = DirectoryTree::default();
+        assert_eq!(names(&tree, &read, 0), [b"f"]);
+        assert_eq!(names(&tree, &read, 0), [b"f"], "from its beginning again");
+        fs::remove_dir_all(&path).expect("ours");
+        // At its start, again from its start, and where another descriptor of it was.
+        for (directory, position) in [(&unread, 0), (&read, 0), (&unread, 77)] {
+            assert!(names(&tree, directory, position).is_empty());
+        }
     }
 }

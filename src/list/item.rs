@@ -197,6 +197,7 @@ impl<'a, T: Tree> Item<'a, T> {
         let directory = self.tree.open(self.directory, self.name)?;
         let mut batch = Batch::default();
         self.tree.read(&directory, &mut 0, &mut batch)?;
-        Ok(batch.is_empty())
+        let has_names = !batch.is_empty() || !batch.take_failed().is_empty();
+        Ok(!has_names)
     }
 }

@@ -14,7 +14,7 @@ use super::json;
 use super::long::{Columns, Style};
 use super::output::SharedOutput;
 use super::parallel_walk::{Visit, Visitor};
-use super::tree::{Batch, FileKind, Metadata, Tree};
+use super::tree::{Batch, FileKind, Metadata, Tree, push_component};
 
 /// Bytes of lines that are written at once.
 const WRITE_BYTES: usize = 64 << 10;
@@ -192,6 +192,11 @@ impl<T: Tree + Send + 'static> Lister<T> {
                 frame.position = None;
             } else {
                 frame.position = (frame.batch.len() > before).then_some(position);
+            }
+            for (name, error) in frame.batch.take_failed() {
+                let mut path = frame.path.clone();
+                push_component(&mut path, &name);
+                self.output.report(&path, &error);
             }
             if is_streamed {
                 break;

@@ -23,7 +23,7 @@ mod parallel_walk;
 mod tree;
 
 pub use diff::{Comparison, DiffPrinter, Difference, Differences, Pair, Property};
-pub use directory_tree::{DirectoryTree, metadata_of};
+pub use directory_tree::{DirectoryTree, OpenDirectory, metadata_of};
 pub use du::{DiskUsage, DuOptions, Measure, Sum};
 pub use escape::escape;
 pub use finder::{Finder, FoundDirectory};

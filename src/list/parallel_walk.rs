@@ -300,6 +300,11 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
 
     /// Reports that the directory at `path` cannot be opened or read.
     fn report(&self, path: &[u8], error: io::Error);
+
+    /// Reports that the file at `path` cannot be examined.
+    fn report_file(&self, path: &[u8], error: io::Error) {
+        self.report(path, error);
+    }
 }
 
 /// A directory at which a walk starts.
@@ -319,10 +324,8 @@ pub struct Start<T: Tree, S> {
 /// The order is that of `starts` and of the names in a directory, except for what threads do at the same time. A
 /// directory is visited before what is below it. Returns whether a visitor ended the walk.
 ///
-/// It has `jobs` threads, or one for each processor, and more while they mostly wait for the file system, up to 64.
-///
-/// # Errors
-/// The system has no thread for it. Everything else is reported to `visitor`.
+/// It has at most `jobs` threads with the caller's, or one for each processor, and more while they mostly wait for the
+/// file system, up to 64.
 ///
 /// # Panics
 /// If `visitor` panics.
@@ -331,7 +334,7 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
     visitor: &Arc<V>,
     starts: Vec<Start<T, V::State>>,
     jobs: Option<NonZeroUsize>,
-) -> io::Result<ControlFlow<()>> {
+) -> ControlFlow<()> {
     let (threads, max_threads) = match jobs {
         None => {
             let count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -351,37 +354,35 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
     let walk = Arc::new(Walk {
         tree: Arc::clone(tree),
         visitor: Arc::clone(visitor),
+        threads,
         max_threads,
         queue: Mutex::new(Queue {
             unfinished: tasks.len(),
             tasks,
-            thread_count: 0,
+            thread_count: 1,
             threads: Vec::new(),
         }),
         changed: Condvar::default(),
         idle: AtomicUsize::new(0),
         is_stopped: AtomicBool::new(false),
     });
-    let mut queue = walk.queue.lock();
-    for _ in 0..threads {
-        match Walk::spawn(&walk, &mut queue) {
-            Ok(()) => {}
-            // One is enough.
-            Err(_) if !queue.threads.is_empty() => break,
-            Err(error) => return Err(error),
-        }
+    if tree.is_in_memory() {
+        let mut queue = walk.queue.lock();
+        (1..threads).for_each(|_| Walk::spawn(&walk, &mut queue));
     }
+    Walk::run_tasks(&walk);
+    let mut queue = walk.queue.lock();
     // A thread may add others until all have ended.
     while let Some(thread) = queue.threads.pop() {
         drop(queue);
         thread.join();
         queue = walk.queue.lock();
     }
-    Ok(if walk.is_stopped.load(Ordering::Relaxed) {
+    if walk.is_stopped.load(Ordering::Relaxed) {
         ControlFlow::Break(())
     } else {
         ControlFlow::Continue(())
-    })
+    }
 }
 
 enum Task<T: Tree, S> {
@@ -420,15 +421,17 @@ struct Queue<T: Tree, S> {
     tasks: Vec<Task<T, S>>,
     /// Tasks that are queued, and threads that run some.
     unfinished: usize,
-    /// Threads that were started.
+    /// Threads that were started, and the caller's.
     thread_count: usize,
-    /// Those of them that are not joined.
+    /// Those that are not joined.
     threads: Vec<Thread<()>>,
 }
 
 struct Walk<T: Tree, V: Visitor<T>> {
     tree: Arc<T>,
     visitor: Arc<V>,
+    /// Most threads unless they mostly wait.
+    threads: usize,
     max_threads: usize,
     queue: Mutex<Queue<T, V::State>>,
     changed: Condvar,
@@ -449,32 +452,37 @@ impl<T: Tree, V: Visitor<T>> Drop for StopOnPanic<'_, T, V> {
 }
 
 impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
-    fn spawn(walk: &Arc<Self>, queue: &mut Queue<T, V::State>) -> io::Result<()> {
+    /// Adds a thread. Without it the walk only takes longer.
+    fn spawn(walk: &Arc<Self>, queue: &mut Queue<T, V::State>) {
         let walk = Arc::clone(walk);
-        let thread = Thread::spawn("tarfs-walk", move || {
-            let stop = StopOnPanic(&walk);
-            while let Some(task) = walk.next_task() {
-                if walk.tree.is_in_memory() {
-                    let flow = walk.run_all(task);
-                    walk.finish(Vec::new(), flow);
-                    continue;
-                }
-                let (started, cpu) = (Instant::now(), thread_time());
-                let mut next = Vec::new();
-                let flow = walk.run(task, &mut next);
-                let elapsed = started.elapsed();
-                let is_waiting =
-                    elapsed > MIN_WAIT && elapsed > 2 * thread_time().saturating_sub(cpu);
-                walk.finish(next, flow);
-                if is_waiting {
-                    Self::add_thread(&walk);
-                }
+        if let Ok(thread) = Thread::spawn("tarfs-walk", move || Self::run_tasks(&walk)) {
+            queue.thread_count += 1;
+            queue.threads.push(thread);
+        }
+    }
+
+    /// Runs tasks until the walk ends.
+    fn run_tasks(walk: &Arc<Self>) {
+        let stop = StopOnPanic(walk);
+        while let Some(task) = walk.next_task() {
+            if walk.tree.is_in_memory() {
+                let flow = walk.run_all(task);
+                Self::finish(walk, Vec::new(), flow, 0);
+                continue;
             }
-            drop(stop);
-        })?;
-        queue.thread_count += 1;
-        queue.threads.push(thread);
-        Ok(())
+            let (started, cpu) = (Instant::now(), thread_time());
+            let mut next = Vec::new();
+            let flow = walk.run(task, &mut next);
+            let elapsed = started.elapsed();
+            let is_waiting = elapsed > MIN_WAIT && elapsed > 2 * thread_time().saturating_sub(cpu);
+            let max_threads = if is_waiting {
+                walk.max_threads
+            } else {
+                walk.threads
+            };
+            Self::finish(walk, next, flow, max_threads);
+        }
+        drop(stop);
     }
 
     /// Runs a task and those that follow, but for the half that other threads take when they have none.
@@ -505,16 +513,6 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         (0..awakened).for_each(|_| self.changed.notify_one());
     }
 
-    /// Adds a thread if there is work for it.
-    fn add_thread(walk: &Arc<Self>) {
-        let mut queue = walk.queue.lock();
-        let is_needed = !queue.tasks.is_empty() && walk.idle.load(Ordering::Relaxed) == 0;
-        if is_needed && queue.thread_count < walk.max_threads {
-            // Without it the walk only takes longer.
-            drop(Self::spawn(walk, &mut queue));
-        }
-    }
-
     fn next_task(&self) -> Option<Task<T, V::State>> {
         let mut queue = self.queue.lock();
         loop {
@@ -530,15 +528,25 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         }
     }
 
-    fn finish(&self, next: Vec<Task<T, V::State>>, flow: ControlFlow<()>) {
+    /// Finishes a task, and adds a thread if there is work for it and there are fewer than `max_threads`.
+    fn finish(
+        walk: &Arc<Self>,
+        next: Vec<Task<T, V::State>>,
+        flow: ControlFlow<()>,
+        max_threads: usize,
+    ) {
         if flow.is_break() {
-            return self.stop();
+            return walk.stop();
         }
-        self.share(next.into_iter());
-        let mut queue = self.queue.lock();
+        walk.share(next.into_iter());
+        let mut queue = walk.queue.lock();
         queue.unfinished -= 1;
         if queue.unfinished == 0 {
-            self.changed.notify_all();
+            walk.changed.notify_all();
+        }
+        let is_needed = !queue.tasks.is_empty() && walk.idle.load(Ordering::Relaxed) == 0;
+        if is_needed && queue.thread_count < max_threads {
+            Self::spawn(walk, &mut queue);
         }
     }
 
@@ -578,6 +586,11 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
         let mut batch = Batch::default();
         let directory = level.open(&self.tree);
         let read = directory.and_then(|it| self.tree.read(&it, &mut position, &mut batch));
+        for (name, error) in batch.take_failed() {
+            let mut path = level.path();
+            push_component(&mut path, &name);
+            self.visitor.report_file(&path, error);
+        }
         if let Err(error) = read {
             self.visitor.report(&level.path(), error);
         }
@@ -797,7 +810,7 @@ mod tests {
         let jobs = NonZeroUsize::new(threads);
         let flow = walk_parallel(&TestTree::new(index), &recorder, vec![start], jobs);
         let calls = std::mem::take(&mut *recorder.0.lock());
-        (calls, flow.expect("threads"))
+        (calls, flow)
     }
 
     #[test]
@@ -888,7 +901,7 @@ mod tests {
                 state: (),
             };
             let jobs = NonZeroUsize::new(threads);
-            let flow = walk_parallel(&tree, &visitor, vec![start], jobs).expect("threads");
+            let flow = walk_parallel(&tree, &visitor, vec![start], jobs);
             assert_eq!(flow, ControlFlow::Continue(()));
             assert!(visitor.0.lock().len() <= threads, "{threads}");
         }

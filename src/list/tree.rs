@@ -148,6 +148,8 @@ pub struct Batch {
     rows: Vec<(usize, FileKind, u64)>,
     /// Number of names in the directory before these.
     first: u64,
+    /// Names of files whose type cannot be found out.
+    failed: Vec<(Vec<u8>, io::Error)>,
 }
 
 impl Batch {
@@ -155,6 +157,16 @@ impl Batch {
     pub fn push(&mut self, name: &[u8], kind: FileKind, inode: u64) {
         self.bytes.extend_from_slice(name);
         self.rows.push((self.bytes.len(), kind, inode));
+    }
+
+    /// Notes a name of a file whose type cannot be found out.
+    pub fn fail(&mut self, name: &[u8], error: io::Error) {
+        self.failed.push((name.to_owned(), error));
+    }
+
+    /// Takes the names of files whose types cannot be found out, with the reasons.
+    pub(super) fn take_failed(&mut self) -> Vec<(Vec<u8>, io::Error)> {
+        std::mem::take(&mut self.failed)
     }
 
     /// Number of names in the directory before these.

@@ -24,8 +24,8 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::{Condvar, Mutex};
 use crate::list::{
-    DirectoryTree, FileKind, Level, Metadata, Name, Start, Tree, Visit, Visitor, metadata_of,
-    walk_parallel,
+    DirectoryTree, FileKind, Level, Metadata, Name, OpenDirectory, Start, Tree, Visit, Visitor,
+    metadata_of, walk_parallel,
 };
 use crate::tar::{Device, Member, MemberKind};
 
@@ -91,16 +91,13 @@ impl Materializer {
         let start = Start {
             path: Vec::new(),
             inode: metadata.inode,
-            directory,
+            directory: directory.into(),
             state,
         };
-        let walked = walk_parallel(&Arc::default(), &copier, vec![start], jobs);
+        let _never_broken = walk_parallel(&Arc::default(), &copier, vec![start], jobs);
         let copier = Arc::into_inner(copier).ok_or(Error::Interrupted)?;
         self.tree = copier.tree.into_inner();
-        match walked {
-            Ok(_) => Ok(self),
-            Err(error) => Err(Error::Thread(Arc::new(error))),
-        }
+        Ok(self)
     }
 }
 
@@ -238,7 +235,7 @@ impl Copier {
     /// The type of an entry, and a regular file opened; `None` for a socket.
     fn open(
         &self,
-        directory: &OwnedFd,
+        directory: &OpenDirectory,
         name: Name<'_>,
         metadata: &Metadata,
     ) -> io::Result<Option<(MemberKind, Option<OwnedFd>)>> {

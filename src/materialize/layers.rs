@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::error::{Cause, Error, StepError, WithAction};
 use super::write::{
     ADD_ENTRY, AttributeTarget, Destination, Directory, Identity, Job, PendingDirectory,
-    TreeWriter, member_of, remove_tree,
+    TreeWriter, member_of,
 };
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
@@ -22,6 +22,7 @@ use crate::index::{
     MergedIndex, Options, Origin, Placement,
 };
 use crate::layers::{WhiteoutFormat, merge};
+use crate::list::change::remove_tree;
 use crate::tar::Member;
 
 const MOVE_FILE: &str = "move the file to its place";

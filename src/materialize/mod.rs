@@ -52,7 +52,10 @@ pub use crate::base::xattr_filter::XattrFilter;
 /// It never follows a link. Missing entries are no error.
 ///
 /// # Errors
-/// When an entry cannot be removed. The entries removed until then stay removed.
+/// When an entry cannot be removed, or something is mounted below. Everything else is removed.
 pub fn remove_tree(parent: impl AsFd, name: &std::ffi::OsStr) -> std::io::Result<()> {
-    Ok(write::remove_tree(parent, name.as_encoded_bytes())?)
+    Ok(crate::list::change::remove_tree(
+        parent,
+        name.as_encoded_bytes(),
+    )?)
 }

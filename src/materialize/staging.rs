@@ -15,12 +15,12 @@ use rustix::io::Errno;
 use super::error::{Error, StepError, WithAction, errno_of};
 use super::resume::sidecar::MAX_NAME_BYTES;
 use super::write::{
-    AttributeTarget, Directory, copy_attributes, default_acl_mode, remove_tree, sync_file_system,
-    umask,
+    AttributeTarget, Directory, copy_attributes, default_acl_mode, sync_file_system, umask,
 };
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
+use crate::list::change::remove_tree;
 
 const MAX_NAME_ATTEMPTS: usize = 16;
 /// Bounds the removal of a tree that a writer may still use.

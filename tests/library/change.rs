@@ -161,6 +161,7 @@ fn chmod_does_what_gnu_chmod_does() {
         "chmod -v +w t/f t/d/g",
         "chmod -v a+w,o=u,g-x t/f t/d",
         "chmod -R -v u+rwx,o-x t",
+        "chmod -R -v g+s,o-x t/d/e t/d t",
         "chmod -v g=u,o= t/d/g t/none",
         "chmod -c u=rwX,g=rX,o=t t/d t/f",
         "chmod -v --reference=t/d/g t/s t/f",
@@ -259,6 +260,9 @@ fn rm_does_what_gnu_rm_does() {
         "rm -rv t/d/",
         "rm -v t/f/",
         "rm -r t/./d t//s",
+        "rm -rv t/d/e t/d",
+        "rm -rv t/d t/d/e t/d",
+        "rm -rfv t/d t/d/e t/./d t/d",
         "rm -rf /",
     ] {
         assert_same(words);
@@ -300,6 +304,20 @@ fn rm_removes_a_large_directory_completely() {
     // Only `out` itself was read to its end then.
     assert!(is_success_after(rm, add));
     assert!(!place.path("out").exists());
+}
+
+#[test]
+fn rm_beside_another_removal_of_the_same_tree_succeeds() {
+    let place = Place::new();
+    for number in 0..3000 {
+        let name = format!("out/{}/{number:0>60}", number % 7);
+        fs::create_dir_all(place.path(&name)).expect("new");
+        fs::write(place.path(&name).join("f"), "").expect("space");
+    }
+    let mut rm = place.tarfs();
+    rm.args(["rm", "-rfv", "-j", "3", "out"]);
+    let remove = || fs::remove_dir_all(place.path("out")).expect("ours");
+    assert!(is_success_after(rm, remove));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs::{self, File, FileTimes, Permissions};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -222,7 +223,7 @@ impl World {
         let expression = self.parse(words);
         let expression = expression.unwrap_or_else(|error| panic!("{words:?}: {error}"));
         let mut output = Vec::new();
-        let base = File::open(self.directory.path()).expect("valid").into();
+        let base = OwnedFd::from(File::open(self.directory.path()).expect("valid")).into();
         let found = metadata_of(&self.directory.path().join(start)).expect("valid");
         let name = Name {
             name: start.as_bytes(),

@@ -65,6 +65,52 @@ fn rm_crosses_no_mount_point_unless_told() {
 }
 
 #[test]
+fn update_deletes_nothing_that_is_mounted() {
+    let said = stdout_of(
+        r"
+        mkdir -p out/extra/m out/top home; touch home/keep out/extra/f out/other
+        mount --bind home out/extra/m; mount --bind home out/top
+        mount --bind t/file out/other
+        tarfs materialize -q --update --delete a.tar -C out 2>&1 || echo failed $?
+        find out home | sort
+        ",
+    );
+    let left = "home\nhome/keep\nout\nout/dir\nout/dir/file\nout/extra\nout/extra/m\n\
+                out/extra/m/keep\nout/file\nout/other\nout/top\nout/top/keep\n";
+    assert_eq!(said, left);
+}
+
+#[test]
+fn modes_are_changed_without_proc() {
+    let said = stdout_of(
+        r#"
+        mkdir -m 711 t/closed; mkfifo -m 604 t/fifo; tar -C t -cf b.tar .
+        mkdir out copy
+        mount -t tmpfs none /proc
+        tarfs chmod -R u+w,o-r t || echo failed $?
+        tarfs materialize -q b.tar -C out || echo failed $?
+        tarfs materialize -q t -C copy || echo failed $?
+        stat -c '%a %n' t/* out/* copy/*
+        umount /proc
+        "#,
+    );
+    let lines = |top: &str, modes: [&str; 4]| {
+        let names = ["closed", "dir", "fifo", "file"];
+        let lines = modes.iter().zip(names);
+        lines
+            .map(|(mode, name)| format!("{mode} {top}/{name}\n"))
+            .collect::<String>()
+    };
+    let changed = ["711", "751", "600", "640"];
+    let expected = [
+        lines("t", changed),
+        lines("out", ["711", "755", "604", "644"]),
+        lines("copy", changed),
+    ];
+    assert_eq!(said, expected.concat());
+}
+
+#[test]
 fn umount_of_mount_leaves_its_bind_mounts() {
     let said = stdout_of(
         r"

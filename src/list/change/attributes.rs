@@ -3,13 +3,14 @@
 use std::ffi::OsStr;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chmodat, chownat, openat};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat, openat};
+
+use crate::base::chmod::chmod_at;
 
 use super::super::directory_tree::{DirectoryTree, is_root, metadata_of, metadata_of_open};
 use super::super::escape::owner_text;
@@ -110,19 +111,19 @@ impl Changer {
             self.log.fail_on_root(path);
             return None;
         }
-        let state = self.examine(&file, b"", path, &found)?;
+        let state = self.examine(file.as_fd(), b"", path, &found)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match openat(&file, ".", flags, Mode::empty()) {
             Ok(directory) => Some(Start {
                 path: path.to_owned(),
                 inode: found.inode,
-                directory,
+                directory: directory.into(),
                 state,
             }),
             Err(error) => {
                 self.report(path, error.into());
                 if let LateChange(Some(found)) = state {
-                    self.apply(&file, b"", path, &found);
+                    self.apply(file.as_fd(), b"", path, &found);
                 }
                 None
             }
@@ -159,7 +160,7 @@ impl Changer {
     /// Changes a file, or returns the state of a directory to walk: its attributes, if it is changed when it is left.
     fn examine(
         &self,
-        directory: &OwnedFd,
+        directory: BorrowedFd<'_>,
         name: &[u8],
         path: &[u8],
         found: &Metadata,
@@ -184,12 +185,12 @@ impl Changer {
     }
 
     /// Changes the file `name`, or the open `directory` itself.
-    fn apply(&self, directory: &OwnedFd, name: &[u8], path: &[u8], found: &Metadata) {
+    fn apply(&self, directory: BorrowedFd<'_>, name: &[u8], path: &[u8], found: &Metadata) {
         let result = match &self.change.attributes {
             Attributes::Mode { .. } if found.kind == FileKind::Symlink => None,
             Attributes::Mode { .. } => {
                 let wanted = self.wanted_mode(found).filter(|&mode| mode != found.mode);
-                wanted.map(|mode| set_mode(directory, name, mode))
+                wanted.map(|mode| Ok(chmod_at(directory, name, mode)?))
             }
             Attributes::Owner { to, from, .. } => {
                 let is_wanted = from.matches(found) && !to.matches(found);
@@ -214,7 +215,7 @@ impl Changer {
             return;
         };
         match above.open(&self.tree) {
-            Ok(directory) => self.apply(&directory, name, &level.path(), found),
+            Ok(directory) => self.apply(directory.as_fd(), name, &level.path(), found),
             Err(error) => self.log.fail(self.action(), &level.path(), &error),
         }
     }
@@ -269,26 +270,8 @@ fn joined(user: &str, group: Option<&String>) -> String {
     group.map_or_else(|| user.to_owned(), |group| format!("{user}:{group}"))
 }
 
-/// Sets the mode of the file `name`, or of the open `directory` itself. No link is followed.
-fn set_mode(directory: &OwnedFd, name: &[u8], mode: u32) -> io::Result<()> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = match name {
-        b"" => None,
-        name => Some(openat(directory, name, flags, Mode::empty())?),
-    };
-    // fchmodat(2) follows links, and fchmod(2) does not take such descriptors.
-    let number = opened.as_ref().unwrap_or(directory).as_raw_fd();
-    let path = format!("/proc/self/fd/{number}");
-    Ok(chmodat(
-        CWD,
-        path,
-        Mode::from_raw_mode(mode),
-        AtFlags::empty(),
-    )?)
-}
-
 /// Sets the owner of the file `name`, or of the open `directory` itself. No link is followed.
-fn set_owner(directory: &OwnedFd, name: &[u8], to: Owner) -> io::Result<()> {
+fn set_owner(directory: BorrowedFd<'_>, name: &[u8], to: Owner) -> io::Result<()> {
     let (user, group) = (to.user.map(Uid::from_raw), to.group.map(Gid::from_raw));
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
     Ok(chownat(directory, name, user, group, flags)?)
@@ -302,7 +285,7 @@ impl Visitor<DirectoryTree> for Changer {
         names: &Visit<'_, DirectoryTree, LateChange>,
         descend: &mut Vec<(usize, LateChange)>,
     ) -> ControlFlow<()> {
-        let directory = names.place.directory;
+        let directory = names.place.directory.as_fd();
         for (number, item) in names.items() {
             match item.metadata() {
                 Ok(found) => {
@@ -331,5 +314,9 @@ impl Visitor<DirectoryTree> for Changer {
     fn report(&self, path: &[u8], error: io::Error) {
         self.log.fail("cannot read directory", path, &error);
         self.log_inaccessible(path);
+    }
+
+    fn report_file(&self, path: &[u8], error: io::Error) {
+        self.fail_access(path, &error);
     }
 }

@@ -8,4 +8,5 @@ mod remove;
 
 pub use attributes::{Attributes, Change, Changer, LateChange, Owner};
 pub use log::{ChangeLog, Verbosity, quote};
-pub use remove::{RemoveOptions, Removed, Remover};
+pub(crate) use remove::is_mount;
+pub use remove::{RemovalLog, RemoveOptions, Removed, Remover, remove_tree};

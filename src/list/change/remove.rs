@@ -2,24 +2,99 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat};
+use rustix::fd::AsFd;
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags, openat, statx, unlinkat,
+};
 use rustix::io::Errno;
 
-use super::super::directory_tree::{DirectoryTree, is_root, metadata_of};
-use super::super::parallel_walk::{Level, Start, Visit, Visitor};
+use super::super::directory_tree::{DirectoryTree, OpenDirectory, is_root, metadata_of};
+use super::super::parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
 use super::super::tree::{FileKind, Name, Tree};
 use super::log::{ChangeLog, Verbosity, quote};
+use crate::base::sync::Mutex;
 
 /// Most readings of a directory that is not empty after its names were removed. A file system may move names to
 /// positions that were read already.
 const MAX_READINGS: u32 = 64;
+
+/// Receives the outcomes of a removal, from several threads.
+pub trait RemovalLog: Send + Sync + 'static {
+    /// A file was removed, or a `kind` of file other than a regular one.
+    fn note_removed(&self, kind: &str, path: &[u8]);
+
+    /// The file at `path` remains.
+    fn fail(&self, path: &[u8], error: &io::Error);
+}
+
+impl RemovalLog for ChangeLog {
+    fn note_removed(&self, kind: &str, path: &[u8]) {
+        let line = || format!("removed {kind}{}", quote(path));
+        self.write(Verbosity::Changes, line);
+    }
+
+    fn fail(&self, path: &[u8], error: &io::Error) {
+        if error.kind() == io::ErrorKind::CrossesDevices {
+            let path = quote(path);
+            let text = format!("skipping {path}, since it's on a different device");
+            return self.fail_with(&text);
+        }
+        Self::fail(self, "cannot remove", path, error);
+    }
+}
+
+/// The first error of a removal. One about a mount is replaced by another one.
+#[derive(Debug, Default)]
+struct FirstError(Mutex<Option<Errno>>);
+
+impl RemovalLog for FirstError {
+    fn note_removed(&self, _: &str, _: &[u8]) {}
+
+    fn fail(&self, _: &[u8], error: &io::Error) {
+        let error = Errno::from_io_error(error).unwrap_or(Errno::IO);
+        let mut first = self.0.lock();
+        *first = first.filter(|&first| first != Errno::XDEV).or(Some(error));
+    }
+}
+
+/// Removes the directory `name` in `parent`, if it exists, with all below it, whatever the modes are. No link is
+/// followed, and what is mounted below stays.
+///
+/// # Errors
+/// The first error, after everything else is removed. `XDEV` if only what is mounted remains. `NOTEMPTY` and `BUSY`
+/// may be temporary, because another process still writes there.
+pub fn remove_tree(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
+    let to_errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let parent = parent.as_fd().try_clone_to_owned().map_err(to_errno)?;
+    let parent = OpenDirectory::from(parent);
+    let tree = Arc::new(DirectoryTree::to_remove());
+    let directory = match tree.open(&parent, Name::directory(name, 0)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened.map_err(to_errno)?,
+    };
+    let start = Start {
+        path: name.to_owned(),
+        inode: 0,
+        directory,
+        state: Removed::start(parent, name),
+    };
+    let options = RemoveOptions {
+        force: true,
+        ..RemoveOptions::default()
+    };
+    let log = Arc::new(FirstError::default());
+    let remover = Remover::new(Arc::clone(&tree), options, Arc::clone(&log));
+    let _never_broken = walk_parallel(&tree, &Arc::new(remover), vec![start], NonZeroUsize::new(1));
+    let first = *log.0.lock();
+    first.map_or(Ok(()), Err)
+}
 
 /// Options of [`Remover`].
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
@@ -37,17 +112,17 @@ pub struct RemoveOptions {
 
 /// Removes the files of a walk.
 #[derive(Debug)]
-pub struct Remover {
+pub struct Remover<L> {
     tree: Arc<DirectoryTree>,
     options: RemoveOptions,
-    log: Arc<ChangeLog>,
+    log: Arc<L>,
 }
 
 /// A directory that is being removed.
 #[derive(Debug, Default)]
 pub struct Removed {
     /// The directory that holds it and its name there, if it is a starting point.
-    start: Option<(OwnedFd, Vec<u8>)>,
+    start: Option<(OpenDirectory, Vec<u8>)>,
     /// Whether a file below it remains.
     has_rest: AtomicBool,
     /// Whether a name was removed since it was last read from its beginning.
@@ -57,18 +132,13 @@ pub struct Removed {
 
 type Directory = Level<DirectoryTree, Removed>;
 
-impl Remover {
-    /// Tells `log` about each file. A `tree` that stays on one file system keeps it from crossing mount points.
-    pub fn new(tree: Arc<DirectoryTree>, options: RemoveOptions, log: Arc<ChangeLog>) -> Self {
-        Self { tree, options, log }
-    }
-
+impl Remover<ChangeLog> {
     /// Removes the file at `path`, or returns the directory at which a walk must start.
     pub fn start(&self, path: &[u8]) -> Option<Start<DirectoryTree, Removed>> {
         match self.try_start(path) {
             Ok(start) => start,
             Err(error) => {
-                self.fail(path, &error);
+                self.report(path, error);
                 None
             }
         }
@@ -85,7 +155,7 @@ impl Remover {
                 return Err(Errno::NOTDIR.into());
             }
             let above = open_above(above)?;
-            self.is_gone(unlink(&above, name, AtFlags::empty()), "", path);
+            self.note(self.unlink(&above, name, AtFlags::empty()), "", path);
             return Ok(None);
         }
         if !self.options.recursive && !self.options.empty_directories {
@@ -103,8 +173,8 @@ impl Remover {
         let name = if name.is_empty() { b"." } else { name };
         let parent = open_above(above)?;
         if !self.options.recursive {
-            let result = unlink(&parent, name, AtFlags::REMOVEDIR);
-            self.is_gone(result, "directory ", path);
+            let result = self.unlink(&parent, name, AtFlags::REMOVEDIR);
+            self.note(result, "directory ", path);
             return Ok(None);
         }
         let opened = self.tree.open(&parent, Name::directory(name, found.inode));
@@ -113,60 +183,58 @@ impl Remover {
                 path: path.to_owned(),
                 inode: found.inode,
                 directory,
-                state: Removed {
-                    start: Some((parent, name.to_owned())),
-                    ..Removed::default()
-                },
+                state: Removed::start(parent, name),
             }),
             Err(error) => {
-                self.remove_closed(&parent, name, path, &error);
+                self.remove_closed(&parent, name, path, error);
                 None
             }
         })
     }
+}
 
-    /// Reports that the file at `path` remains.
-    fn fail(&self, path: &[u8], error: &io::Error) {
-        if self.is_missing(error) {
-            return;
-        }
-        if error.kind() == io::ErrorKind::CrossesDevices {
-            let path = quote(path);
-            let text = format!("skipping {path}, since it's on a different device");
-            return self.log.fail_with(&text);
-        }
-        self.log.fail("cannot remove", path, error);
+impl<L: RemovalLog> Remover<L> {
+    /// Reports each file to `log`. A `tree` that stays on one file system keeps it from crossing mount points.
+    pub fn new(tree: Arc<DirectoryTree>, options: RemoveOptions, log: Arc<L>) -> Self {
+        Self { tree, options, log }
     }
 
-    /// Tells the outcome of a removal. Returns whether the file is gone.
-    fn is_gone(&self, result: io::Result<()>, kind: &str, path: &[u8]) -> bool {
+    /// Logs the outcome of a removal. Returns whether the file is gone.
+    fn note(&self, result: io::Result<()>, kind: &str, path: &[u8]) -> bool {
         match result {
             Ok(()) => {
-                let line = || format!("removed {kind}{}", quote(path));
-                self.log.write(Verbosity::Changes, line);
+                self.log.note_removed(kind, path);
                 true
             }
+            Err(error) if self.is_missing(&error) => true,
             Err(error) => {
-                self.fail(path, &error);
-                self.is_missing(&error)
+                self.log.fail(path, &error);
+                false
             }
         }
+    }
+
+    fn unlink(&self, directory: impl AsFd, name: &[u8], flags: AtFlags) -> io::Result<()> {
+        Ok(match unlinkat(&directory, name, flags) {
+            Err(Errno::BUSY) if self.tree.is_one_file_system && is_mount(&directory, name) => {
+                Err(Errno::XDEV)
+            }
+            result => result,
+        }?)
     }
 
     /// Removes a directory that could not be opened, if it is empty. Returns whether it is gone.
     fn remove_closed(
         &self,
-        directory: &OwnedFd,
+        directory: &OpenDirectory,
         name: &[u8],
         path: &[u8],
-        error: &io::Error,
+        error: io::Error,
     ) -> bool {
         let is_denied = error.kind() == io::ErrorKind::PermissionDenied;
-        if is_denied && let Ok(()) = unlink(directory, name, AtFlags::REMOVEDIR) {
-            return self.is_gone(Ok(()), "directory ", path);
-        }
-        self.fail(path, error);
-        self.is_missing(error)
+        let removed = is_denied.then(|| self.unlink(directory, name, AtFlags::REMOVEDIR));
+        let result = removed.and_then(Result::ok).ok_or(error);
+        self.note(result, "directory ", path)
     }
 
     /// Whether the file does not exist, which is no error.
@@ -180,17 +248,24 @@ fn as_path(path: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(path))
 }
 
-fn unlink(directory: &OwnedFd, name: &[u8], flags: AtFlags) -> io::Result<()> {
-    Ok(unlinkat(directory, name, flags)?)
+/// Whether something is mounted on the file `name` in `directory`.
+pub(crate) fn is_mount(directory: impl AsFd, name: &[u8]) -> bool {
+    let found = statx(
+        directory,
+        name,
+        AtFlags::SYMLINK_NOFOLLOW,
+        StatxFlags::empty(),
+    );
+    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
-fn open_above(path: &[u8]) -> io::Result<OwnedFd> {
+fn open_above(path: &[u8]) -> io::Result<OpenDirectory> {
     let path = if path.is_empty() { b"." } else { path };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(openat(CWD, path, flags, Mode::empty())?)
+    Ok(openat(CWD, path, flags, Mode::empty())?.into())
 }
 
-impl Visitor<DirectoryTree> for Remover {
+impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
     type State = Removed;
 
     fn visit(
@@ -203,8 +278,8 @@ impl Visitor<DirectoryTree> for Remover {
                 descend.push((number, Removed::default()));
                 continue;
             }
-            let result = unlink(names.place.directory, item.name(), AtFlags::empty());
-            let is_gone = self.is_gone(result, "", item.path());
+            let result = self.unlink(names.place.directory, item.name(), AtFlags::empty());
+            let is_gone = self.note(result, "", item.path());
             names.level.state.note(is_gone);
         }
         ControlFlow::Continue(())
@@ -215,7 +290,8 @@ impl Visitor<DirectoryTree> for Remover {
         if state.has_rest.load(Ordering::Relaxed) {
             return true;
         }
-        let remove = |above: &OwnedFd, name: &[u8]| unlink(above, name, AtFlags::REMOVEDIR);
+        let remove =
+            |above: &OpenDirectory, name: &[u8]| self.unlink(above, name, AtFlags::REMOVEDIR);
         let result = match (&level.parent, &state.start) {
             (Some(parent), _) => {
                 let above = parent.open(&self.tree);
@@ -234,7 +310,7 @@ impl Visitor<DirectoryTree> for Remover {
         {
             return false;
         }
-        state.note(self.is_gone(result, "directory ", &level.path()));
+        state.note(self.note(result, "directory ", &level.path()));
         true
     }
 
@@ -250,8 +326,8 @@ impl Visitor<DirectoryTree> for Remover {
         if let Some(parent) = &level.parent {
             let path = level.path();
             let is_gone = match parent.open(&self.tree) {
-                Ok(above) => self.remove_closed(&above, &level.name, &path, &error),
-                Err(_) => self.is_gone(Err(error), "directory ", &path),
+                Ok(above) => self.remove_closed(&above, &level.name, &path, error),
+                Err(_) => self.note(Err(error), "directory ", &path),
             };
             parent.state.note(is_gone);
         }
@@ -259,11 +335,19 @@ impl Visitor<DirectoryTree> for Remover {
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
-        self.fail(path, &error);
+        self.note(Err(error), "", path);
     }
 }
 
 impl Removed {
+    /// Of the starting point `name` in `parent`.
+    fn start(parent: OpenDirectory, name: &[u8]) -> Self {
+        Self {
+            start: Some((parent, name.to_owned())),
+            ..Self::default()
+        }
+    }
+
     /// Notes that a name in it is gone, or remains.
     fn note(&self, is_gone: bool) {
         let fact = if is_gone {
@@ -273,5 +357,57 @@ impl Removed {
         };
         // Each name takes a call, which takes longer than this.
         fact.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use rustix::fd::OwnedFd;
+
+    use super::*;
+
+    #[test]
+    fn remove_tree_with_closed_modes_leaves_link_targets() {
+        let place = tempfile::tempdir().expect("a directory");
+        let outside = place.path().join("outside");
+        fs::create_dir(&outside).expect("made");
+        fs::write(outside.join("kept"), "x").expect("written");
+        let tree = place.path().join("tree");
+        for directory in ["a/b/c", "d", "e/f"] {
+            fs::create_dir_all(tree.join(directory)).expect("made");
+            fs::write(tree.join(directory).join("file"), "x").expect("written");
+            symlink(&outside, tree.join(directory).join("link")).expect("made");
+        }
+        fs::create_dir(tree.join("a/empty")).expect("made");
+        for directory in ["a/b/c", "a", "d"] {
+            let none = fs::Permissions::from_mode(0o000);
+            fs::set_permissions(tree.join(directory), none).expect("ours");
+        }
+        let parent = File::open(place.path()).expect("a directory");
+        assert_eq!(remove_tree(&parent, b"tree"), Ok(()));
+        assert!(!tree.exists());
+        assert!(outside.join("kept").exists());
+        assert_eq!(remove_tree(&parent, b"tree"), Ok(()), "gone already");
+        symlink(&outside, &tree).expect("new");
+        assert_eq!(remove_tree(&parent, b"tree"), Err(Errno::NOTDIR));
+        assert!(outside.join("kept").exists());
+    }
+
+    #[test]
+    fn remove_tree_works_at_any_depth() {
+        let place = tempfile::tempdir().expect("a directory");
+        let parent = File::open(place.path()).expect("a directory");
+        let mut here = OwnedFd::from(parent.try_clone().expect("a descriptor"));
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        for _ in 0..3000 {
+            rustix::fs::mkdirat(&here, "d", Mode::RWXU).expect("made");
+            here = openat(&here, "d", flags, Mode::empty()).expect("there");
+        }
+        drop(here);
+        assert_eq!(remove_tree(&parent, b"d"), Ok(()));
+        assert!(!place.path().join("d").exists());
     }
 }

@@ -114,6 +114,9 @@ impl<B: Tree> Names<B> {
         loop {
             let len = batch.len();
             tree.read(&directory, &mut position, &mut batch)?;
+            if let Some((_, error)) = batch.take_failed().pop() {
+                return Err(error);
+            }
             if batch.len() == len {
                 break;
             }
@@ -170,7 +173,7 @@ where
     /// with `path`.
     ///
     /// # Errors
-    /// One of the two cannot be opened, or the system has no thread. Everything else is reported.
+    /// One of the two cannot be opened. Everything else is reported.
     pub fn run(
         self,
         bases: (&A::Directory, &B::Directory),
@@ -196,7 +199,8 @@ where
             return Ok(());
         }
         let tree = Arc::clone(&self.first);
-        walk_parallel(&tree, &Arc::new(self), vec![start], jobs).map(drop)
+        let _never_broken = walk_parallel(&tree, &Arc::new(self), vec![start], jobs);
+        Ok(())
     }
 
     fn counterpart<'a>(&self, level: &'a Level<A, Pair<B>>) -> &'a Counterpart<B> {

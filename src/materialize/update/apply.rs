@@ -18,13 +18,13 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Plain;
 use crate::base::resolve::ResolveError;
 use crate::index::{Entry, EntryKind, Index, Ino};
+use crate::list::change::{is_mount, remove_tree};
 use crate::materialize::error::{Error, StepError, WithAction};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Summary;
 use crate::materialize::shard::{ShardError, named};
 use crate::materialize::write::{
     AttributeTarget, Attributes, Directory, IfMissing, PendingDirectory, name_of, parent_of,
-    remove_tree,
 };
 use crate::tar::{Member, MemberKind};
 
@@ -239,13 +239,18 @@ impl Materializer {
         const ACTION: &str = "remove the entry";
         let removed = self.parent(path).and_then(|parent| {
             let name = name_of(path);
-            match rustix::fs::unlinkat(&parent, name, AtFlags::empty()) {
+            let removed = match rustix::fs::unlinkat(&parent, name, AtFlags::empty()) {
                 Err(Errno::ISDIR) => {
                     // It and directories below it may be open.
                     self.tree.context.note_replacement();
-                    remove_tree(&parent, name).with_action(ACTION)
+                    remove_tree(&parent, name)
                 }
-                Err(Errno::NOENT) => Ok(()),
+                Err(Errno::BUSY) if is_mount(&parent, name) => Ok(()),
+                removed => removed,
+            };
+            match removed {
+                // Something is mounted below, and stays.
+                Err(Errno::NOENT | Errno::XDEV) => Ok(()),
                 removed => removed.with_action(ACTION),
             }
         });

@@ -11,7 +11,6 @@ mod file_system;
 mod job;
 mod nodes;
 mod pool;
-mod remove_tree;
 mod tree_writer;
 mod unwritable;
 
@@ -28,7 +27,6 @@ pub(super) use self::job::{DeferredLink, Job};
 pub(super) use self::pool::Watermark;
 #[cfg(test)]
 pub(super) use self::pool::WriterPool;
-pub(super) use self::remove_tree::remove_tree;
 pub(super) use self::tree_writer::{ADD_ENTRY, TreeWriter};
 pub(super) use self::unwritable::Unwritable;
 pub use self::unwritable::{check_empty_destination, is_empty_directory};

@@ -14,9 +14,6 @@ use crate::cli::ui::output;
 use tarfs::list::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
 use tarfs::list::{DirectoryTree, Metadata, Start, Visitor, metadata_of, walk_parallel};
 
-/// Starting points that are open at once.
-const OPEN_STARTS: usize = 8;
-
 /// Flags of `tarfs chmod` and `tarfs chown`.
 #[derive(clap::Args, Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
@@ -115,14 +112,11 @@ impl Run {
         let output = open_place::standard_output(self.quiet);
         let log = Arc::new(ChangeLog::new(self.verbosity, Arc::clone(&output)));
         let visitor = Arc::new(visitor(Arc::clone(&self.tree), log));
-        for paths in paths.chunks(OPEN_STARTS) {
-            let starts = paths
-                .iter()
-                .filter_map(|path| start(&visitor, path.as_bytes()));
-            let starts: Vec<_> = starts.collect();
-            if !starts.is_empty() {
-                let walked = walk_parallel(&self.tree, &visitor, starts, self.jobs.jobs);
-                let _never_broken = walked.context("cannot start a thread")?;
+        // One after the other, because one path may be below another.
+        for path in paths {
+            if let Some(start) = start(&visitor, path.as_bytes()) {
+                let jobs = self.jobs.jobs;
+                let _never_broken = walk_parallel(&self.tree, &visitor, vec![start], jobs);
             }
         }
         open_place::finish(&output)?;

@@ -58,8 +58,8 @@ pub(crate) struct DuArgs {
 pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
     let place = Place::open(&args.tree, &args.paths, Needs::default())?;
     match &place.tree {
-        OpenTree::Index(tree) => sum(args, &place, tree, &Ino::ROOT)?,
-        OpenTree::Directory(tree, base) => sum(args, &place, tree, base)?,
+        OpenTree::Index(tree) => sum(args, &place, tree, &Ino::ROOT),
+        OpenTree::Directory(tree, base) => sum(args, &place, tree, base),
     }
     place.finish(EXIT_PARTIAL)
 }
@@ -86,12 +86,7 @@ fn options(args: &DuArgs) -> DuOptions {
     }
 }
 
-fn sum<T: Tree + Send + 'static>(
-    args: &DuArgs,
-    place: &Place,
-    tree: &Arc<T>,
-    base: &T::Directory,
-) -> anyhow::Result<()> {
+fn sum<T: Tree + Send + 'static>(args: &DuArgs, place: &Place, tree: &Arc<T>, base: &T::Directory) {
     let usage = DiskUsage::new(options(args), Arc::clone(&place.output));
     let usage = Arc::new(usage);
     // One after the other, so that their lines are in order.
@@ -101,7 +96,7 @@ fn sum<T: Tree + Send + 'static>(
         let Some(state) = usage.start(&item) else {
             continue;
         };
-        match place.walk(tree, &usage, (&item, name.name), state)? {
+        match place.walk(tree, &usage, (&item, name.name), state) {
             ControlFlow::Continue(None) => {}
             ControlFlow::Continue(Some(state)) => usage.end_closed(&state, name.name),
             ControlFlow::Break(()) => break,
@@ -111,5 +106,4 @@ fn sum<T: Tree + Send + 'static>(
         let line = usage.line(usage.grand_total(), b"total");
         place.output.write_last(&line);
     }
-    Ok(())
 }

@@ -71,8 +71,8 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
     };
     let place = Place::open(&args.tree, paths, needs)?;
     match &place.tree {
-        OpenTree::Index(tree) => search(expression, &place, tree, &Ino::ROOT)?,
-        OpenTree::Directory(tree, base) => search(expression, &place, tree, base)?,
+        OpenTree::Index(tree) => search(expression, &place, tree, &Ino::ROOT),
+        OpenTree::Directory(tree, base) => search(expression, &place, tree, base),
     }
     place.finish(EXIT_PARTIAL)
 }
@@ -82,7 +82,7 @@ fn search<T: Tree + Send + 'static>(
     place: &Place,
     tree: &Arc<T>,
     base: &T::Directory,
-) -> anyhow::Result<()> {
+) {
     let finder = Finder::new(Arc::clone(tree), expression, Arc::clone(&place.output));
     let finder = Arc::new(finder);
     for start in &place.starts {
@@ -93,10 +93,9 @@ fn search<T: Tree + Send + 'static>(
             ControlFlow::Continue(None) => continue,
             ControlFlow::Break(()) => break,
         };
-        let walked = place.walk(tree, &finder, (&item, name.name), state)?;
+        let walked = place.walk(tree, &finder, (&item, name.name), state);
         if walked.is_break() || finder.end(&item).is_break() {
             break;
         }
     }
-    Ok(())
 }

@@ -222,8 +222,7 @@ fn list<T: Tree + Send + 'static>(
             break;
         }
         let is_ended = if lister.is_unordered() {
-            let walked = place.walk(tree, &lister, (&item, path), ())?;
-            walked.is_break()
+            place.walk(tree, &lister, (&item, path), ()).is_break()
         } else {
             lister.list_directory(&item, path).is_break()
         };

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use bytes::Bytes;
-use rustix::fd::OwnedFd;
 use tokio::runtime::Runtime;
 
 use crate::cli::args::TreeArgs;
@@ -27,8 +26,8 @@ use tarfs::index::store::{self, RowsToLoad};
 use tarfs::index::{Index, MemoryLimit, ShardPlan};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::list::{
-    DirectoryTree, FileKind, IndexTree, Item, Name, SharedOutput, Start, Tree, Visitor,
-    metadata_of, walk_parallel,
+    DirectoryTree, FileKind, IndexTree, Item, Name, OpenDirectory, SharedOutput, Start, Tree,
+    Visitor, metadata_of, walk_parallel,
 };
 use tarfs::locate::SourceSpec;
 
@@ -89,7 +88,7 @@ pub(crate) struct Place {
 pub(crate) enum OpenTree {
     Index(Arc<IndexTree>),
     /// With the current directory.
-    Directory(Arc<DirectoryTree>, OwnedFd),
+    Directory(Arc<DirectoryTree>, OpenDirectory),
 }
 
 impl Place {
@@ -155,12 +154,12 @@ impl Place {
         visitor: &Arc<V>,
         (item, path): (&Item<'_, T>, &[u8]),
         state: V::State,
-    ) -> anyhow::Result<ControlFlow<(), Option<V::State>>> {
+    ) -> ControlFlow<(), Option<V::State>> {
         let directory = match item.open() {
             Ok(directory) => directory,
             Err(error) => {
                 self.output.report(item.path(), &error);
-                return Ok(ControlFlow::Continue(Some(state)));
+                return ControlFlow::Continue(Some(state));
             }
         };
         let start = Start {
@@ -169,10 +168,7 @@ impl Place {
             directory,
             state,
         };
-        let walked = walk_parallel(tree, visitor, vec![start], self.jobs);
-        Ok(walked
-            .context("cannot start a thread")?
-            .map_continue(|()| None))
+        walk_parallel(tree, visitor, vec![start], self.jobs).map_continue(|()| None)
     }
 
     /// Ends the output, and prints the problems of the archive. Returns the exit code, which is `missing` if one of the
