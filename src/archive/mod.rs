@@ -10,6 +10,7 @@ mod prefetch;
 mod read;
 pub mod scan;
 mod sink;
+mod version;
 mod volume;
 
 use std::sync::{Arc, OnceLock};
@@ -45,6 +46,7 @@ pub use read::PlainStream;
 pub use scan::digest::sha256;
 pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;
+pub use version::{ParseVersionError, Version};
 pub use volume::{ReadReply, RowsLoaded, TouchRows, Volume};
 
 /// An opened archive: its tree, as far as the scan has found it, and any byte of any file.

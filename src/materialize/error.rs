@@ -132,6 +132,12 @@ pub enum Error {
     /// The journal of a resumable run cannot be used.
     #[error("{}: cannot use the journal of the run", .0.display())]
     Journal(PathBuf, #[source] Errno),
+    /// Shards of another version of the archive are below the destination.
+    #[error("the destination has shards of another version of the archive")]
+    OtherVersion,
+    /// The version of the archive cannot be recorded below the destination.
+    #[error("cannot record the version of the archive below the destination")]
+    ShardRecord(#[source] Errno),
     /// The indexes of layers need more memory than is allowed.
     #[error(transparent)]
     TooMuchMemory(#[from] TooMuchMemory),
@@ -209,6 +215,8 @@ impl Error {
             Self::Destination { .. } | Self::Unwritable { .. } => {
                 Some("name a directory with -C that you may write to")
             }
+            Self::ShardRecord(_) => Some("name a directory with -C that you may write to"),
+            Self::OtherVersion => Some("write all shards of one version into an empty directory"),
             Self::TooManyEntries { .. } => {
                 Some("if that is to be expected, allow it with a larger --max-entries")
             }

@@ -18,6 +18,7 @@ mod options;
 mod resume;
 mod selection;
 mod shard;
+mod shard_records;
 mod staging;
 mod to_stdout;
 mod update;

@@ -10,13 +10,14 @@ use super::background_copy::CopyPlan;
 use super::error::{Cause, Error};
 use super::materializer::Materializer;
 use super::options::Summary;
+use super::shard_records::ShardRecords;
 use super::write::{Identity, PendingDirectory, member_of};
 use crate::archive::scan::Sink;
-use crate::archive::{Archive, PlainStream, ReadError, Volume};
+use crate::archive::{Archive, PlainStream, ReadError, Version, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Plain};
-use crate::index::{Entry, EntryKind, Index, Ino, Piece};
+use crate::index::{Entry, EntryKind, Index, Ino, Piece, ShardPlan};
 use crate::tar::{Member, MemberKind};
 
 /// Memory for contents that the sink has not written yet.
@@ -240,22 +241,42 @@ impl Contents<'_> {
 }
 
 impl Materializer {
-    /// Waits for the writers, and leaves the attributes of directories to [`Self::finish_shards`].
+    /// Writes shard `number` of `plan`, which cuts `index`, and records the version of `archive` below the destination.
+    /// The attributes of directories are left to [`Self::finish_shards`].
     ///
     /// # Errors
-    /// The error that stopped the run.
-    pub fn finish_shard(mut self) -> Result<Summary, Error> {
+    /// The first result is about the archive, the second one is the error that stopped the run.
+    pub fn write_shard(
+        mut self,
+        archive: &Archive,
+        index: &Index,
+        plan: &ShardPlan,
+        number: u32,
+    ) -> (Result<u64, ShardError<Error>>, Result<Summary, Error>) {
+        let version = Version::of(archive);
+        let records = ShardRecords::new(&self.tree.destination.top, index, &version);
+        if let Err(error) = records.add() {
+            self.tree.context.problems.stop(error);
+            return (Ok(0), self.close());
+        }
+        let read = read_entries(archive, index, plan.entries(number), &mut self);
         self.cut_payload();
         self.tree.make_deferred_links();
-        self.close()
+        (read, self.close())
     }
 
-    /// Finishes a tree that all shards of `index` have written: makes missing hard links, and sets the attributes
-    /// of directories. If an entry is missing, it only reports that. A second call changes nothing.
+    /// Finishes a tree that all shards of `index` of this version have written: makes missing hard links, and sets the
+    /// attributes of directories. If an entry is missing, it only reports that. A second call changes nothing.
     ///
     /// # Errors
-    /// The error that stopped the run.
-    pub fn finish_shards(mut self, index: &Index) -> Result<Summary, Error> {
+    /// The error that stopped the run, [`Error::OtherVersion`] among them.
+    pub fn finish_shards(mut self, index: &Index, version: &Version) -> Result<Summary, Error> {
+        let top = self.tree.destination.top.clone();
+        let records = ShardRecords::new(&top, index, version);
+        if let Err(error) = records.check() {
+            self.tree.context.problems.stop(error);
+            return self.close();
+        }
         let names = CopyPlan::new(index, Ino::ROOT);
         let mut directories = Vec::new();
         for entry in index.entries() {
@@ -280,6 +301,11 @@ impl Materializer {
         }
         if self.tree.context.problems.count() > 0 {
             return self.close();
+        }
+        // That changes the time of the top, which is set below.
+        if let Err(error) = records.remove() {
+            let text = format!("cannot remove the records of shards in the destination: {error}");
+            self.tree.context.problems.warn(&text);
         }
         for pending in directories {
             self.tree.defer_attributes(pending, None);

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::{Arc, Once};
 
 use pyo3::prelude::*;
@@ -15,6 +16,7 @@ use super::network::{ThisProcess, runtime};
 use super::opened::Opened;
 use super::options;
 use super::row::{self, Row};
+use crate::archive::Version;
 use crate::base::resolve::PathError;
 use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Ino, MAX_SHARDS, ShardPlan};
@@ -34,9 +36,18 @@ pub(super) struct Archive {
 )]
 #[pymethods]
 impl Archive {
-    /// Opens `url`, and indexes it if no index is saved or published.
+    /// Opens `url`, and indexes it if no index is saved or published. Another version than `version` is an error.
     #[new]
-    fn new(py: Python<'_>, url: OsString, options: &Bound<'_, PyDict>) -> PyResult<Self> {
+    #[pyo3(signature = (url, options, version = None))]
+    fn new(
+        py: Python<'_>,
+        url: OsString,
+        options: &Bound<'_, PyDict>,
+        version: Option<&str>,
+    ) -> PyResult<Self> {
+        let parse = |text: &str| Version::from_str(text);
+        let version = version.map(parse).transpose();
+        let version = version.map_err(|error| exception(py, INVALID, &error.to_string()))?;
         let spec = SourceSpec::from(url);
         if spec.is_stdin() {
             let text = "standard input can only be materialized";
@@ -46,6 +57,10 @@ impl Archive {
         let (location, stats) = (spec.redacted(), Arc::clone(&context.source.stats));
         let volume = py.detach(|| context.open(&spec.into()));
         let volume = volume.map_err(|error| of_error(py, &error))?;
+        if let Some(version) = version {
+            let checked = py.detach(|| version.check(&*volume));
+            checked.map_err(|error| of_error(py, &error))?;
+        }
         let index = volume.complete_index();
         let index = index.ok_or_else(|| exception(py, ERROR, "the archive is not indexed"))?;
         let opened = Arc::new(Opened {
@@ -57,6 +72,12 @@ impl Archive {
         });
         let opened = ThisProcess::new(opened);
         Ok(Self { opened })
+    }
+
+    /// Returns the version, as a text that [`new`](Self::new) takes.
+    fn version(&self, py: Python<'_>) -> PyResult<String> {
+        let opened = self.opened.get(py)?;
+        Ok(Version::of(&*opened.volume).to_string())
     }
 
     /// Returns the entry at `path`.

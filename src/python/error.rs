@@ -61,6 +61,9 @@ fn class_of(error: &(dyn Error + 'static)) -> Option<Class> {
     if let Some(error) = error.downcast_ref::<io::Error>() {
         return Some(class_of_io(error));
     }
+    if let Some(materialize::Error::OtherVersion) = error.downcast_ref() {
+        return Some(CHANGED);
+    }
     match error.downcast_ref::<ReadError>()? {
         ReadError::Changed(_) => Some(CHANGED),
         ReadError::TimedOut(_) => Some(TIMED_OUT),

@@ -4,10 +4,10 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::{Arc, Once};
 
-use crate::archive::{PrefetchOptions, ReadError, Volume};
+use crate::archive::{PrefetchOptions, ReadError, Version, Volume};
 use crate::base::stats::Stats;
 use crate::index::{Index, Ino, ShardPlan};
-use crate::materialize::{self, Materializer, Options, ShardError, Summary, read_entries};
+use crate::materialize::{self, Materializer, Options, ShardError, Summary};
 
 /// Length of one read of the archive.
 const READ_BYTES: usize = 8 << 20;
@@ -30,14 +30,15 @@ impl Opened {
         number: u32,
     ) -> Result<Summary, Box<dyn Error + Send + Sync>> {
         let options = Options::for_this_user();
-        let mut writer = Materializer::new(directory, options, Arc::clone(&self.stats))?;
+        let writer = Materializer::new(directory, options, Arc::clone(&self.stats))?;
         if number == 0 {
-            return Ok(writer.finish_shards(&self.index)?);
+            let version = Version::of(&*self.volume);
+            return Ok(writer.finish_shards(&self.index, &version)?);
         }
         let archive = self.volume.as_archive().ok_or(ReadError::NotAFile)?;
-        let read = read_entries(archive, &self.index, plan.entries(number), &mut writer);
+        let (read, summary) = writer.write_shard(archive, &self.index, plan, number);
         // An error of the destination stops the reading, too.
-        let summary = writer.finish_shard()?;
+        let summary = summary?;
         read.map_err(cause)?;
         Ok(summary)
     }

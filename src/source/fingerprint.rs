@@ -115,6 +115,40 @@ impl Fingerprint {
         }
     }
 
+    /// The fingerprint without what another machine sees otherwise of the same file: its device, and the doubts about it.
+    pub(crate) fn without_device(&self) -> Self {
+        let validator = match &self.validator {
+            Validator::File {
+                ino,
+                mtime_ns,
+                ctime_ns,
+                ..
+            } => Validator::File {
+                dev: 0,
+                ino: *ino,
+                mtime_ns: *mtime_ns,
+                ctime_ns: *ctime_ns,
+                doubt: None,
+            },
+            Validator::PlainDigest { sha256, packed } => Validator::PlainDigest {
+                sha256: *sha256,
+                packed: Box::new(packed.without_device()),
+            },
+            Validator::Joined(parts) => {
+                Validator::Joined(parts.iter().map(Self::without_device).collect())
+            }
+            Validator::Part { start, whole } => Validator::Part {
+                start: *start,
+                whole: Box::new(whole.without_device()),
+            },
+            other => other.clone(),
+        };
+        Self {
+            len: self.len,
+            validator,
+        }
+    }
+
     /// Trusted digest of all bytes, if any.
     pub fn sha256(&self) -> Option<Sha256> {
         match &self.validator {

@@ -9,7 +9,7 @@ use std::process::Command;
 use bytes::Bytes;
 use tarfs::Plain;
 use tarfs::archive::scan::Sink;
-use tarfs::archive::{Archive, Volume};
+use tarfs::archive::{Archive, ReadError, Version, Volume};
 use tarfs::index::{EntryKind, Index, Ino, ShardPlan};
 use tarfs::materialize::read_entries;
 use tarfs::tar::{Member, MemberKind};
@@ -380,6 +380,53 @@ fn shards_and_finish_write_the_tree_of_one_run() {
             facts(&place.path("whole"), true)
         );
     }
+}
+
+#[test]
+fn shards_of_two_versions_make_no_tree() {
+    let place = Place::new();
+    let version = |digit: &str| {
+        let files = (0..10).fold(raw::Archive::new(), |archive, number| {
+            archive.file(&format!("f{number}"), digit.repeat(100_000))
+        });
+        place.put("a.tar", files.end());
+    };
+    let materialize = ["materialize", "-q", "a.tar", "-C", "out"];
+    let shard = |shard| [&materialize[..], &["--shard", shard]].concat();
+    let finish = [&materialize[..], &["--finish"]].concat();
+    version("1");
+    place.succeeds(&shard("1/2"));
+    version("2");
+    let words = ["shards of another version", "an empty directory"];
+    place.fails(&shard("2/2"), &words);
+    place.fails(&finish, &words);
+    // A new file with the old bytes is the old version.
+    version("1");
+    place.succeeds(&shard("2/2"));
+    place.succeeds(&finish);
+    let mut names = fs::read_dir(place.path("out")).expect("there");
+    assert!(names.all(|name| name.expect("readable").file_name().len() == 2));
+    let read = |number: u32| fs::read(place.path(&format!("out/f{number}"))).expect("there");
+    assert!((0..10).all(|number| read(number).iter().all(|byte| *byte == b'1')));
+}
+
+#[test]
+fn version_is_checked_when_an_archive_is_opened_again() {
+    let archive = |digit: &str| Bytes::from(raw::Archive::new().file("f", digit).end());
+    let env = TestEnv::with_archive(archive("1"));
+    let version_of = |env: &TestEnv| Version::of(&env.open());
+    let scanned = version_of(&env);
+    assert!(scanned.is_same(&scanned.to_string().parse().expect("a version")));
+    // With the saved index, and elsewhere with another tag.
+    assert_eq!(version_of(&env), scanned);
+    let elsewhere = TestEnv::new();
+    elsewhere.serve(Resource::new(archive("1")).etag("\"x\""));
+    let there = version_of(&elsewhere);
+    assert!(scanned.is_same(&there) && scanned != there);
+    scanned.check(&elsewhere.open()).expect("the same bytes");
+    elsewhere.serve(Resource::new(archive("2")).etag("\"1\""));
+    let error = scanned.check(&elsewhere.open()).expect_err("other bytes");
+    assert!(matches!(error, ReadError::Changed(_)), "{error:?}");
 }
 
 #[test]

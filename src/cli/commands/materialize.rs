@@ -29,7 +29,7 @@ use tarfs::ArchivePath;
 use tarfs::Plain;
 use tarfs::Stats;
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{Error, OpenOptions, SavedIndex, Volume};
+use tarfs::archive::{Error, OpenOptions, SavedIndex, Version, Volume};
 use tarfs::codec::Compression;
 use tarfs::index::{Ino, MemoryLimit};
 use tarfs::internal::error_chain::error_chain;
@@ -346,12 +346,14 @@ fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::R
     let volume = output.open_indexed(&network, "shards need")?;
     let count = args.shard.map_or(1, |shard| shard.count);
     let (archive, index, plan) = shards::plan_of(&*volume, count)?;
-    let write = |mut sink: Materializer| match args.shard {
-        Some(shard) => {
-            let read = shards::send(archive, &index, &plan, shard, &mut sink);
-            (read, sink.finish_shard())
-        }
-        None => (Ok(true), sink.finish_shards(&index)),
+    let write = |sink: Materializer| {
+        let Some(shard) = args.shard else {
+            let version = Version::of(archive);
+            return (Ok(true), sink.finish_shards(&index, &version));
+        };
+        let (read, finished) = sink.write_shard(archive, &index, &plan, shard.number);
+        let read = read.map(|damaged| damaged == 0);
+        (shards::whether_complete(read), finished)
     };
     let outcome = output.to_disk("run the same command again", None, write);
     if args.stats {
