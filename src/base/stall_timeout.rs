@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Minimum speed in bytes per second: a sixteenth of a modem's. A slower link counts as dead.
-const MIN_BYTES_PER_SECOND: u64 = 4 << 10;
+pub(crate) const MIN_BYTES_PER_SECOND: u64 = 4 << 10;
 
 /// Timeout that received bytes extend, up to the limit, by their transfer time at the minimum speed.
 ///

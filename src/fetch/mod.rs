@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed};
-use crate::source::{Cause, Error, Source};
+use crate::source::{Cause, Error, IsIntact, Source};
 
 pub use scheduler::Config;
 
@@ -86,9 +86,11 @@ pub(crate) fn read_uncached(
     source: &Arc<dyn Source>,
     extent: Extent<Packed>,
     pool: &BufferPool,
+    is_intact: IsIntact<'_>,
 ) -> Result<Bytes, Error> {
     let buffer = acquire_buffer(source, pool, extent)?;
-    block_on_read(handle, source, source.read_uncached(extent.start(), buffer))
+    let reading = source.read_uncached(extent.start(), buffer, is_intact);
+    block_on_read(handle, source, reading)
 }
 
 fn acquire_buffer(

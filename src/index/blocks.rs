@@ -245,6 +245,13 @@ impl Blocks {
         number.map(|number| self.block(number).start())
     }
 
+    /// Whether the blocks in `bytes`, of which the first is `number`, match.
+    pub(crate) fn all_match(&self, number: usize, bytes: &[u8]) -> bool {
+        let block_len = usize::try_from(self.block_len).unwrap_or(usize::MAX);
+        let mut blocks = (number..).zip(bytes.chunks(block_len));
+        blocks.all(|(number, block)| self.matches(number, block))
+    }
+
     /// Whether each block has a digest, so that bytes from any source can be verified.
     pub(crate) fn are_all_digested(&self) -> bool {
         self.digests.iter().all(|digest| *digest != UNKNOWN_DIGEST)

@@ -9,7 +9,8 @@ use futures_util::future::{BoxFuture, FutureExt};
 use super::fingerprint::hash_texts;
 use super::read_handle::ReadCommand;
 use super::{
-    Access, Cause, Error, Fingerprint, Location, ReadHandle, Source, SourceInfo, Validator,
+    Access, Cause, Error, Fingerprint, IsIntact, Location, ReadHandle, Source, SourceInfo,
+    Validator,
 };
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
@@ -82,14 +83,8 @@ impl Join {
         Ok((&*part.source, Packed(at - part.start), left.min(len)))
     }
 
-    /// Reads into `buffer`, part by part, and stops early if `read_handle` says so. Without a handle, it bypasses
-    /// caches.
-    async fn read(
-        &self,
-        offset: u64,
-        mut buffer: Buffer,
-        read_handle: Option<&ReadHandle>,
-    ) -> Result<Bytes, Error> {
+    /// Reads into `buffer`, part by part, and stops early if a handle says so.
+    async fn read(&self, offset: u64, mut buffer: Buffer, mode: Mode<'_>) -> Result<Bytes, Error> {
         let len = buffer.len();
         let end = offset
             .checked_add(len as u64)
@@ -97,19 +92,21 @@ impl Join {
         let end = end.ok_or_else(|| Error::new(self.location(), Cause::Truncated))?;
         let (source, start, here) = self.part_at(offset, len)?;
         if here == len {
-            return match read_handle {
-                Some(read_handle) => source.read_with_handle(start, buffer, read_handle).await,
-                None => source.read_uncached(start, buffer).await,
+            return match mode {
+                Mode::Controlled(handle) => source.read_with_handle(start, buffer, handle).await,
+                Mode::Uncached(is_intact) => source.read_uncached(start, buffer, is_intact).await,
             };
         }
         let (pool, mut filled) = (BufferPool::new(len as u64), 0);
         while offset + (filled as u64) < end {
             let (source, start, here) = self.part_at(offset + filled as u64, len - filled)?;
             let piece = pool.acquire_async(here).await;
+            let read_handle = mode.handle();
             let part_handle = read_handle.map(ReadHandle::for_part);
             let reading = match &part_handle {
                 Some(read_handle) => source.read_with_handle(start, piece, read_handle),
-                None => source.read_uncached(start, piece),
+                // Only the whole can be compared.
+                None => source.read_uncached(start, piece, &|_| true),
             };
             let bytes = tokio::select! {
                 biased;
@@ -126,6 +123,22 @@ impl Join {
         }
         buffer.truncate(filled);
         Ok(buffer.freeze())
+    }
+}
+
+/// How a read is made.
+#[derive(Clone, Copy)]
+enum Mode<'a> {
+    Controlled(&'a ReadHandle),
+    Uncached(IsIntact<'a>),
+}
+
+impl<'a> Mode<'a> {
+    fn handle(self) -> Option<&'a ReadHandle> {
+        match self {
+            Self::Controlled(read_handle) => Some(read_handle),
+            Self::Uncached(_) => None,
+        }
     }
 }
 
@@ -146,7 +159,8 @@ impl Source for Join {
     fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
         async move {
             let read_handle = ReadHandle::default();
-            self.read(offset.0, buffer, Some(&read_handle)).await
+            let mode = Mode::Controlled(&read_handle);
+            self.read(offset.0, buffer, mode).await
         }
         .boxed()
     }
@@ -157,11 +171,18 @@ impl Source for Join {
         buffer: Buffer,
         read_handle: &'a ReadHandle,
     ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        self.read(offset.0, buffer, Some(read_handle)).boxed()
+        self.read(offset.0, buffer, Mode::Controlled(read_handle))
+            .boxed()
     }
 
-    fn read_uncached(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
-        self.read(offset.0, buffer, None).boxed()
+    fn read_uncached<'a>(
+        &'a self,
+        offset: Packed,
+        buffer: Buffer,
+        is_intact: IsIntact<'a>,
+    ) -> BoxFuture<'a, Result<Bytes, Error>> {
+        self.read(offset.0, buffer, Mode::Uncached(is_intact))
+            .boxed()
     }
 
     fn max_concurrent_reads(&self) -> usize {
@@ -227,7 +248,7 @@ mod tests {
                 let (offset, len) = (Packed(start as u64), end - start);
                 let read = block_on(join.read_at(offset, buffer(len)));
                 assert_eq!(read.expect("inside"), all[start..end], "{start}..{end}");
-                let read = block_on(join.read_uncached(offset, buffer(len)));
+                let read = block_on(join.read_uncached(offset, buffer(len), &|_| true));
                 assert_eq!(read.expect("inside"), all[start..end], "{start}..{end}");
             }
         }

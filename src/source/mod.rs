@@ -49,6 +49,8 @@ pub(crate) use join::Join;
 pub use listing::{ArchivePlace, ListedArchive, Listing, paths_of_page};
 pub use location::{Location, redact};
 pub use memory::MemorySource;
+#[doc(hidden)]
+pub use mirrors::{MirrorPlace, in_order, open as open_mirrors};
 pub(crate) use open::{is_same_origin, lacks_scheme};
 pub use open::{locator, open};
 pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
@@ -61,6 +63,9 @@ pub use registry::{
 pub use retry::Retry;
 pub(crate) use slice::Slice;
 pub use upload::{UploadContent, put};
+
+/// Whether all bytes of a read are those that were expected.
+pub type IsIntact<'a> = &'a (dyn Fn(&[u8]) -> bool + Sync);
 
 /// Immutable bytes that can be read.
 pub trait Source: Send + Sync + fmt::Debug {
@@ -110,11 +115,17 @@ pub trait Source: Send + Sync + fmt::Debug {
         self.read_at(offset, buffer)
     }
 
-    /// As [`read_at`](Self::read_at) after corrupt bytes, without its memory, connection and network caches.
+    /// As [`read_at`](Self::read_at) after corrupt bytes, without its memory, connection and network caches. Of
+    /// several servers, those whose bytes are intact are preferred.
     ///
     /// # Errors
     /// As `read_at`.
-    fn read_uncached(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read_uncached<'a>(
+        &'a self,
+        offset: Packed,
+        buffer: Buffer,
+        _is_intact: IsIntact<'a>,
+    ) -> BoxFuture<'a, Result<Bytes, Error>> {
         self.read_at(offset, buffer)
     }
 

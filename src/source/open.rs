@@ -10,6 +10,7 @@ use url::Url;
 use super::authorizer::parse_headers;
 use super::credentials::{self, Netrc, ReloadedHeaders};
 use super::location::redact;
+use super::mirrors::MirrorPlace;
 use super::{
     Cause, Error, FirstContact, HeaderLoader, Http, Location, Options, Pipe, Source, Target, file,
     mirrors,
@@ -60,7 +61,7 @@ async fn open_mirrors(
     mirror_urls: &[String],
     options: Options,
 ) -> Result<Arc<dyn Source>, Error> {
-    let mut targets = Vec::new();
+    let mut places = Vec::new();
     for place in std::iter::once(spec).chain(mirror_urls.iter().map(String::as_str)) {
         let mut options = options.clone();
         if place != spec {
@@ -72,9 +73,13 @@ async fn open_mirrors(
         let no_url = "mirrors and their SOURCE are URLs of servers or of objects";
         let no_url = || Error::new(redact(place), Cause::Malformed(no_url.to_owned()));
         let target = http_target(place, &mut options).await?;
-        targets.push((target.ok_or_else(no_url)?, options));
+        places.push(MirrorPlace {
+            target: target.ok_or_else(no_url)?,
+            options,
+            transport: None,
+        });
     }
-    mirrors::open(targets).await
+    mirrors::open(places).await
 }
 
 /// Parses a URL. It may contain secrets if it does not parse, so the error does not repeat it.

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
-    Access, Cause, Error, Fingerprint, Location, ReadHandle, Source, SourceInfo, Validator,
+    Access, Cause, Error, Fingerprint, IsIntact, Location, ReadHandle, Source, SourceInfo,
+    Validator,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
@@ -118,9 +119,14 @@ impl Source for Slice {
         }
     }
 
-    fn read_uncached(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read_uncached<'a>(
+        &'a self,
+        offset: Packed,
+        buffer: Buffer,
+        is_intact: IsIntact<'a>,
+    ) -> BoxFuture<'a, Result<Bytes, Error>> {
         match self.offset_in_whole(offset, buffer.len()) {
-            Ok(offset) => self.whole.read_uncached(offset, buffer),
+            Ok(offset) => self.whole.read_uncached(offset, buffer, is_intact),
             Err(error) => std::future::ready(Err(error)).boxed(),
         }
     }

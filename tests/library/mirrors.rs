@@ -247,7 +247,8 @@ fn corrupt_bytes_of_a_mirror_are_read_again_from_source() {
     assert_ne!(wrong, bytes[start..start + 100]);
     mirrored.source.set_faulty(false);
     let buffer = BufferPool::new(100).acquire(100).expect("open");
-    let reading = source.read_uncached(Packed(start as u64), buffer);
+    let is_intact = |read: &[u8]| read == &bytes[start..start + 100];
+    let reading = source.read_uncached(Packed(start as u64), buffer, &is_intact);
     let read = mirrored.network.block_on(reading);
     assert_eq!(read.expect("SOURCE has it"), bytes[start..start + 100]);
     // The mirror that sent them is not used for the next reads.
@@ -255,6 +256,72 @@ fn corrupt_bytes_of_a_mirror_are_read_again_from_source() {
     let read = mirrored.read(&source, start, 100).expect("SOURCE has it");
     assert_eq!(read, bytes[start..start + 100]);
     assert_eq!(mirrored.mirror.requests(), before);
+}
+
+/// With SOURCE and two mirrors, of which one has wrong bytes, a read past caches gives the right ones.
+#[test]
+fn intact_bytes_are_read_from_any_server() {
+    let (bytes, start) = (random_bytes(LEN), 1_000_000);
+    let mut wrong = bytes.clone();
+    wrong[start] ^= 1;
+    let network = Runtime::new().expect("a runtime");
+    // The servers with wrong bytes, and the one that is down.
+    for (corrupt, down) in [
+        (&[1][..], Some(0)),
+        (&[0], None),
+        (&[0, 1], None),
+        (&[0], Some(1)),
+    ] {
+        let servers: Vec<Mirror> = (0..3)
+            .map(|number| {
+                let bytes = if corrupt.contains(&number) {
+                    &wrong
+                } else {
+                    &bytes
+                };
+                let resource = Resource::new(bytes.clone()).etag("\"1\"");
+                Mirror::start(resource, Fault::HangUp)
+            })
+            .collect();
+        let options = Options {
+            mirror_urls: vec![servers[1].url(), servers[2].url()],
+            ..Options::default()
+        };
+        let (url, stats) = (servers[0].url(), Arc::clone(&options.stats));
+        let opening = source::open(&url, options);
+        let source = network.block_on(opening).expect("opened");
+        wait_until("all are open", || {
+            stats.source_read_bytes.get() >= 3 * PREFIX_LEN
+        });
+        down.inspect(|&down| servers[down].set_faulty(true));
+        let buffer = BufferPool::new(100).acquire(100).expect("open");
+        let expected = &bytes[start..start + 100];
+        let is_intact = |read: &[u8]| read == expected;
+        let reading = source.read_uncached(Packed(start as u64), buffer, &is_intact);
+        let read = network.block_on(reading).expect("one has them");
+        assert_eq!(read, *expected, "{corrupt:?}");
+        // Only those that sent wrong bytes are blocked.
+        let before: Vec<usize> = servers.iter().map(Mirror::requests).collect();
+        let buffer = BufferPool::new(100).acquire(100).expect("open");
+        let reading = source.read_at(Packed(start as u64), buffer);
+        assert_eq!(network.block_on(reading).expect("read"), *expected);
+        for &number in corrupt {
+            let asked = servers[number].requests() - before[number];
+            assert_eq!(asked, 0, "{corrupt:?}: {number}");
+        }
+    }
+}
+
+#[test]
+fn wrong_bytes_of_all_servers_are_returned() {
+    let mirrored = Mirrored::new(["\"1\"", "\"1\""], [NO_FAULT, NO_FAULT]);
+    let source = mirrored.open();
+    mirrored.wait_for_mirror(false);
+    let buffer = BufferPool::new(100).acquire(100).expect("open");
+    let reading = source.read_uncached(Packed(1 << 20), buffer, &|_| false);
+    let read = mirrored.network.block_on(reading).expect("read");
+    assert_eq!(read, mirrored.bytes[1 << 20..][..100]);
+    mirrored.assert_streams(&source);
 }
 
 #[test]

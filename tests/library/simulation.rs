@@ -2,7 +2,7 @@
 //!
 //! Every read gives the right bytes or an error by its deadline, and the right bytes after the faults.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tarfs::Packed;
 use tarfs::Stats;
 use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::source::{
-    Access, Cause, Error, Http, Obstacle, Options, ReadHandle, RetryForever, Source,
+    self, Access, Cause, Error, Http, Obstacle, Options, ReadHandle, RetryForever, Source,
 };
 use tokio::time::Instant;
 use url::Url;
@@ -24,6 +24,9 @@ use crate::support::simulated_network::SimulatedNetwork;
 
 /// Default number of rounds.
 const DEFAULT_ROUNDS: u64 = 600;
+
+/// Default number of rounds with several servers.
+const DEFAULT_FARM_ROUNDS: u64 = 200;
 
 /// Maximum number of requests in a round of two dozen reads.
 ///
@@ -299,6 +302,171 @@ impl Round {
         outcome.right += 1;
         outcome
     }
+}
+
+/// A round with several servers of the same bytes, of which one is healthy at a time.
+struct Farm {
+    bytes: Bytes,
+    options: Options,
+    nets: Vec<SimulatedNetwork>,
+    /// Number of the healthy server; past the last if all are healthy.
+    healthy: Arc<AtomicUsize>,
+    rng: Rng,
+}
+
+impl Farm {
+    fn new(number: u64) -> Self {
+        let mut noise = Rng::new(seed().wrapping_mul(2_000_003).wrapping_add(number));
+        let len = 100_000 + rng(&mut noise, 300_000);
+        let good = resource(0, 1, len);
+        let corrupt = Resource::new(Rng::new(3).bytes(len)).etag("\"1\"");
+        let other = resource(0, 2, len);
+        let healthy = Arc::new(AtomicUsize::new(usize::MAX));
+        let timeout = pick(&mut noise, &[8, 30, 60]);
+        let latency = Duration::from_millis(noise.below(timeout * 1000 / 30));
+        let nets = (0..2 + rng(&mut noise, 3)).map(|server| {
+            let wrong = pick(&mut noise, &[&corrupt, &other]);
+            let mut schedule = Schedule::new(Rng::new(noise.number()), wrong, len);
+            if noise.below(4) == 0 {
+                schedule.faults = vec![Fault::Other(corrupt.clone())];
+            }
+            // A pause that a server asks for is kept, also when it is healthy again.
+            schedule
+                .faults
+                .retain(|fault| !matches!(fault, Fault::Busy(..)));
+            schedule
+                .faults
+                .push(Fault::Busy(429, noise.below(3).to_string()));
+            let (good, healthy) = (good.clone(), Arc::clone(&healthy));
+            let schedule = Mutex::new(schedule);
+            SimulatedNetwork::new(move |request| {
+                let healthy = healthy.load(Ordering::SeqCst);
+                if healthy == usize::MAX {
+                    return good.answer(request);
+                }
+                if healthy == server {
+                    return good.answer(request).delayed(latency);
+                }
+                match schedule.lock().expect("whole").next() {
+                    Some(fault) => fault.apply(&good, request),
+                    None => good.answer(request),
+                }
+            })
+        });
+        let nets = nets.collect();
+        Self {
+            bytes: Rng::new(1).bytes(len).into(),
+            options: Options {
+                timeout: Duration::from_secs(timeout),
+                jitter_seed: Some(noise.number()),
+                ..Options::default()
+            },
+            nets,
+            healthy,
+            rng: noise,
+        }
+    }
+
+    async fn open(&mut self) -> Arc<dyn Source> {
+        let url = Url::parse("http://host/archive").expect("well-formed");
+        if self.rng.below(2) == 0 {
+            let places = self.nets.iter().map(|net| source::MirrorPlace {
+                target: url.clone().into(),
+                options: self.options.clone(),
+                transport: Some(Box::new(net.clone())),
+            });
+            let opened = source::open_mirrors(places.collect()).await.expect("open");
+            // The others are opened meanwhile.
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            return opened;
+        }
+        let mut opened = Vec::new();
+        for net in &self.nets {
+            let net = Box::new(net.clone());
+            let http = Http::open_through(net, url.clone(), self.options.clone()).await;
+            opened.push(http.expect("open"));
+        }
+        source::in_order(opened.remove(0), opened)
+    }
+
+    async fn run(mut self) -> Outcome {
+        let source = self.open().await;
+        let mut outcome = Outcome::default();
+        for _ in 0..4 {
+            let healthy = rng(&mut self.rng, self.nets.len());
+            self.healthy.store(healthy, Ordering::SeqCst);
+            let readers = 1 + rng(&mut self.rng, 4);
+            let reads = (0..readers).map(|_| {
+                let start = rng(&mut self.rng, self.bytes.len());
+                let len = 1 + rng(&mut self.rng, self.bytes.len() - start);
+                (start, len)
+            });
+            let reads: Vec<_> = reads.collect();
+            let reads = reads
+                .iter()
+                .map(|&(start, len)| self.read(&*source, start, len));
+            for is_reread in futures_util::future::join_all(reads).await {
+                outcome.right += 1;
+                outcome.wrong += u64::from(is_reread);
+            }
+            let pause = Duration::from_millis(self.rng.below(20_000));
+            tokio::time::sleep(pause).await;
+        }
+        outcome.requests = self.options.stats.source_requests.get();
+        outcome
+    }
+
+    /// Reads a range, which must succeed in time. Returns whether it was read again, because bytes were corrupt.
+    async fn read(&self, source: &dyn Source, start: usize, len: usize) -> bool {
+        let pool = BufferPool::new(1 << 20);
+        let expected = self.bytes.slice(start..start + len);
+        let limit = self.options.timeout
+            + Duration::from_micros(len as u64 * 1_000_000 / MIN_BYTES_PER_SECOND)
+            + TICK;
+        let at = Packed(start as u64);
+        let began = Instant::now();
+        let read = source.read_at(at, pool.acquire_async(len).await).await;
+        assert!(began.elapsed() <= limit, "{:?}: {read:?}", began.elapsed());
+        if read.expect("one server is healthy") == expected {
+            return false;
+        }
+        let began = Instant::now();
+        let buffer = pool.acquire_async(len).await;
+        let is_intact = |read: &[u8]| read == expected;
+        let read = source.read_uncached(at, buffer, &is_intact).await;
+        assert!(began.elapsed() <= limit, "{:?}: {read:?}", began.elapsed());
+        assert!(
+            read.expect("one server is healthy") == expected,
+            "wrong bytes"
+        );
+        true
+    }
+}
+
+#[test]
+#[expect(
+    clippy::print_stderr,
+    reason = "the round of a failure is shown with it, and what all came to"
+)]
+fn no_read_fails_while_one_of_several_servers_is_healthy() {
+    let mut all = Outcome::default();
+    for number in 0..rounds(DEFAULT_FARM_ROUNDS) {
+        eprintln!("round {number}");
+        let outcome = simulate(Farm::new(number).run());
+        assert!(outcome.requests < MAX_REQUESTS, "{outcome:?}");
+        all.right += outcome.right;
+        all.wrong += outcome.wrong;
+        all.requests = all.requests.max(outcome.requests);
+    }
+    let Outcome {
+        right,
+        wrong,
+        requests,
+    } = all;
+    eprintln!(
+        "of {right} reads {wrong} met wrong bytes, with {requests} requests at the most in a round"
+    );
+    assert!(wrong > 0 && wrong < right, "chance had no say");
 }
 
 /// Results of rounds.

@@ -15,7 +15,7 @@ use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 use crate::fetch;
 use crate::index::Blocks;
-use crate::source::{self, Cause, RetryForever, Slice, Source};
+use crate::source::{self, Cause, IsIntact, RetryForever, Slice, Source};
 
 /// Maximum length of an extent that one request fetches. Longer ones, only without seek points, are streamed.
 const MAX_SINGLE_REQUEST_BYTES: u64 = 16 << 20;
@@ -127,7 +127,10 @@ impl Reader {
         let bytes = match mode {
             FetchMode::Normal => self.reads.read(extent, &pool)?,
             FetchMode::Background => self.reads.read_unhedged(extent, &pool)?,
-            FetchMode::Refetch => fetch::read_uncached(&self.network, &self.source, extent, &pool)?,
+            FetchMode::Refetch => {
+                let is_intact = |bytes: &[u8]| self.mismatch(&requested.blocks, bytes).is_none();
+                fetch::read_uncached(&self.network, &self.source, extent, &pool, &is_intact)?
+            }
         };
         match self.mismatch(&requested.blocks, &bytes) {
             Some(packed) => Err(Error::BlockMismatch { packed }),
@@ -238,7 +241,9 @@ impl Streamed {
         let len = usize::try_from(block.len()).unwrap_or(usize::MAX);
         let mut bytes = self.rest.split_to(len.min(self.rest.len()));
         while bytes.len() < len {
-            self.rest = self.pieces.next()?;
+            // After corrupt bytes a piece consists of whole blocks, of which this is the first.
+            let is_intact = |bytes: &[u8]| blocks.all_match(self.next, bytes);
+            self.rest = self.pieces.next(&is_intact)?;
             let more = self.rest.split_to((len - bytes.len()).min(self.rest.len()));
             bytes = if bytes.is_empty() {
                 more
@@ -257,7 +262,7 @@ impl Streamed {
 
 impl StreamPieces {
     /// Returns the next bytes of the source, at least one.
-    fn next(&mut self) -> Result<Bytes, Error> {
+    fn next(&mut self, is_intact: IsIntact<'_>) -> Result<Bytes, Error> {
         match self {
             Self::Stream { stream, source } => match stream.next()? {
                 Some(bytes) if !bytes.is_empty() => Ok(bytes),
@@ -272,7 +277,7 @@ impl StreamPieces {
                 let piece = Extent::with_len(rest.start(), rest.len().min(STREAM_CHUNK_BYTES));
                 let after = Extent::new(piece.end(), rest.end()).filter(|_| !piece.is_empty());
                 let after = after.ok_or_else(|| truncated(source))?;
-                let bytes = fetch::read_uncached(network, source, piece, pool)?;
+                let bytes = fetch::read_uncached(network, source, piece, pool, is_intact)?;
                 *rest = after;
                 Ok(bytes)
             }

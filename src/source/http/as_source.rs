@@ -11,7 +11,9 @@ use super::unranged::UnrangedStream;
 use super::{Http, InitialBody};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
-use crate::source::{Cause, Error, FirstContact, ReadHandle, Source, SourceInfo, stream_by_ranges};
+use crate::source::{
+    Cause, Error, FirstContact, IsIntact, ReadHandle, Source, SourceInfo, stream_by_ranges,
+};
 
 impl Source for Http {
     fn info(&self) -> &SourceInfo {
@@ -28,7 +30,12 @@ impl Source for Http {
         .boxed()
     }
 
-    fn read_uncached(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read_uncached<'a>(
+        &'a self,
+        offset: Packed,
+        buffer: Buffer,
+        _is_intact: IsIntact<'a>,
+    ) -> BoxFuture<'a, Result<Bytes, Error>> {
         if let InitialBody::Whole(_) = self.body {
             return self.read_at(offset, buffer);
         }

@@ -1,8 +1,15 @@
-//! Filling of a buffer by requests, which are repeated after failures.
+//! Filling of a buffer by requests, each to one of the servers that have the bytes.
+//!
+//! A request that fails continues at another server without a pause. When all have failed, the read pauses and starts
+//! over, as the retry policy says, until its deadline.
 
+use std::future;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::concurrency_limit::Permit;
+use super::receive::silent_server;
 use super::retry_state::{Failure, RetryState};
 use super::timer::Timer;
 use super::{Http, RangeResult};
@@ -13,207 +20,330 @@ use crate::source::{Cause, Error, ReadHandle, Source};
 /// Maximum pause on a server's request for reads that never give up.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(10);
 
-/// Progress of a read, which several mirrors may serve one after the other.
-pub(in crate::source) struct FillState {
-    /// Bytes at the front of the buffer that are received.
-    pub(in crate::source) filled: usize,
-    retry_state: RetryState,
-    timer: Timer,
+/// Servers with the same bytes.
+pub(in crate::source) trait Servers: Sync {
+    /// A server that is asked, as long as it is.
+    type Server: AsRef<Http> + Send + Sync;
+
+    /// The server whose first bytes are in memory.
+    fn first(&self) -> &Http;
+
+    /// Chooses the server for `left` more bytes; `None` if the read should pause.
+    fn choose(&self, history: &ReadHistory, left: u64) -> Option<Self::Server>;
+
+    /// Waits until another server should be asked for the rest of `left` bytes. Cancel safe.
+    fn wait_for_better(
+        &self,
+        server: &Self::Server,
+        history: &ReadHistory,
+        read_handle: &ReadHandle,
+        left: u64,
+    ) -> impl Future<Output = ()> + Send;
+
+    /// Records the end of a request, which began at `started`, and updates `history`.
+    fn record(
+        &self,
+        server: &Self::Server,
+        history: &mut ReadHistory,
+        started: Instant,
+        outcome: Outcome<'_>,
+    );
 }
 
-struct BufferFill<'a> {
-    source: &'a Http,
-    offset: u64,
-    buffer: &'a mut Buffer,
-    state: &'a mut FillState,
-    read_handle: &'a ReadHandle,
-    /// Whether the first failure is final, because a mirror may serve the rest.
-    fails_fast: bool,
+/// Servers that failed a read, by their numbers.
+#[derive(Clone, Debug, Default)]
+pub(in crate::source) struct ReadHistory {
+    /// Those that failed or were abandoned since the last pause.
+    pub(in crate::source) failed: Vec<usize>,
+    /// Those that were abandoned, once for each time.
+    pub(in crate::source) abandoned: Vec<usize>,
+    /// Whether all servers failed before.
+    pub(in crate::source) has_paused: bool,
 }
 
-enum Attempt {
-    Received(RangeResult),
-    Failed(Failure),
-    /// The command came from the owner of the read, or from the timeout.
-    Commanded(ReadCommand),
+/// End of a request.
+pub(in crate::source) enum Outcome<'a> {
+    /// Bytes of this range came, or the end of the source.
+    Received {
+        start: u64,
+        end: u64,
+        read_handle: &'a ReadHandle,
+    },
+    Failed(&'a Failure),
+    /// Another server is asked, before it ended. It was in flight, or waited for its turn.
+    Abandoned {
+        was_in_flight: bool,
+    },
+}
+
+/// A single server.
+struct Alone<'a>(&'a Http);
+
+impl<'a> Servers for Alone<'a> {
+    type Server = &'a Http;
+
+    fn first(&self) -> &Http {
+        self.0
+    }
+
+    fn choose(&self, history: &ReadHistory, _left: u64) -> Option<&'a Http> {
+        history.failed.is_empty().then_some(self.0)
+    }
+
+    async fn wait_for_better(&self, _: &&'a Http, _: &ReadHistory, _: &ReadHandle, _: u64) {
+        future::pending::<()>().await;
+    }
+
+    fn record(&self, _: &&'a Http, history: &mut ReadHistory, _: Instant, outcome: Outcome<'_>) {
+        if matches!(outcome, Outcome::Failed(_)) {
+            history.failed.push(0);
+        }
+    }
+}
+
+impl AsRef<Self> for Http {
+    fn as_ref(&self) -> &Self {
+        self
+    }
 }
 
 impl Http {
-    /// Fills `buffer` from `offset` on. Truncates it at the end of the source, and if the handle says so.
+    /// Fills `buffer` from this server alone.
     pub(super) async fn fill_buffer(
         &self,
         offset: u64,
         buffer: &mut Buffer,
         read_handle: &ReadHandle,
     ) -> Result<(), Error> {
-        let mut state = self.start_fill(offset, buffer, read_handle)?;
-        self.continue_fill(offset, buffer, &mut state, read_handle, false)
-            .await
+        fill_buffer(&Alone(self), offset, buffer, read_handle).await
     }
+}
 
-    /// Starts to fill `buffer`, by the bytes that came when the source was opened.
-    pub(in crate::source) fn start_fill(
-        &self,
-        offset: u64,
-        buffer: &mut Buffer,
-        read_handle: &ReadHandle,
-    ) -> Result<FillState, Error> {
-        let filled = self
-            .copy_prefix(offset, buffer)
-            .map_err(|cause| Error::new(self.location(), cause))?;
-        read_handle.set_received(filled);
-        Ok(self.new_attempt(filled))
-    }
+/// Fills `buffer` from `offset` on. Truncates it at the end of the source, and if the handle says so.
+pub(in crate::source) async fn fill_buffer<S: Servers>(
+    servers: &S,
+    offset: u64,
+    buffer: &mut Buffer,
+    read_handle: &ReadHandle,
+) -> Result<(), Error> {
+    let first = servers.first();
+    let filled = first
+        .copy_prefix(offset, buffer)
+        .map_err(|cause| Error::new(first.location(), cause))?;
+    read_handle.set_received(filled);
+    let mut fill = BufferFill {
+        servers,
+        offset,
+        buffer,
+        read_handle,
+        filled,
+        limits: Limits::new(first, filled),
+        history: ReadHistory::default(),
+        failure: None,
+        has_abandoned: false,
+    };
+    fill.run().await
+}
 
-    /// Fills the rest of `buffer` as [`fill_buffer`](Self::fill_buffer) does. With `fails_fast`, the first
-    /// failure is final.
-    ///
-    /// # Cancel safety
-    /// `state` counts the bytes that are received.
-    pub(in crate::source) async fn continue_fill(
-        &self,
-        offset: u64,
-        buffer: &mut Buffer,
-        state: &mut FillState,
-        read_handle: &ReadHandle,
-        fails_fast: bool,
-    ) -> Result<(), Error> {
-        let mut fill = BufferFill {
-            source: self,
-            offset,
-            buffer,
-            state,
-            read_handle,
-            fails_fast,
-        };
-        fill.run().await
-    }
+/// Retries and deadline of a read, at whichever server.
+struct Limits {
+    retry_state: RetryState,
+    timer: Timer,
+}
 
+impl Limits {
     /// Starts with the full timeout, after `filled` bytes.
-    fn new_attempt(&self, filled: usize) -> FillState {
-        let mut retry_state = self.new_retry_state();
+    fn new(http: &Http, filled: usize) -> Self {
+        let mut retry_state = http.new_retry_state();
         retry_state.progress_mark = filled as u64;
-        FillState {
-            filled,
+        Self {
             retry_state,
-            timer: Timer::new(self.options.timeout, filled as u64, &self.stats),
+            timer: Timer::new(http.options.timeout, filled as u64, &http.stats),
         }
     }
 }
 
-impl<'a> BufferFill<'a> {
+struct BufferFill<'a, S: Servers> {
+    servers: &'a S,
+    offset: u64,
+    buffer: &'a mut Buffer,
+    read_handle: &'a ReadHandle,
+    /// Bytes at the front of the buffer that are received.
+    filled: usize,
+    limits: Limits,
+    history: ReadHistory,
+    /// The failure since the last pause that will end soonest, and its server.
+    failure: Option<(Failure, S::Server)>,
+    /// Whether a server was abandoned since the last pause. At its next request it has more time.
+    has_abandoned: bool,
+}
+
+enum Attempt {
+    Received(RangeResult),
+    Failed(Failure),
+    /// Another server should be asked.
+    Abandoned,
+    /// The command came from the owner of the read, or from the timeout.
+    Commanded(ReadCommand),
+}
+
+impl<S: Servers> BufferFill<'_, S> {
     async fn run(&mut self) -> Result<(), Error> {
-        while self.state.filled < self.buffer.len() {
-            let Some(permit) = self.wait_for_permit().await else {
-                self.buffer.truncate(self.state.filled);
-                continue;
-            };
-            let attempt = self.attempt(permit).await?;
-            self.read_handle.set_in_flight(false);
-            match attempt {
-                Attempt::Received(RangeResult::Part) => {}
-                Attempt::Received(RangeResult::End) | Attempt::Commanded(ReadCommand::Stop) => {
-                    self.buffer.truncate(self.state.filled);
-                }
-                Attempt::Failed(failure) => self.recover(failure).await?,
-                Attempt::Commanded(ReadCommand::Cut) => {
-                    self.source.stats.source_straggler_retries.increment();
-                    self.source.stats.source_retries.increment();
-                    self.source.return_to_original_url();
-                }
+        while self.filled < self.buffer.len() {
+            let left = (self.buffer.len() - self.filled) as u64;
+            match self.servers.choose(&self.history, left) {
+                Some(server) => self.ask(server, left).await?,
+                None => self.pause().await?,
             }
         }
         Ok(())
     }
 
-    /// Waits until a request may be sent. `None` if a command came, while no request was in flight.
-    async fn wait_for_permit(&mut self) -> Option<Result<Permit<'a>, Cause>> {
-        let left = self.state.timer.update(self.state.filled as u64);
-        let permit = tokio::select! {
+    /// Sends one request to `server` for the rest of `left` bytes.
+    async fn ask(&mut self, server: S::Server, left: u64) -> Result<(), Error> {
+        let (servers, read_handle) = (self.servers, self.read_handle);
+        let (history, started) = (self.history.clone(), Instant::now());
+        let start = self.offset + self.filled as u64;
+        let attempt = tokio::select! {
             biased;
-            _ = self.read_handle.next_command() => return None,
-            permit = self.source.acquire_permit(left, self.read_handle) => permit,
+            attempt = self.attempt(server.as_ref()) => attempt?,
+            () = servers.wait_for_better(&server, &history, read_handle, left) => Attempt::Abandoned,
         };
-        if self.read_handle.is_stream_read {
-            // Silence before this read's turn does not count.
-            self.state.timer.ignore_elapsed();
-        } else {
-            self.state.timer.update(self.state.filled as u64);
+        // A cut of a request that has ended must not end the next one.
+        let was_in_flight = read_handle.is_in_flight();
+        read_handle.set_in_flight(false);
+        let history = &mut self.history;
+        match attempt {
+            Attempt::Received(result) => {
+                let end = self.offset + self.filled as u64;
+                let outcome = Outcome::Received {
+                    start,
+                    end,
+                    read_handle,
+                };
+                servers.record(&server, history, started, outcome);
+                if matches!(result, RangeResult::End) {
+                    self.buffer.truncate(self.filled);
+                }
+            }
+            Attempt::Abandoned => {
+                let outcome = Outcome::Abandoned { was_in_flight };
+                servers.record(&server, history, started, outcome);
+                self.has_abandoned = true;
+                self.note_failure(silent_server().into(), server, left);
+            }
+            Attempt::Failed(mut failure) => {
+                failure.cause = failure.cause.after_open();
+                // The failed node may be out of service, so let the original URL choose again.
+                server.as_ref().return_to_original_url();
+                servers.record(&server, history, started, Outcome::Failed(&failure));
+                self.note_failure(failure, server, left);
+            }
+            Attempt::Commanded(ReadCommand::Stop) => self.buffer.truncate(self.filled),
+            Attempt::Commanded(ReadCommand::Cut) => {
+                let http = server.as_ref();
+                http.stats.source_straggler_retries.increment();
+                http.stats.source_retries.increment();
+                http.return_to_original_url();
+            }
         }
-        Some(permit)
+        Ok(())
     }
 
-    async fn attempt(&mut self, permit: Result<Permit<'a>, Cause>) -> Result<Attempt, Error> {
+    async fn attempt(&mut self, http: &Http) -> Result<Attempt, Error> {
         let Self {
-            source,
             offset,
             buffer,
-            state,
             read_handle,
-            fails_fast,
-        } = self;
-        let FillState {
             filled,
-            retry_state,
-            timer,
-        } = &mut **state;
+            limits: Limits { retry_state, timer },
+            ..
+        } = self;
+        let left = timer.update(*filled as u64);
+        let permit = tokio::select! {
+            biased;
+            // No request is in flight that could be cut.
+            _ = read_handle.next_command() => return Ok(Attempt::Commanded(ReadCommand::Stop)),
+            permit = http.acquire_permit(left, read_handle) => permit,
+        };
+        if read_handle.is_stream_read {
+            // Silence before this read's turn does not count.
+            timer.ignore_elapsed();
+        } else {
+            timer.update(*filled as u64);
+        }
         let before = *filled as u64;
         let is_queued = || {
             read_handle.is_stream_read
                 && read_handle.received() == before
-                && source.limiter.received_within(source.idle_timeout)
+                && http.limiter.received_within(http.idle_timeout)
         };
-        let request = async {
-            let permit = permit?;
-            source
-                .request_rest(*offset, buffer, filled, permit, read_handle)
-                .await
-        };
+        let request = request(http, permit, *offset, buffer, filled, read_handle);
         let late = tokio::select! {
             biased;
             command = read_handle.next_command() => return Ok(Attempt::Commanded(command)),
-            result = request => {
-                return Ok(result.map_or_else(Attempt::Failed, Attempt::Received));
-            }
+            attempt = request => return Ok(attempt),
             late = timer.wait_until_expired(|| read_handle.received(), is_queued) => late,
         };
         retry_state.count_timeout();
-        let error = retry_state.error(source.location(), late);
-        if *fails_fast || !read_handle.retries_forever() {
-            source.outage.begin();
+        let error = retry_state.error(http.location(), late);
+        if !read_handle.retries_forever() {
+            http.outage.begin();
             return Err(error);
         }
-        source.outage.report_failure(&error, Duration::ZERO);
+        http.outage.report_failure(&error, Duration::ZERO);
         // Users see the outage through other channels.
-        self.start_again();
+        self.start_again(http);
         Ok(Attempt::Commanded(ReadCommand::Cut))
     }
 
-    /// Pauses after a failure; an error means that no further attempt should follow.
-    async fn recover(&mut self, mut failure: Failure) -> Result<(), Error> {
-        failure.cause = failure.cause.after_open();
-        // The failed node may be out of service, so let the original URL choose again.
-        self.source.return_to_original_url();
-        if self.fails_fast {
+    /// Keeps `failure` if it will end sooner than the others since the last pause.
+    fn note_failure(&mut self, failure: Failure, server: S::Server, left: u64) {
+        let http = server.as_ref();
+        if self.servers.choose(&self.history, left).is_some() {
+            self.limits.retry_state.count_attempt();
+            http.stats.source_mirror_switches.increment();
             if failure.cause.is_outage() {
-                self.source.outage.begin();
+                http.outage.begin();
             }
-            let location = self.source.location();
-            return Err(self.state.retry_state.error(location, failure.cause));
+            tracing::debug!(cause = %failure.cause, "{}: asking another server", http.location());
         }
+        let is_better = |(known, _): &(Failure, _)| failure.hope() > known.hope();
+        if self.failure.as_ref().is_none_or(is_better) {
+            self.failure = Some((failure, server));
+        }
+    }
+
+    /// Pauses after all servers failed; an error means that no further attempt should follow.
+    async fn pause(&mut self) -> Result<(), Error> {
+        let Some((failure, server)) = self.failure.take() else {
+            return Err(Error::new(self.servers.first().location(), silent_server()));
+        };
+        let left = (self.buffer.len() - self.filled) as u64;
+        let is_first = !std::mem::replace(&mut self.history.has_paused, true);
+        if is_first && !failure.may_end() && self.servers.choose(&self.history, left).is_some() {
+            // Servers that failed in earlier reads may have recovered.
+            self.failure = Some((failure, server));
+            return Ok(());
+        }
+        self.history.failed.clear();
+        if std::mem::take(&mut self.has_abandoned) {
+            return Ok(());
+        }
+        let (http, filled) = (server.as_ref(), self.filled as u64);
+        let Limits { retry_state, timer } = &mut self.limits;
         if failure.cause.is_outage() {
-            self.state.timer.set_unreachable();
+            timer.set_unreachable();
         }
-        let filled = self.state.filled as u64;
-        let left = self.state.timer.update_running(filled);
+        let left = timer.update_running(filled);
         let paused = tokio::select! {
             biased;
             // No request is in flight that could be cut.
             _ = self.read_handle.next_command() => {
-                self.buffer.truncate(self.state.filled);
+                self.buffer.truncate(self.filled);
                 return Ok(());
             }
-            paused = self.state.retry_state.pause_after(failure, filled, left) => paused,
+            paused = retry_state.pause_after(failure, filled, left) => paused,
         };
         let Err(cause) = paused else {
             return Ok(());
@@ -221,29 +351,48 @@ impl<'a> BufferFill<'a> {
         let is_final = !self.read_handle.retries_forever() || !cause.is_transient();
         let pause = match cause {
             Cause::Busy(asked) => asked.min(MAX_RETRY_AFTER),
-            _ => self.source.options.retry.max_pause,
+            _ => http.options.retry.max_pause,
         };
-        let error = self.state.retry_state.error(self.source.location(), cause);
+        let error = retry_state.error(http.location(), cause);
         if is_final {
             if error.cause.is_outage() {
-                self.source.outage.begin();
+                http.outage.begin();
             }
             return Err(error);
         }
-        self.source.outage.report_failure(&error, pause);
-        self.state.timer.set_unreachable();
+        http.outage.report_failure(&error, pause);
+        timer.set_unreachable();
         tokio::select! {
             biased;
-            _ = self.read_handle.next_command() => self.buffer.truncate(self.state.filled),
+            _ = self.read_handle.next_command() => self.buffer.truncate(self.filled),
             () = tokio::time::sleep(pause) => {}
         }
-        self.start_again();
+        self.start_again(http);
         Ok(())
     }
 
     /// Starts with the full timeout, for a read that never gives up.
-    fn start_again(&mut self) {
-        *self.state = self.source.new_attempt(self.state.filled);
-        self.state.timer.set_unreachable();
+    fn start_again(&mut self, http: &Http) {
+        self.limits = Limits::new(http, self.filled);
+        self.limits.timer.set_unreachable();
     }
+}
+
+/// Sends one request for the missing bytes, if there is a permit.
+async fn request(
+    http: &Http,
+    permit: Result<Permit<'_>, Cause>,
+    offset: u64,
+    buffer: &mut Buffer,
+    filled: &mut usize,
+    read_handle: &ReadHandle,
+) -> Attempt {
+    let result = match permit {
+        Ok(permit) => {
+            http.request_rest(offset, buffer, filled, permit, read_handle)
+                .await
+        }
+        Err(cause) => Err(cause.into()),
+    };
+    result.map_or_else(Attempt::Failed, Attempt::Received)
 }

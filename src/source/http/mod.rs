@@ -13,7 +13,7 @@ mod client_certificate;
 mod concurrency_limit;
 mod connect_time;
 mod error_body;
-mod fill;
+pub(super) mod fill;
 mod receive;
 mod retry_state;
 mod target;
@@ -248,6 +248,11 @@ impl Http {
                 return Err(silent_server());
             }
         }
+    }
+
+    /// Timeout for a read without progress.
+    pub(super) fn timeout(&self) -> Duration {
+        self.options.timeout
     }
 
     fn new_retry_state(&self) -> RetryState {

@@ -1,5 +1,6 @@
 //! Retries of a series of attempts.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -33,6 +34,19 @@ impl Failure {
             retry_after: head.retry_after,
             is_for_concurrency: false,
         }
+    }
+}
+
+impl Failure {
+    /// Order of the failures of several servers: a greater one will probably end sooner.
+    pub(super) fn hope(&self) -> impl Ord + use<> {
+        let pause = Reverse(self.retry_after);
+        (self.cause.is_outage(), self.may_end(), pause)
+    }
+
+    /// Whether a server that has answered correctly may soon do so again. One of its nodes may be faulty.
+    pub(super) fn may_end(&self) -> bool {
+        self.cause.is_transient() || matches!(self.cause, Cause::Protocol(_))
     }
 }
 
@@ -119,6 +133,11 @@ impl RetryState {
         self.stats.source_retries.increment();
         tokio::time::sleep(pause).await;
         Ok(())
+    }
+
+    /// Counts an attempt after which another server is asked without a pause.
+    pub(super) fn count_attempt(&mut self) {
+        self.attempts += 1;
     }
 
     pub(super) fn count_timeout(&mut self) {

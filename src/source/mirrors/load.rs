@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::base::stall_timeout::MIN_BYTES_PER_SECOND;
 use crate::source::retry::FailureBlock;
 
 /// Minimum number of KiB from which a speed is measured.
@@ -19,7 +20,7 @@ const MIN_SAMPLES: u32 = 4;
 const PROBE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Time for which a mirror is not used after a failure that will probably repeat, such as another version or wrong bytes.
-const LONG_BLOCK: Duration = Duration::from_mins(5);
+pub(super) const LONG_BLOCK: Duration = Duration::from_mins(5);
 
 /// Time of a read before its speed is compared with that of another mirror.
 const MIN_OBSERVED_TIME: Duration = Duration::from_millis(150);
@@ -45,6 +46,8 @@ pub(super) struct MirrorLoad {
     samples: u32,
     /// Number of reads in flight, which the caller counts.
     pub(super) in_flight: u32,
+    /// Whether this read must not use it, as the caller sets it.
+    pub(super) is_excluded: bool,
     last_read: Option<Instant>,
     block: FailureBlock,
 }
@@ -94,17 +97,19 @@ impl MirrorLoad {
         }
     }
 
-    /// Blocks the mirror for a while, which is longer if the failure will probably repeat. After that it gets one
-    /// read, as if it were new.
-    pub(super) fn record_failure(&mut self, now: Instant, is_lasting: bool) {
+    /// Blocks the mirror for a while, at least for `min_block`. After that it gets one read, as if it were new.
+    pub(super) fn record_failure(&mut self, now: Instant, min_block: Duration) {
         (self.nanos_per_kib, self.samples) = (None, 0);
-        let min_block = is_lasting.then_some(LONG_BLOCK);
-        self.block
-            .record_failure(now, min_block.unwrap_or_default());
+        self.block.record_failure(now, min_block);
     }
 
     pub(super) fn is_usable(&self, now: Instant) -> bool {
-        self.block.until(now).is_none()
+        !self.is_excluded && self.block.until(now).is_none()
+    }
+
+    /// Time without bytes after which a read should continue elsewhere.
+    pub(super) fn max_silence(&self) -> Duration {
+        (self.latency * SILENCE_FACTOR).max(MIN_SILENCE)
     }
 
     /// Rank for one more read of `len` bytes. `best` is the lowest cost of a usable mirror.
@@ -135,18 +140,20 @@ fn ranks(
     let usable = loads.iter().filter(|load| load.is_usable(now));
     let best = usable.filter_map(|load| load.nanos_per_kib).min();
     let best = best.unwrap_or(0);
-    let ranks = loads
+    let included = loads
         .iter()
-        .map(move |load| load.rank(len, best, may_probe, now));
-    ranks.enumerate()
+        .enumerate()
+        .filter(|(_, load)| !load.is_excluded);
+    included.map(move |(number, load)| (number, load.rank(len, best, may_probe, now)))
 }
 
-/// Chooses the mirror for a read of `len` bytes. If all failed, it is the one that may be tried first.
-pub(super) fn choose(loads: &[MirrorLoad], len: u64, now: Instant) -> usize {
+/// Chooses the mirror for a read of `len` bytes. If all failed, it is the one that may be tried first. `None` if all
+/// are excluded.
+pub(super) fn choose(loads: &[MirrorLoad], len: u64, now: Instant) -> Option<usize> {
     // A lone read does not wait for a measurement.
     let is_busy = loads.iter().any(|load| load.in_flight > 0);
     let best = ranks(loads, len, is_busy, now).min_by_key(|&(_, rank)| rank);
-    best.map_or(0, |(number, _)| number)
+    best.map(|(number, _)| number)
 }
 
 /// Progress of a read at one mirror. Only observed time counts.
@@ -154,37 +161,26 @@ pub(super) fn choose(loads: &[MirrorLoad], len: u64, now: Instant) -> usize {
 pub(super) struct Progress {
     received: u64,
     elapsed: Duration,
-    silent: Duration,
+    /// Time without bytes. A trickle does not end it.
+    pub(super) silent: Duration,
 }
 
 impl Progress {
     /// Records that `received` bytes are there, `elapsed` after the last call.
     pub(super) fn update(&mut self, received: u64, elapsed: Duration) {
         self.elapsed += elapsed;
-        self.silent += elapsed;
-        if received > self.received {
-            self.silent = Duration::ZERO;
-        }
+        let came = received.saturating_sub(self.received).saturating_mul(1000);
+        let worth = Duration::from_millis(came / MIN_BYTES_PER_SECOND);
+        self.silent = (self.silent + elapsed).saturating_sub(worth);
         self.received = received;
     }
 
-    /// Whether the read of `left` more bytes at the mirror `current` should continue at another one, because nothing
-    /// arrives, or that is much faster.
-    pub(super) fn should_switch(
-        &self,
-        loads: &[MirrorLoad],
-        current: usize,
-        left: u64,
-        now: Instant,
-    ) -> bool {
-        let others = ranks(loads, left, false, now).filter(|&(number, _)| number != current);
-        let other = others.map(|(_, rank)| rank).min();
-        let (Some((None, false, estimate)), Some(load)) = (other, loads.get(current)) else {
+    /// Whether the read of `left` more bytes should continue at one of `loads`, because that is much faster.
+    pub(super) fn is_outpaced(&self, loads: &[MirrorLoad], left: u64, now: Instant) -> bool {
+        let other = ranks(loads, left, false, now).map(|(_, rank)| rank).min();
+        let Some((None, false, estimate)) = other else {
             return false;
         };
-        if self.silent >= (load.latency * SILENCE_FACTOR).max(MIN_SILENCE) {
-            return true;
-        }
         let nanos = self.elapsed.as_nanos() * u128::from(left) / u128::from(self.received.max(1));
         let here = Duration::from_nanos(saturating_u64(nanos));
         self.elapsed >= MIN_OBSERVED_TIME
@@ -218,7 +214,7 @@ mod tests {
     }
 
     fn chosen(loads: &[MirrorLoad], now: Instant) -> usize {
-        choose(loads, MIB, now)
+        choose(loads, MIB, now).expect("one is included")
     }
 
     #[test]
@@ -247,7 +243,7 @@ mod tests {
         let mut at = now;
         for seconds in [5, 10, 20, 40, 60, 60] {
             // Reads that fail together count once.
-            (0..8).for_each(|_| loads[0].record_failure(at, false));
+            (0..8).for_each(|_| loads[0].record_failure(at, Duration::ZERO));
             assert_eq!(chosen(&loads, at), 1);
             at += Duration::from_secs(seconds);
             assert!(!loads[0].is_usable(at - ms(1)) && loads[0].is_usable(at));
@@ -258,9 +254,9 @@ mod tests {
             assert_eq!(chosen(&loads, at), 1);
             loads[0].in_flight = 0;
         }
-        loads[0].record_failure(at, false);
+        loads[0].record_failure(at, Duration::ZERO);
         let now = at;
-        loads[1].record_failure(now, true);
+        loads[1].record_failure(now, LONG_BLOCK);
         assert_eq!(chosen(&loads, now), 0, "it is free sooner");
         loads[0].record_success(now - ms(1));
         assert!(!loads[0].is_usable(now));
@@ -302,7 +298,7 @@ mod tests {
         loads[0].in_flight = 0;
         assert_eq!(chosen(&loads, due + PROBE_INTERVAL), 0, "a lone read");
         // Without the other one it is used.
-        loads[0].record_failure(due, false);
+        loads[0].record_failure(due, Duration::ZERO);
         assert_eq!(chosen(&loads, due), 1);
         let mut enough = [load(10, 64), load(39, 0)];
         enough[1].samples = MIN_SAMPLES;
@@ -324,23 +320,26 @@ mod tests {
     }
 
     #[test]
-    fn slow_or_silent_read_continues_at_a_better_mirror() {
+    fn slow_read_continues_at_a_better_mirror() {
         let now = Instant::now();
-        let should_switch = |received: u64, elapsed: u64, loads: &[MirrorLoad]| {
+        let is_outpaced = |received: u64, elapsed: u64, loads: &[MirrorLoad]| {
             let mut progress = Progress::default();
             progress.update(received, ms(elapsed));
-            progress.should_switch(loads, 0, MIB, now)
+            progress.is_outpaced(loads, MIB, now)
         };
-        let fast = [load(10_000, 1), load(1000, 0)];
+        let mut current = load(10_000, 1);
+        current.is_excluded = true;
+        let fast = [current, load(1000, 0)];
         // The rest takes ten seconds here, and one there.
-        assert!(should_switch(25_000, 250, &fast));
-        assert!(!should_switch(12_500, 125, &fast), "too early");
-        let is_left = should_switch(90_000, 250, &fast);
+        assert!(is_outpaced(25_000, 250, &fast));
+        assert!(!is_outpaced(12_500, 125, &fast), "too early");
+        let is_left = is_outpaced(90_000, 250, &fast);
         assert!(!is_left, "less than three times as slow");
-        assert!(!should_switch(0, 499, &fast));
-        assert!(should_switch(0, 500, &fast));
         let mut blocked = fast;
-        blocked[1].record_failure(now, false);
-        assert!(!should_switch(0, 5000, &blocked), "there is no other");
+        blocked[1].record_failure(now, Duration::ZERO);
+        assert!(!is_outpaced(25_000, 250, &blocked), "there is no other");
+        assert_eq!(choose(&blocked, MIB, now), Some(1), "it is the only one");
+        blocked[1].is_excluded = true;
+        assert_eq!(choose(&blocked, MIB, now), None);
     }
 }

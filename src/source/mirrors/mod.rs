@@ -4,8 +4,10 @@
 //! fails or is slow. SOURCE itself is the first mirror. It identifies the source, and the others are compared
 //! with it before they are used.
 
+mod first_success;
 mod load;
 mod open;
+mod senders;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,16 +18,25 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use self::load::{MirrorLoad, Progress};
-use super::{Error, Http, ReadHandle, Source, SourceInfo};
-use crate::base::buffer_pool::Buffer;
+use self::senders::Senders;
+use super::http::fill::{Outcome, ReadHistory, Servers, fill_buffer};
+use super::http::silent_server;
+use super::{Error, Http, IsIntact, ReadHandle, Source, SourceInfo};
+use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
-use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 
-pub(super) use open::{in_order, open};
+pub(super) use first_success::first_success;
+pub use open::{MirrorPlace, in_order, open};
 
 /// Interval at which the progress of a read is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Time without an answer after which the next server is asked, too, if they are asked in order.
+pub(super) const HEAD_START: Duration = Duration::from_secs(2);
+
+/// Ratio of the times without bytes after which a read abandons the same mirror again.
+const ABANDON_FACTOR: u32 = 4;
 
 /// Several URLs of the same bytes.
 #[derive(Debug)]
@@ -37,7 +48,8 @@ pub(crate) struct Mirrors {
     list: MirrorList,
     /// Whether each is asked only while those before it fail.
     is_ordered: bool,
-    stats: Arc<Stats>,
+    /// Which mirrors sent the last bytes.
+    senders: Mutex<Senders>,
     /// Opens the other mirrors; aborted when dropped.
     _opening: JoinSet<()>,
 }
@@ -51,6 +63,19 @@ struct Mirror {
     load: Mutex<MirrorLoad>,
     /// Each read in flight has a clone.
     reads: Arc<()>,
+}
+
+/// A mirror that serves a read.
+pub(in crate::source) struct ReadingMirror {
+    number: usize,
+    mirror: Arc<Mirror>,
+    _read: Arc<()>,
+}
+
+impl AsRef<Http> for ReadingMirror {
+    fn as_ref(&self) -> &Http {
+        &self.mirror.http
+    }
 }
 
 impl Mirror {
@@ -80,85 +105,124 @@ fn loads(mirrors: &[Arc<Mirror>]) -> Vec<MirrorLoad> {
 }
 
 impl Mirrors {
+    fn new(
+        info: SourceInfo,
+        first: Arc<Mirror>,
+        list: MirrorList,
+        is_ordered: bool,
+        opening: JoinSet<()>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            info,
+            first,
+            list,
+            is_ordered,
+            senders: Mutex::default(),
+            _opening: opening,
+        })
+    }
+
     fn mirrors(&self) -> Vec<Arc<Mirror>> {
         self.list.lock().clone()
     }
 
-    /// Whether another mirror than this one can be used.
-    fn has_others(&self, number: usize) -> bool {
-        let (loads, now) = (loads(&self.mirrors()), Instant::now());
-        let mut usable = (0..).zip(loads).filter(|(_, load)| load.is_usable(now));
-        usable.any(|(other, _)| other != number)
+    /// Reads `len` bytes past all caches, from the first mirror whose bytes are intact. Blocks those that sent other
+    /// ones. If none has intact bytes, returns others.
+    async fn read_intact(
+        &self,
+        offset: Packed,
+        len: usize,
+        is_intact: IsIntact<'_>,
+    ) -> Result<Bytes, Error> {
+        let (mirrors, now) = (self.mirrors(), Instant::now());
+        let range = offset.0..offset.0.saturating_add(len as u64);
+        let senders = Mutex::new(self.senders.lock().of(&range));
+        let mut order: Vec<usize> = (0..mirrors.len()).collect();
+        order.sort_by_cached_key(|number| {
+            let is_suspect = senders.lock().contains(number);
+            let is_usable = mirrors.get(*number).map(|one| one.load().is_usable(now));
+            (is_suspect, is_usable != Some(true))
+        });
+        let pool = BufferPool::new((len as u64).saturating_mul(mirrors.len() as u64));
+        let mut attempts = Vec::new();
+        for &number in &order {
+            let (pool, senders) = (&pool, &senders);
+            let Some(mirror) = mirrors.get(number) else {
+                continue;
+            };
+            attempts.push(async move {
+                let buffer = pool.acquire_async(len).await;
+                let reading = mirror.http.read_uncached(offset, buffer, is_intact);
+                let bytes = reading.await.map_err(Err)?;
+                if is_intact(&bytes) {
+                    return Ok(bytes);
+                }
+                senders.lock().push(number);
+                Err(Ok(bytes))
+            });
+        }
+        match first_success(attempts, HEAD_START).await {
+            Ok((place, bytes)) => {
+                let right = order.get(place);
+                let senders = senders.lock();
+                for number in senders.iter().filter(|&number| Some(number) != right) {
+                    if let Some(mirror) = mirrors.get(*number) {
+                        let mut load = mirror.load.lock();
+                        load.record_failure(Instant::now(), load::LONG_BLOCK);
+                    }
+                }
+                Ok(bytes)
+            }
+            Err(results) => {
+                let (wrong, mut errors): (Vec<_>, Vec<_>) =
+                    results.into_iter().partition(Result::is_ok);
+                let last = wrong.into_iter().next().or_else(|| errors.pop());
+                last.unwrap_or_else(|| Err(Error::new(self.location(), silent_server())))
+            }
+        }
+    }
+}
+
+impl Servers for Mirrors {
+    type Server = ReadingMirror;
+
+    fn first(&self) -> &Http {
+        &self.first.http
     }
 
-    fn choose(&self, loads: &[MirrorLoad], left: u64, now: Instant) -> usize {
+    fn choose(&self, history: &ReadHistory, left: u64) -> Option<ReadingMirror> {
+        let (mirrors, now) = (self.mirrors(), Instant::now());
+        let mut loads = loads(&mirrors);
+        for &failed in &history.failed {
+            loads.get_mut(failed)?.is_excluded = true;
+        }
+        let has_usable = loads.iter().any(|load| load.is_usable(now));
+        // Those that failed in earlier reads are asked if all others have failed twice.
+        if !has_usable && !history.failed.is_empty() && !history.has_paused {
+            return None;
+        }
         let mut usable = loads.iter().map(|load| load.is_usable(now));
         let first_usable = usable.position(|is_usable| is_usable && self.is_ordered);
-        first_usable.unwrap_or_else(|| load::choose(loads, left, now))
+        let number = first_usable.or_else(|| load::choose(&loads, left, now))?;
+        let mirror = mirrors.get(number).map(Arc::clone)?;
+        Some(ReadingMirror {
+            number,
+            _read: Arc::clone(&mirror.reads),
+            mirror,
+        })
     }
 
-    async fn fill_buffer(
+    async fn wait_for_better(
         &self,
-        offset: u64,
-        buffer: &mut Buffer,
+        current: &ReadingMirror,
+        history: &ReadHistory,
         read_handle: &ReadHandle,
-    ) -> Result<(), Error> {
-        let mut state = self.first.http.start_fill(offset, buffer, read_handle)?;
-        let mut may_switch = !self.is_ordered;
-        while state.filled < buffer.len() {
-            let (mirrors, started) = (self.mirrors(), Instant::now());
-            let (loads, before) = (loads(&mirrors), state.filled);
-            let left = (buffer.len() - before) as u64;
-            let number = self.choose(&loads, left, started);
-            let Some(mirror) = mirrors.get(number) else {
-                break;
-            };
-            let has_others = self.has_others(number);
-            let _read = Arc::clone(&mirror.reads);
-            let (http, fill) = (&mirror.http, &mut state);
-            let filling = http.continue_fill(offset, buffer, fill, read_handle, has_others);
-            let end = tokio::select! {
-                biased;
-                filled = filling => filled.map(|()| true),
-                // Only once, because this machine may be the slow one.
-                () = self.wait_for_better(number, read_handle, left), if may_switch => Ok(false),
-            };
-            // A cut of the dropped request must not end the next one.
-            let was_in_flight = read_handle.is_in_flight();
-            read_handle.set_in_flight(false);
-            let (mut load, now) = (mirror.load.lock(), Instant::now());
-            match end {
-                Ok(true) => {
-                    let came = state.filled.saturating_sub(before) as u64;
-                    let latency = read_handle.latency();
-                    load.record_success(started);
-                    load.record_speed(came, now - started, latency, mirror.in_flight());
-                    continue;
-                }
-                Ok(false) => {
-                    may_switch = false;
-                    // A read that waits for its turn is no failure.
-                    if was_in_flight {
-                        load.record_failure(now, false);
-                    }
-                }
-                Err(error) => {
-                    load.record_failure(now, !error.cause.is_transient());
-                    drop(load);
-                    if !self.has_others(number) {
-                        return Err(error);
-                    }
-                    tracing::debug!(cause = %error.cause, "{error}");
-                }
-            }
-            self.stats.source_mirror_switches.increment();
-        }
-        Ok(())
-    }
-
-    /// Waits until a read of `left` bytes at the mirror `number` should continue at another one. Cancel safe.
-    async fn wait_for_better(&self, number: usize, read_handle: &ReadHandle, left: u64) {
+        left: u64,
+    ) {
+        let number = current.number;
         let before = read_handle.received();
+        let abandoned = history.abandoned.iter().filter(|&&one| one == number);
+        let times = u32::try_from(abandoned.count()).unwrap_or(u32::MAX);
         let (mut progress, mut last_check) = (Progress::default(), Instant::now());
         let mut ticks = tokio::time::interval(CHECK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -169,14 +233,73 @@ impl Mirrors {
             last_check = now;
             let received = read_handle.received().saturating_sub(before);
             progress.update(received, elapsed);
-            let mirrors = self.mirrors();
-            if let Some(mirror) = mirrors.get(number) {
-                let in_flight = mirror.in_flight();
-                mirror.load.lock().record_progress(&progress, in_flight);
+            let (mirror, in_flight) = (&current.mirror, current.mirror.in_flight());
+            mirror.load.lock().record_progress(&progress, in_flight);
+            let mut loads = loads(&self.mirrors());
+            for other in history.failed.iter().chain([&number]) {
+                if let Some(load) = loads.get_mut(*other) {
+                    load.is_excluded = true;
+                }
             }
-            let (loads, left) = (loads(&mirrors), left.saturating_sub(received));
-            if progress.should_switch(&loads, number, left, now) {
+            let share = u32::try_from(4 * loads.len()).unwrap_or(u32::MAX).max(1);
+            let has_other = loads.iter().any(|load| load.is_usable(now));
+            let shortest = if self.is_ordered {
+                HEAD_START
+            } else {
+                Duration::ZERO
+            };
+            let usual = mirror.load.lock().max_silence().max(shortest);
+            // If no other is known to work, this one has more time.
+            let factor = if has_other { 1 } else { ABANDON_FACTOR };
+            let share = mirror.http.timeout() / share;
+            let limit = usual.saturating_mul(factor).min(share);
+            let times = ABANDON_FACTOR.saturating_pow(times);
+            if loads.len() > 1 && progress.silent >= limit.saturating_mul(times) {
                 return;
+            }
+            let left = left.saturating_sub(received);
+            // Only once, because this machine may be the slow one.
+            let may_be_outpaced = !self.is_ordered && history.abandoned.is_empty();
+            if may_be_outpaced && progress.is_outpaced(&loads, left, now) {
+                return;
+            }
+        }
+    }
+
+    fn record(
+        &self,
+        server: &ReadingMirror,
+        history: &mut ReadHistory,
+        started: Instant,
+        outcome: Outcome<'_>,
+    ) {
+        let (number, mirror, now) = (server.number, &server.mirror, Instant::now());
+        let mut load = mirror.load.lock();
+        match outcome {
+            Outcome::Received {
+                start,
+                end,
+                read_handle,
+            } => {
+                load.record_success(started);
+                let latency = read_handle.latency();
+                load.record_speed(end - start, now - started, latency, mirror.in_flight());
+                self.senders.lock().add(start..end, number);
+            }
+            Outcome::Abandoned { was_in_flight } => {
+                history.failed.push(number);
+                history.abandoned.push(number);
+                // A read that waits for its turn is no failure.
+                if was_in_flight {
+                    load.record_failure(now, Duration::ZERO);
+                }
+            }
+            Outcome::Failed(failure) => {
+                history.failed.push(number);
+                let pause = failure.retry_after.unwrap_or_default();
+                let is_lasting = !failure.cause.is_transient();
+                let lasting = if is_lasting { load::LONG_BLOCK } else { pause };
+                load.record_failure(now, lasting.min(load::LONG_BLOCK));
             }
         }
     }
@@ -202,18 +325,21 @@ impl Source for Mirrors {
         read_handle: &'a ReadHandle,
     ) -> BoxFuture<'a, Result<Bytes, Error>> {
         async move {
-            self.fill_buffer(offset.0, &mut buffer, read_handle).await?;
+            fill_buffer(self, offset.0, &mut buffer, read_handle).await?;
             Ok(buffer.freeze())
         }
         .boxed()
     }
 
-    fn read_uncached(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
-        // One of the others may have sent wrong bytes.
-        for mirror in self.mirrors().iter().skip(1) {
-            mirror.load.lock().record_failure(Instant::now(), true);
-        }
-        self.first.http.read_uncached(offset, buffer)
+    fn read_uncached<'a>(
+        &'a self,
+        offset: Packed,
+        buffer: Buffer,
+        is_intact: IsIntact<'a>,
+    ) -> BoxFuture<'a, Result<Bytes, Error>> {
+        let len = buffer.len();
+        drop(buffer);
+        self.read_intact(offset, len, is_intact).boxed()
     }
 
     fn max_concurrent_reads(&self) -> usize {

@@ -5,17 +5,18 @@ use std::time::Duration;
 
 use futures_util::future::try_join;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
-use super::{Mirror, MirrorList, Mirrors};
+use super::{Mirror, MirrorList, Mirrors, first_success};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
-use crate::source::{Access, Cause, Error, Http, Options, Source, SourceInfo, Target, Validator};
+use crate::source::{
+    Access, Cause, Error, Http, Options, Source, SourceInfo, Target, Transport, Validator,
+};
 
 /// Time for SOURCE, and then for each mirror, to answer before the next one may identify the bytes.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+const OPEN_HEAD_START: Duration = Duration::from_secs(5);
 
 /// Pause before a mirror that cannot be opened is opened again; doubled each time.
 const INITIAL_PAUSE: Duration = Duration::from_secs(2);
@@ -28,22 +29,42 @@ const SAMPLE_LEN: u64 = 16 << 10;
 const SAMPLES: u64 = 5;
 
 /// A mirror that is not open.
-type Place = (Target, Options);
+#[derive(Debug)]
+pub struct MirrorPlace {
+    /// Where it is.
+    pub target: Target,
+    /// Options for its requests.
+    pub options: Options,
+    /// Transport of the requests, instead of the options' connections.
+    pub transport: Option<Box<dyn Transport>>,
+}
+
+impl MirrorPlace {
+    async fn open(&self) -> Result<Http, Error> {
+        let (target, options) = (self.target.clone(), self.options.clone());
+        let Some(transport) = &self.transport else {
+            return Http::open(target, options).await;
+        };
+        let transport = transport.reconnect(&target.url, &options);
+        let transport = transport.map_err(|cause| Error::new(target.location.as_str(), cause))?;
+        Http::open_through(transport, target, options).await
+    }
+}
 
 /// Opens SOURCE, which is the first place, with its mirrors. If it cannot be opened, or does not answer soon, a
 /// mirror identifies the bytes.
 ///
 /// # Errors
 /// If none can be opened.
-pub(crate) async fn open(mut places: Vec<Place>) -> Result<Arc<dyn Source>, Error> {
+pub async fn open(mut places: Vec<MirrorPlace>) -> Result<Arc<dyn Source>, Error> {
     let (http, number) = open_first(&places).await?;
-    let location = places.first().map(|(target, _)| target.location.clone());
+    let location = places.first().map(|place| place.target.location.clone());
     let location = location.unwrap_or_else(|| http.info().location.clone());
     if http.access() == Access::Stream {
         tracing::warn!("{location}: no mirrors are used, because the server has no ranges");
         return Ok(Arc::new(http));
     }
-    let (_, Options { stats, .. }) = places.remove(number);
+    let stats = places.remove(number).options.stats;
     let info = SourceInfo {
         location,
         ..http.info().clone()
@@ -55,63 +76,54 @@ pub(crate) async fn open(mut places: Vec<Place>) -> Result<Arc<dyn Source>, Erro
         let (first, list) = (Arc::clone(&first), Arc::clone(&list));
         opening.spawn(add_mirror(place, first, list, Arc::clone(&stats)));
     }
-    Ok(Arc::new(Mirrors {
-        info,
-        first,
-        list,
-        is_ordered: false,
-        stats,
-        _opening: opening,
-    }))
+    Ok(Mirrors::new(info, first, list, false, opening))
 }
 
 /// `first` and `others`, which have the same bytes, in the order in which they are asked.
-pub(crate) fn in_order(first: Http, others: Vec<Http>, stats: Arc<Stats>) -> Arc<dyn Source> {
+pub fn in_order(first: Http, others: Vec<Http>) -> Arc<dyn Source> {
     if others.is_empty() {
         return Arc::new(first);
     }
     let (info, first) = (first.info().clone(), Mirror::new(first));
     let others = others.into_iter().map(Mirror::new);
     let list = std::iter::once(Arc::clone(&first)).chain(others).collect();
-    Arc::new(Mirrors {
-        info,
-        first,
-        list: MirrorList::new(Mutex::new(list)),
-        is_ordered: true,
-        stats,
-        _opening: JoinSet::new(),
-    })
+    let list = MirrorList::new(Mutex::new(list));
+    Mirrors::new(info, first, list, true, JoinSet::new())
 }
 
-async fn open_http((target, options): &Place) -> Result<Http, Error> {
-    Http::open(target.clone(), options.clone()).await
-}
-
-/// Opens SOURCE, or the first mirror that answers in time if SOURCE does not. Also returns its number.
-async fn open_first(places: &[Place]) -> Result<(Http, usize), Error> {
+/// Opens SOURCE, or the first mirror that answers with a range if SOURCE fails or is late. Also returns its number.
+async fn open_first(places: &[MirrorPlace]) -> Result<(Http, usize), Error> {
+    let mut opened = Vec::new();
     for (number, place) in places.iter().enumerate() {
-        let name = &place.0.location;
-        match timeout(OPEN_TIMEOUT, open_http(place)).await {
-            Ok(Ok(opened)) if number == 0 => return Ok((opened, 0)),
-            Ok(Ok(opened)) if opened.access() == Access::Ranges => {
-                tracing::warn!("using {name} instead of SOURCE");
-                return Ok((opened, number));
+        opened.push(async move {
+            let opened = place.open().await?;
+            if number > 0 && opened.access() != Access::Ranges {
+                let no_ranges = Cause::Protocol("a mirror must answer with ranges".to_owned());
+                return Err(Error::new(opened.location(), no_ranges));
             }
-            // A published index is often at none of the places.
-            Ok(Err(error)) => tracing::debug!(cause = %error.cause, "{error}"),
-            Ok(Ok(_)) | Err(_) => tracing::debug!("{name}: no answer with a range"),
+            Ok(opened)
+        });
+    }
+    match first_success(opened, OPEN_HEAD_START).await {
+        Ok((number, http)) => {
+            if number > 0 {
+                tracing::warn!("using {} instead of SOURCE", http.location());
+            }
+            Ok((http, number))
+        }
+        Err(errors) => {
+            let no_place =
+                || Error::new("the source", Cause::Malformed("no URL is given".to_owned()));
+            Err(errors.into_iter().next().unwrap_or_else(no_place))
         }
     }
-    let no_place = || Error::new("the source", Cause::Malformed("no URL is given".to_owned()));
-    let source = places.first().ok_or_else(no_place)?;
-    Ok((open_http(source).await?, 0))
 }
 
 /// Opens the mirror at `place`, and adds it to `list` unless its bytes differ from those of `first`.
-async fn add_mirror(place: Place, first: Arc<Mirror>, list: MirrorList, stats: Arc<Stats>) {
-    let (name, mut pause) = (&place.0.location, INITIAL_PAUSE);
+async fn add_mirror(place: MirrorPlace, first: Arc<Mirror>, list: MirrorList, stats: Arc<Stats>) {
+    let (name, mut pause) = (&place.target.location, INITIAL_PAUSE);
     let compared = async || {
-        let mirror = open_http(&place).await?;
+        let mirror = place.open().await?;
         let is_same = has_same_bytes(&first.http, &mirror).await?;
         Ok::<_, Error>(is_same.then_some(mirror))
     };

@@ -176,8 +176,7 @@ impl Repository {
         let others = later.map(|one| self.blob_of(one, digest, len));
         let first = self.blob_of(server, digest, len)?;
         let others = others.collect::<Result<_, _>>()?;
-        let stats = Arc::clone(&server.options.stats);
-        Ok(mirrors::in_order(first, others, stats))
+        Ok(mirrors::in_order(first, others))
     }
 
     fn blob_of(&self, server: &Server, digest: Sha256, len: u64) -> Result<Http, Error> {
