@@ -13,6 +13,7 @@ mod sink;
 mod version;
 mod volume;
 
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -25,7 +26,7 @@ use crate::index::Ino;
 use crate::source::{Access, Source};
 
 use open::background_scan::BackgroundScan;
-use prefetch::Prefetcher;
+use prefetch::{FillThreads, Prefetcher};
 use read::Reader;
 use read::assemble::required_scan_end;
 
@@ -57,8 +58,8 @@ pub struct Archive {
     prefetch: OnceLock<Prefetcher>,
     read_threads: Arc<ThreadPool>,
     reader: Arc<Reader>,
-    /// Whether other archives use the same read threads.
-    has_shared_read_threads: bool,
+    /// Threads of prefetch, if other archives use the same threads.
+    fill_threads: Option<Arc<OnceLock<FillThreads>>>,
 }
 
 /// Memory of an archive, by purpose, without what it does not account for, such as the allocator's own.
@@ -79,7 +80,7 @@ pub struct MemoryUse {
 impl Drop for Archive {
     /// Discards queued work, because its callers are gone and an unreachable source may take long to fail.
     fn drop(&mut self) {
-        if !self.has_shared_read_threads || Arc::strong_count(&self.read_threads) == 1 {
+        if self.fill_threads.is_none() || Arc::strong_count(&self.read_threads) == 1 {
             self.close();
             return;
         }
@@ -99,6 +100,17 @@ impl Archive {
     /// Why the scan failed, if it did.
     pub fn failure(&self) -> Option<Arc<OpenError>> {
         self.background_scan.as_ref()?.failure()
+    }
+
+    fn fill_threads(&self) -> io::Result<FillThreads> {
+        let Some(shared) = &self.fill_threads else {
+            return FillThreads::start();
+        };
+        if let Some(threads) = shared.get() {
+            return Ok(threads.clone());
+        }
+        let threads = FillThreads::start()?;
+        Ok(shared.get_or_init(|| threads).clone())
     }
 
     fn check_scan_result(&self) -> Result<(), OpenError> {

@@ -144,7 +144,7 @@ impl Volume for Archive {
     }
 
     fn start_prefetch(&self, options: PrefetchOptions) -> io::Result<()> {
-        let prefetcher = Prefetcher::start(Arc::clone(&self.reader), options)?;
+        let prefetcher = Prefetcher::start(&self.reader, self.fill_threads()?, options)?;
         drop(self.prefetch.set(prefetcher));
         Ok(())
     }

@@ -70,9 +70,9 @@ impl LayeredArchive {
         let Ok(count) = u16::try_from(layers.len()) else {
             return Err(LayeredArchiveError::TooManyLayers(layers.len()));
         };
-        let share = options
-            .create_resources()
-            .map_err(LayeredArchiveError::Threads)?;
+        let own = options.resources.clone();
+        let share = own.map_or_else(|| options.create_resources(), Ok);
+        let share = share.map_err(LayeredArchiveError::Threads)?;
         let opener = Arc::new(Opener {
             layers: (0..count).zip(layers.iter().cloned()).collect(),
             share,

@@ -22,7 +22,7 @@ use self::resources::FREE_LIST_DIVISOR;
 use super::Archive;
 use super::directory::ScanTurn;
 use super::error::OpenError;
-use super::live_index::{LiveIndex, WaitFor};
+use super::live_index::{Callback, LiveIndex, WaitFor};
 use super::options::OpenOptions;
 use super::read::Reader;
 use super::read::disk_cache_policy::ScanDiskCache;
@@ -88,7 +88,7 @@ impl Archive {
     ) -> Result<Self, OpenError> {
         match Self::open_indexed(source, options, network, stats)? {
             Ok(archive) => Ok(archive),
-            Err(unscanned) => unscanned.scan(ScanTurn::Regular),
+            Err(unscanned) => unscanned.scan_with_own_memory(),
         }
     }
 
@@ -148,6 +148,19 @@ impl UnscannedArchive {
             self.0.options.scan.memory = 0;
         }
         self.0.start_scan()
+    }
+
+    /// As [`Self::scan`], but waits until archives with the same resources leave memory for the scan.
+    fn scan_with_own_memory(self) -> Result<Archive, OpenError> {
+        let bytes = self.0.options.half_memory();
+        let resources = self.0.resources.clone();
+        let memory = resources.map(|(resources, _)| resources.wait_for_scan_memory(bytes));
+        let archive = self.scan(ScanTurn::Regular)?;
+        archive
+            .reader
+            .live_index
+            .on_available(WaitFor::End, Callback::new(move || drop(memory)));
+        Ok(archive)
     }
 }
 
@@ -245,7 +258,10 @@ impl Opener {
         Ok(Archive {
             background_scan: None,
             prefetch: OnceLock::new(),
-            has_shared_read_threads: self.resources.is_some(),
+            fill_threads: self
+                .resources
+                .as_ref()
+                .map(|it| Arc::clone(&it.0.fill_threads)),
             read_threads,
             reader,
         })

@@ -2,12 +2,13 @@
 //! All share one budget, because fixed shares would leave most memory to archives without reads.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use crate::archive::prefetch::FillThreads;
 use crate::archive::read::priority::ReadPriority;
 use crate::archive::scan::options::MIN_MEMORY;
-use crate::base::buffer_pool::BufferPool;
+use crate::base::buffer_pool::{BufferPool, Closed, Reservation};
 use crate::base::free_list::FreeList;
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread_pool::ThreadPool;
@@ -53,6 +54,10 @@ pub struct SharedResources {
     /// Memory of the disk writes that the archives queue.
     pub(super) write_pool: BufferPool,
     pub(crate) read_threads: Arc<ThreadPool>,
+    /// Threads of prefetch, from the first archive on that has prefetch.
+    pub(crate) fill_threads: Arc<OnceLock<FillThreads>>,
+    /// Memory of the scans that wait for their turn.
+    scan_pool: BufferPool,
     /// Number of archives that were opened with them.
     opened: Arc<AtomicU32>,
 }
@@ -66,8 +71,15 @@ impl SharedResources {
             free_list: FreeList::new(memory / FREE_LIST_DIVISOR),
             write_pool: BufferPool::new(queue_bytes),
             read_threads: start_read_threads()?,
+            fill_threads: Arc::default(),
+            scan_pool: BufferPool::new(memory.max(MIN_MEMORY) / 2),
             opened: Arc::default(),
         })
+    }
+
+    /// Waits until the scans of other archives leave `bytes`, and returns them for a scan.
+    pub(super) fn wait_for_scan_memory(&self, bytes: u64) -> Result<Reservation, Closed> {
+        self.scan_pool.reserve(bytes)
     }
 
     /// Returns a number that no other opened archive has, so that its spans have keys of their own.

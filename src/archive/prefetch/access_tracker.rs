@@ -1,7 +1,6 @@
 //! The tracker thread: follows readers, and decides what to prefetch.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -9,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::access_log::AccessedRange;
-use super::fill_workers::FillWorkers;
+use super::fill_workers::{FillThreads, FillWorkers};
 use super::options::{PageCache, PrefetchMode, PrefetchOptions, Profile};
 use super::push_job::{PushJob, Step};
 use super::replay::Replay;
@@ -73,13 +72,14 @@ pub(super) struct AccessTracker {
 impl AccessTracker {
     pub(super) fn new(
         reader: &Arc<Reader>,
+        threads: FillThreads,
         shared: &Arc<Shared>,
         pages: &Arc<OnceLock<Arc<dyn PageCache>>>,
         options: PrefetchOptions,
-    ) -> io::Result<Self> {
+    ) -> Self {
         let limits = limits(reader, options.mode);
         let pushes = limits.push_bytes > 0;
-        Ok(Self {
+        Self {
             streams: ReadStreams::new(limits),
             max_push_bytes: limits.push_bytes,
             push_jobs: VecDeque::new(),
@@ -92,10 +92,10 @@ impl AccessTracker {
             replay: Replay::default(),
             full_prefetch: None,
             span_cache_bytes: reader.span_cache.budget() / options.other_archives.saturating_add(1),
-            fill_workers: FillWorkers::start(reader, shared, options.bytes_per_second)?,
+            fill_workers: FillWorkers::new(reader, threads, shared, options.bytes_per_second),
             shared: Arc::clone(shared),
             reader: Arc::clone(reader),
-        })
+        }
     }
 
     pub(super) fn run(mut self, inbox: &Receiver<Message>, is_over: &AtomicBool) {

@@ -16,10 +16,25 @@ const DISK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 const FETCH_THREADS: usize = 4;
 
-pub(super) struct FillWorkers {
+/// Threads that fetch and decode spans. Several archives may share them.
+#[derive(Clone, Debug)]
+pub(crate) struct FillThreads {
     // Dropped before the decoders, because it submits work to them.
-    fetchers: ThreadPool,
+    fetchers: Arc<ThreadPool>,
     decoders: Arc<ThreadPool>,
+}
+
+impl FillThreads {
+    pub(crate) fn start() -> io::Result<Self> {
+        Ok(Self {
+            fetchers: Arc::new(ThreadPool::start("tarfs-fetch", FETCH_THREADS)?),
+            decoders: Arc::new(ThreadPool::start("tarfs-ahead", 2)?),
+        })
+    }
+}
+
+pub(super) struct FillWorkers {
+    threads: FillThreads,
     /// Rate limit, and the start of its clock.
     rate: Option<Arc<(Mutex<RateLimit>, Instant)>>,
     shared: Arc<Shared>,
@@ -27,19 +42,19 @@ pub(super) struct FillWorkers {
 }
 
 impl FillWorkers {
-    pub(super) fn start(
+    pub(super) fn new(
         reader: &Arc<Reader>,
+        threads: FillThreads,
         shared: &Arc<Shared>,
         bytes_per_second: Option<u64>,
-    ) -> io::Result<Self> {
+    ) -> Self {
         let rate = bytes_per_second.map(RateLimit::new);
-        Ok(Self {
-            fetchers: ThreadPool::start("tarfs-fetch", FETCH_THREADS)?,
-            decoders: Arc::new(ThreadPool::start("tarfs-ahead", 2)?),
+        Self {
+            threads,
             rate: rate.map(|rate| Arc::new((Mutex::new(rate), Instant::now()))),
             shared: Arc::clone(shared),
             reader: Arc::clone(reader),
-        })
+        }
     }
 
     pub(super) fn is_busy(&self) -> bool {
@@ -55,10 +70,10 @@ impl FillWorkers {
             Arc::clone(&counts.done)
         });
         let pending_job = Arc::new(PendingJob::new(self, purpose));
-        let (reader, decoders) = (Arc::clone(&self.reader), Arc::clone(&self.decoders));
+        let (reader, decoders) = (Arc::clone(&self.reader), Arc::clone(&self.threads.decoders));
         let rate = self.rate.clone();
         let should_wait_for_disk = purpose.is_some_and(|counts| counts.should_wait_for_disk);
-        self.fetchers.submit(move || {
+        self.threads.fetchers.submit(move || {
             let rate = rate.as_deref();
             let mut numbers = numbers.as_slice();
             // Small parts, because one large part would exceed the rate for long.

@@ -27,6 +27,7 @@ use std::sync::{Arc, OnceLock};
 
 use self::access_log::{AccessLog, AccessedRange};
 use self::access_tracker::AccessTracker;
+pub(super) use self::fill_workers::FillThreads;
 use self::lookup_runs::LookupRuns;
 use self::options::{PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress};
 use self::shared::{Message, ReadEvent, Shared};
@@ -52,14 +53,18 @@ pub(crate) struct Prefetcher {
 }
 
 impl Prefetcher {
-    pub(crate) fn start(reader: Arc<Reader>, options: PrefetchOptions) -> io::Result<Self> {
+    pub(crate) fn start(
+        reader: &Arc<Reader>,
+        threads: FillThreads,
+        options: PrefetchOptions,
+    ) -> io::Result<Self> {
         let (inbox, receiver) = sync_channel(MAX_QUEUED_MESSAGES);
         let shared = Arc::new(Shared::new(options.mode, inbox));
         let pages = Arc::default();
         let access_log = options.record.then(Mutex::default);
         // A replay skips spans that were read in the meantime.
         let is_tracking = options.mode != PrefetchMode::Off || options.replay.is_some();
-        let tracker = AccessTracker::new(&reader, &shared, &pages, options)?;
+        let tracker = AccessTracker::new(reader, threads, &shared, &pages, options);
         if reader.live_index.completed().is_none() {
             let shared = Arc::clone(&shared);
             let callback = Callback::new(move || shared.send(Message::Wake));
@@ -69,7 +74,7 @@ impl Prefetcher {
         let ends = Arc::clone(&is_over);
         let thread = Thread::spawn("tarfs-follow", move || tracker.run(&receiver, &ends))?;
         Ok(Self {
-            reader,
+            reader: Arc::clone(reader),
             shared,
             pages,
             is_over,
