@@ -13,7 +13,8 @@ use super::resume::is_tree_unchanged;
 use super::resume::journal::Journal;
 use super::staging::Staging;
 use super::write::{
-    AttributeTarget, Directory, Job, TreeWriter, Unwritable, is_empty_directory, sync_file_system,
+    AttributeTarget, Context, Directory, Job, TreeWriter, Unwritable, is_empty_directory,
+    sync_file_system,
 };
 use crate::archive::ResumePoint;
 use crate::archive::scan::Sink;
@@ -23,6 +24,16 @@ use crate::base::stats::Stats;
 use crate::index::MemoryLimit;
 use crate::layers::WhiteoutFormat;
 use crate::tar::Member;
+
+/// Ends a run with [`Error::Interrupted`] when it is dropped, unless the run is over.
+#[derive(Debug)]
+pub struct StopOnDrop(Arc<Context>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.problems.stop(Error::Interrupted);
+    }
+}
 
 /// Writes members below a directory.
 #[derive(Debug)]
@@ -115,6 +126,11 @@ impl Materializer {
         let resume_point = recovered.resume_point.clone();
         tree.restore(recovered);
         Ok((materializer, Some(resume_point)))
+    }
+
+    /// Returns a guard that stops the run from another thread.
+    pub fn stop_on_drop(&self) -> StopOnDrop {
+        StopOnDrop(Arc::clone(&self.tree.context))
     }
 
     pub(super) fn start(

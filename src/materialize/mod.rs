@@ -35,7 +35,7 @@ pub use self::background_copy::{
 pub use self::dry_run::DryRunSink;
 pub use self::error::{Cause, Error, Problem, Reporter, StepError};
 pub use self::layers::UNPLACED_FILES;
-pub use self::materializer::Materializer;
+pub use self::materializer::{Materializer, StopOnDrop};
 pub use self::options::{Existing, Options, Summary};
 pub use self::selection::{SelectedPath, Selection};
 pub use self::shard::{ShardError, read_entries};

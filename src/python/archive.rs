@@ -3,24 +3,24 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-use std::str::FromStr;
-use std::sync::{Arc, Once};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use super::error::{ERROR, INVALID, NOT_FOUND, exception, of_error};
+use super::error::{ACCESS_DENIED, INVALID, NOT_FOUND, exception, of_error};
 use super::members::Members;
-use super::network::{ThisProcess, runtime};
-use super::opened::Opened;
+use super::opened::{MAX_READ_BYTES, Opened};
 use super::options;
+use super::process::{ThisProcess, call};
 use super::row::{self, Row};
-use crate::archive::Version;
+use crate::archive::{ReadError, Version};
 use crate::base::resolve::PathError;
 use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Ino, MAX_SHARDS, ShardPlan};
 use crate::locate::SourceSpec;
+use crate::materialize::{Materializer, Options};
 
 type Counters = Vec<(&'static str, u64)>;
 
@@ -36,61 +36,37 @@ pub(super) struct Archive {
 )]
 #[pymethods]
 impl Archive {
-    /// Opens `url`, and indexes it if no index is saved or published. Another version than `version` is an error.
+    /// Opens `url`, which must have that `version`, and indexes it if no index is saved or published.
     #[new]
-    #[pyo3(signature = (url, options, version = None))]
     fn new(
         py: Python<'_>,
         url: OsString,
         options: &Bound<'_, PyDict>,
         version: Option<&str>,
     ) -> PyResult<Self> {
-        let parse = |text: &str| Version::from_str(text);
-        let version = version.map(parse).transpose();
+        let version = version.map(str::parse::<Version>).transpose();
         let version = version.map_err(|error| exception(py, INVALID, &error.to_string()))?;
         let spec = SourceSpec::from(url);
         if spec.is_stdin() {
             let text = "standard input can only be materialized";
             return Err(exception(py, INVALID, text));
         }
-        let context = options::context(&spec, options, runtime(py)?)?;
-        let (location, stats) = (spec.redacted(), Arc::clone(&context.source.stats));
-        let volume = py.detach(|| context.open(&spec.into()));
-        let volume = volume.map_err(|error| of_error(py, &error))?;
-        if let Some(version) = version {
-            let checked = py.detach(|| version.check(&*volume));
-            checked.map_err(|error| of_error(py, &error))?;
-        }
-        let index = volume.complete_index();
-        let index = index.ok_or_else(|| exception(py, ERROR, "the archive is not indexed"))?;
-        let opened = Arc::new(Opened {
-            volume,
-            index,
-            location,
-            stats,
-            prefetch: Once::new(),
-        });
-        let opened = ThisProcess::new(opened);
+        let context = options::context(py, &spec, options)?;
+        let opened = Opened::open(py, context, &spec, version.as_ref())?;
         Ok(Self { opened })
-    }
-
-    /// Returns the version, as a text that [`new`](Self::new) takes.
-    fn version(&self, py: Python<'_>) -> PyResult<String> {
-        let opened = self.opened.get(py)?;
-        Ok(Version::of(&*opened.volume).to_string())
     }
 
     /// Returns the entry at `path`.
     fn stat(&self, py: Python<'_>, path: OsString, follow: bool) -> PyResult<Row> {
-        self.with_index(py, &path, follow, |index, ino| {
-            Some(Row::of_entry(path.as_bytes(), index.entry(ino)?))
+        self.with_index(py, &path, follow, |path, index, ino| {
+            Some(Row::of_entry(path, index.entry(ino)?))
         })
     }
 
     /// Returns the entries in the directory at `path`, or with `deep` also those below.
     fn entries(&self, py: Python<'_>, path: OsString, deep: bool) -> PyResult<Vec<Row>> {
-        self.with_index(py, &path, true, |index, ino| {
-            Some(row::list(index, ino, path.as_bytes(), deep))
+        self.with_index(py, &path, true, move |path, index, ino| {
+            Some(row::list(index, ino, path, deep, |_| true))
         })
     }
 
@@ -102,10 +78,27 @@ impl Archive {
         start: u64,
         len: usize,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let opened = self.opened.get(py)?;
-        PyBytes::new_with(py, len, |buffer| {
-            let read = py.detach(|| opened.fill(Ino(ino), start, buffer));
-            read.map_err(|error| of_error(py, &error))
+        let (opened, ino) = (self.opened.get(py)?, Ino(ino));
+        PyBytes::new_with(py, len, |mut buffer| {
+            let mut offset = start;
+            while !buffer.is_empty() {
+                let len = buffer.len().min(MAX_READ_BYTES);
+                let cached = py.detach(|| opened.try_read(ino, offset, len));
+                let read = if let Some(read) = cached {
+                    read
+                } else {
+                    let opened = Arc::clone(opened);
+                    call(py, move || opened.read(ino, offset, len))?
+                };
+                let bytes = read.map_err(|error| of_error(py, &error))?;
+                let parts = buffer.split_at_mut_checked(bytes.len());
+                let parts = parts.filter(|_| !bytes.is_empty());
+                let (now, later) = parts.ok_or_else(|| of_error(py, &ReadError::Index))?;
+                py.detach(|| now.copy_from_slice(&bytes));
+                offset = offset.saturating_add(bytes.len() as u64);
+                buffer = later;
+            }
+            Ok(())
         })
     }
 
@@ -126,20 +119,36 @@ impl Archive {
         py: Python<'_>,
         number: u32,
         count: u32,
-        only: Option<Vec<u32>>,
+        only: Option<Vec<(OsString, u32)>>,
     ) -> PyResult<Members> {
         let opened = self.opened.get(py)?;
         let plan = self.shards(py, count)?;
-        let only = only.map(HashSet::<u32>::from_iter);
-        let is_wanted = |ino: &&Ino| only.as_ref().is_none_or(|only| only.contains(&ino.0));
+        let only = only.map(|only| self.check_entries(py, only)).transpose()?;
+        let only = only.map(HashSet::<Ino>::from_iter);
+        let is_wanted = |ino: &&Ino| only.as_ref().is_none_or(|only| only.contains(ino));
         let entries = plan.entries(number).iter().filter(is_wanted);
         Members::of_entries(Arc::clone(opened), entries.copied().collect())
     }
 
-    /// Returns the numbers of the shards, of `count`, in which the entries `inos` are; 0 for those without one.
-    fn shards_of(&self, py: Python<'_>, inos: Vec<u32>, count: u32) -> PyResult<Vec<u32>> {
+    /// Returns the entries of shard `number` of `count`, under all their names.
+    fn shard_entries(&self, py: Python<'_>, number: u32, count: u32) -> PyResult<Vec<Row>> {
         let plan = self.shards(py, count)?;
-        let shards = inos.into_iter().map(|ino| plan.shard_of(Ino(ino)));
+        self.with_index(py, &OsString::new(), true, move |path, index, ino| {
+            let is_wanted = |ino| plan.shard_of(ino) == Some(number);
+            Some(row::list(index, ino, path, true, is_wanted))
+        })
+    }
+
+    /// Returns the numbers of the shards, of `count`, in which the `entries` are; 0 for those without one.
+    fn shards_of(
+        &self,
+        py: Python<'_>,
+        entries: Vec<(OsString, u32)>,
+        count: u32,
+    ) -> PyResult<Vec<u32>> {
+        let plan = self.shards(py, count)?;
+        let entries = self.check_entries(py, entries)?.into_iter();
+        let shards = entries.map(|ino| plan.shard_of(ino));
         Ok(shards.map(Option::unwrap_or_default).collect())
     }
 
@@ -152,41 +161,63 @@ impl Archive {
         number: u32,
         count: u32,
     ) -> PyResult<(u64, u64)> {
-        let opened = self.opened.get(py)?;
+        let opened = Arc::clone(self.opened.get(py)?);
         let plan = self.shards(py, count)?;
-        let summary = py.detach(|| opened.materialize(Path::new(&directory), &plan, number));
+        let path = PathBuf::from(directory);
+        let (destination, stats) = (path.clone(), Arc::clone(&opened.stats));
+        let open = move || Materializer::new(&destination, Options::for_this_user(), stats);
+        let writer = call(py, open)?.map_err(|error| of_error(py, &error))?;
+        // After an interrupt.
+        let _stop = writer.stop_on_drop();
+        let summary = call(py, move || opened.materialize(writer, &plan, number))?;
         let summary = summary.map_err(|error| of_error(py, &*error))?;
-        match summary.problems.first() {
-            None => Ok((summary.entries, summary.bytes)),
-            Some(problem) => Err(of_error(py, problem)),
+        match (summary.problems.first(), summary.errors) {
+            (None, 0) => Ok((summary.entries, summary.bytes)),
+            (Some(problem), _) => Err(of_error(py, problem)),
+            (None, errors) => {
+                let text = format!(
+                    "{}: {errors} entries cannot be written to the destination directory",
+                    path.display()
+                );
+                Err(exception(py, ACCESS_DENIED, &text))
+            }
         }
     }
 
-    /// Returns the URL without secrets, the number of problems of the index, and the counters.
-    fn info(&self, py: Python<'_>) -> PyResult<(&str, u64, Counters)> {
+    /// Returns the URL without secrets, the version, the number of problems of the index, and the counters.
+    fn info(&self, py: Python<'_>) -> PyResult<(&str, String, u64, Counters)> {
         let opened = self.opened.get(py)?;
+        let (location, version) = (&opened.location, opened.version.to_string());
         let problems = opened.index.problem_count();
-        Ok((&opened.location, problems, opened.stats.snapshot()))
+        Ok((location, version, problems, opened.stats.snapshot()))
     }
 }
 
 impl Archive {
     /// Runs `access` with the entry at `path`.
-    fn with_index<T: Send>(
+    fn with_index<T: Send + 'static>(
         &self,
         py: Python<'_>,
         path: &OsString,
         follow: bool,
-        access: impl FnOnce(&Index, Ino) -> Option<T> + Send,
+        access: impl FnOnce(&[u8], &Index, Ino) -> Option<T> + Send + 'static,
     ) -> PyResult<T> {
-        let index = &self.opened.get(py)?.index;
-        let find = || {
-            let ino = row::find(index, path.as_bytes(), follow)?;
-            Ok(ino.and_then(|ino| access(index, ino)))
+        let index = Arc::clone(&self.opened.get(py)?.index);
+        let (name, is_on_demand) = (path.clone(), index.is_on_demand());
+        let find = move || {
+            with_loading(|| -> Result<Option<T>, PathError> {
+                let name = name.as_bytes();
+                let ino = row::find(&index, name, follow)?;
+                Ok(ino.and_then(|ino| access(name, &index, ino)))
+            })
         };
-        let found: Result<Option<T>, PathError> = py
-            .detach(|| with_loading(find))
-            .map_err(|error| of_error(py, &error))?;
+        // Rows that are loaded make no request.
+        let found = if is_on_demand {
+            call(py, find)?
+        } else {
+            py.detach(find)
+        };
+        let found = found.map_err(|error| of_error(py, &error))?;
         let reason = match found {
             Ok(Some(result)) => return Ok(result),
             Ok(None) => "not in the archive".to_owned(),
@@ -194,6 +225,24 @@ impl Archive {
         };
         let text = format!("{}: {reason}", path.display());
         Err(exception(py, NOT_FOUND, &text))
+    }
+
+    /// The numbers of `entries`, which must be those of this archive at their paths.
+    fn check_entries(&self, py: Python<'_>, entries: Vec<(OsString, u32)>) -> PyResult<Vec<Ino>> {
+        let index = Arc::clone(&self.opened.get(py)?.index);
+        let find = move || -> Result<_, MissingRow> {
+            index.load_tree_rows()?;
+            let found = entries.into_iter().map(|(path, ino)| {
+                let found = row::find(&index, path.as_bytes(), false).ok().flatten();
+                found.filter(|found| found.0 == ino).ok_or(path)
+            });
+            Ok(found.collect::<Result<Vec<_>, _>>())
+        };
+        let found = call(py, find)?.map_err(|error| of_error(py, &error))?;
+        found.map_err(|path| {
+            let text = format!("{}: the entry is of another archive", path.display());
+            exception(py, INVALID, &text)
+        })
     }
 
     fn shards(&self, py: Python<'_>, count: u32) -> PyResult<ShardPlan> {
@@ -206,11 +255,26 @@ impl Archive {
             let text = format!("{count} shards: there can be 1 to {MAX_SHARDS}");
             return Err(exception(py, INVALID, &text));
         }
-        let load = || {
-            opened.index.load_tree_rows()?;
-            Ok(ShardPlan::new(&opened.index, count))
+        let index = Arc::clone(&opened.index);
+        let load = move || -> Result<_, MissingRow> {
+            index.load_tree_rows()?;
+            Ok(ShardPlan::new(&index, count))
         };
-        let plan: Result<_, MissingRow> = py.detach(load);
-        plan.map_err(|error| of_error(py, &error))
+        call(py, load)?.map_err(|error| of_error(py, &error))
     }
+}
+
+/// Returns the paths of the archives below `url`, a prefix in an object store or a local directory.
+#[pyfunction]
+pub(super) fn list_archives(
+    py: Python<'_>,
+    url: OsString,
+    options: &Bound<'_, PyDict>,
+) -> PyResult<Vec<String>> {
+    let spec = SourceSpec::from(url);
+    let context = options::context(py, &spec, options)?;
+    let listing = call(py, move || context.list_place(&spec))?;
+    let listing = listing.map_err(|error| of_error(py, &error))?;
+    let paths = listing.archives.into_iter().map(|archive| archive.path);
+    Ok(paths.collect())
 }

@@ -7,6 +7,7 @@ use std::iter::successors;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use rustix::io::Errno;
 
 use crate::archive::{self, ReadError};
 use crate::base::error_chain::error_chain;
@@ -21,7 +22,7 @@ pub(super) const ERROR: Class = "Error";
 pub(super) const NOT_FOUND: Class = "NotFound";
 pub(super) const INVALID: Class = "InvalidArgument";
 pub(super) const DAMAGED: Class = "Damaged";
-const ACCESS_DENIED: Class = "AccessDenied";
+pub(super) const ACCESS_DENIED: Class = "AccessDenied";
 const UNREACHABLE: Class = "Unreachable";
 const TIMED_OUT: Class = "TimedOut";
 const CHANGED: Class = "Changed";
@@ -63,6 +64,9 @@ fn class_of(error: &(dyn Error + 'static)) -> Option<Class> {
     }
     if let Some(materialize::Error::OtherVersion) = error.downcast_ref() {
         return Some(CHANGED);
+    }
+    if let Some(errno) = error.downcast_ref::<Errno>() {
+        return Some(class_of_io(&(*errno).into()));
     }
     match error.downcast_ref::<ReadError>()? {
         ReadError::Changed(_) => Some(CHANGED),

@@ -10,10 +10,10 @@ use bytes::Bytes;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use super::error::{DAMAGED, exception, of_error};
-use super::network::{ThisProcess, runtime};
+use super::error::{DAMAGED, ERROR, exception, of_error};
 use super::opened::{Opened, cause};
 use super::options;
+use super::process::{ThisProcess, call, receive};
 use super::row::Row;
 use crate::archive::scan::{self, Sink};
 use crate::base::extent::Plain;
@@ -32,10 +32,12 @@ enum Message {
     Piece(Vec<u8>),
     /// The end of a content, and what is wrong with it.
     End(Option<String>),
-    Failed(Box<dyn StdError + Send + Sync>),
+    /// The end of the archive, or why it cannot be read further.
+    Over(Result<(), Box<dyn StdError + Send + Sync>>),
 }
 
-/// Iterates over members in the order of the archive: each is a row, the pieces of its content, and `None`.
+/// Iterates over members in the order of the archive: each is a row, the pieces of its content, and `None` or the
+/// exception for its damage.
 #[pyclass(frozen, module = "tarfs._native")]
 pub(super) struct Members {
     // The receiver is dropped first, which ends the thread.
@@ -65,10 +67,9 @@ impl Members {
                 output,
                 damage: None,
             };
-            if let Err(error) = work(&mut sink) {
-                // The caller may be gone, which is the error then.
-                drop(sink.output.send(Message::Failed(error)));
-            }
+            let result = work(&mut sink);
+            // The caller may be gone, which is the error then.
+            drop(sink.output.send(Message::Over(result)));
         };
         let thread = Thread::spawn("tarfs-members", run)?;
         let reader = ThisProcess::new((Mutex::new(receiver), thread));
@@ -82,8 +83,9 @@ impl Members {
     #[staticmethod]
     fn scan(py: Python<'_>, url: OsString, options: &Bound<'_, PyDict>) -> PyResult<Self> {
         let spec = SourceSpec::from(url);
-        let context = options::context(&spec, options, runtime(py)?)?;
-        let source = py.detach(|| context.open_source(&spec));
+        let context = options::context(py, &spec, options)?;
+        let own = context.clone();
+        let source = call(py, move || own.open_source(&spec))?;
         let source = source.map_err(|error| of_error(py, &error))?;
         Self::start(move |sink| {
             let (options, stats) = (&context.archive.scan, &context.source.stats);
@@ -98,13 +100,14 @@ impl Members {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let (receiver, _) = self.reader.get(py)?;
-        let message = match py.detach(|| receiver.lock().recv()) {
-            Ok(Message::Member(member)) => Row::of_member(&member).into_pyobject(py)?.into_any(),
-            Ok(Message::Piece(piece)) => PyBytes::new(py, &piece).into_any(),
-            Ok(Message::End(None)) => py.None().into_bound(py),
-            Ok(Message::End(Some(damage))) => return Err(exception(py, DAMAGED, &damage)),
-            Ok(Message::Failed(error)) => return Err(of_error(py, &*error)),
-            Err(_) => return Ok(None),
+        let message = match receive(py, receiver)? {
+            Some(Message::Member(member)) => Row::of_member(&member).into_pyobject(py)?.into_any(),
+            Some(Message::Piece(piece)) => PyBytes::new(py, &piece).into_any(),
+            Some(Message::End(None)) => py.None().into_bound(py),
+            Some(Message::End(Some(damage))) => return Err(exception(py, DAMAGED, &damage)),
+            Some(Message::Over(Err(error))) => return Err(of_error(py, &*error)),
+            Some(Message::Over(Ok(()))) => return Ok(None),
+            None => return Err(exception(py, ERROR, "the members end here")),
         };
         Ok(Some(message.unbind()))
     }

@@ -6,9 +6,9 @@
 mod archive;
 mod error;
 mod members;
-mod network;
 mod opened;
 mod options;
+mod process;
 mod row;
 
 /// The native part of tarfs; not a stable interface.
@@ -16,6 +16,8 @@ mod row;
 mod _native {
     #[pymodule_export]
     use super::archive::Archive;
+    #[pymodule_export]
+    use super::archive::list_archives;
     #[pymodule_export]
     use super::members::Members;
 }

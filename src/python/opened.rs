@@ -1,16 +1,28 @@
-//! The state behind an opened archive, without Python.
+//! The state behind an opened archive.
 
 use std::error::Error;
-use std::path::Path;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Once};
 
-use crate::archive::{PrefetchOptions, ReadError, Version, Volume};
-use crate::base::stats::Stats;
-use crate::index::{Index, Ino, ShardPlan};
-use crate::materialize::{self, Materializer, Options, ShardError, Summary};
+use bytes::Bytes;
+use pyo3::prelude::*;
 
-/// Length of one read of the archive.
-const READ_BYTES: usize = 8 << 20;
+use super::error::{ERROR, exception, of_error};
+use super::process::{ThisProcess, call, receive};
+use crate::archive::{
+    Archive, Callback, OpenError, PrefetchOptions, ReadError, Version, Volume, WaitFor,
+};
+use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
+use crate::index::{Index, Ino, ShardPlan};
+use crate::locate::{self, OpenContext, SourceSpec};
+use crate::materialize::{self, Materializer, ShardError, Summary};
+
+/// Maximum length of one read of the archive.
+pub(super) const MAX_READ_BYTES: usize = 8 << 20;
+
+/// Number of archives of a process that are scanned at once. The scans share the memory.
+const MAX_SCANS: u64 = 2;
 
 /// An archive and its index.
 pub(super) struct Opened {
@@ -18,22 +30,75 @@ pub(super) struct Opened {
     pub(super) index: Arc<Index>,
     pub(super) location: String,
     pub(super) stats: Arc<Stats>,
-    pub(super) prefetch: Once,
+    pub(super) version: Version,
+    prefetch: Once,
 }
 
 impl Opened {
-    /// Writes shard `number` of `plan` below `directory`, or finishes the tree of all shards if it is 0.
+    /// Opens `spec`, and indexes it if no index is saved or published. It must have the `expected` version. An
+    /// interrupt cancels the scan.
+    pub(super) fn open(
+        py: Python<'_>,
+        mut context: OpenContext,
+        spec: &SourceSpec,
+        expected: Option<&Version>,
+    ) -> PyResult<ThisProcess<Arc<Self>>> {
+        let memory = context.archive.scan.memory;
+        context.archive.scan.memory /= MAX_SCANS;
+        let mut opened = Self::try_open(py, &context, spec)?;
+        if opened.as_ref().is_err_and(Failure::is_out_of_memory) {
+            // It waits until there is no other scan.
+            context.archive.scan.memory = memory;
+            opened = Self::try_open(py, &context, spec)?;
+        }
+        let opened = opened.map_err(|failure| failure.into_exception(py))?;
+        let volume = &*opened.get(py)?.volume;
+        let checked = expected.map_or(Ok(()), |expected| expected.check(volume));
+        checked.map_err(|error| of_error(py, &error))?;
+        Ok(opened)
+    }
+
+    fn try_open(
+        py: Python<'_>,
+        context: &OpenContext,
+        spec: &SourceSpec,
+    ) -> PyResult<Result<ThisProcess<Arc<Self>>, Failure>> {
+        let (own, tree) = (context.clone(), spec.clone().into());
+        let volume = match call(py, move || own.open_early(&tree))? {
+            Ok(volume) => ThisProcess::new(volume),
+            Err(error) => return Ok(Err(Failure::Open(error))),
+        };
+        let scanned = volume.get(py)?;
+        let (end, ended) = sync_channel::<()>(1);
+        scanned.on_available(WaitFor::End, Callback::new(move || drop(end)));
+        receive(py, &Mutex::new(ended))?;
+        if let Some(failure) = scanned.as_archive().and_then(Archive::failure) {
+            return Ok(Err(Failure::Scan(failure)));
+        }
+        let index = scanned.complete_index();
+        let index = index.ok_or_else(|| exception(py, ERROR, "the archive is not indexed"))?;
+        let rows = Arc::clone(&index);
+        let loaded = call(py, move || rows.load_tree_rows())?;
+        loaded.map_err(|error| of_error(py, &error))?;
+        Ok(Ok(ThisProcess::new(Arc::new(Self {
+            volume: Arc::clone(scanned),
+            index,
+            location: spec.redacted(),
+            stats: Arc::clone(&context.source.stats),
+            version: Version::of(&**scanned),
+            prefetch: Once::new(),
+        }))))
+    }
+
+    /// Writes shard `number` of `plan` by `writer`, or finishes the tree of all shards if it is 0.
     pub(super) fn materialize(
         &self,
-        directory: &Path,
+        writer: Materializer,
         plan: &ShardPlan,
         number: u32,
     ) -> Result<Summary, Box<dyn Error + Send + Sync>> {
-        let options = Options::for_this_user();
-        let writer = Materializer::new(directory, options, Arc::clone(&self.stats))?;
         if number == 0 {
-            let version = Version::of(&*self.volume);
-            return Ok(writer.finish_shards(&self.index, &version)?);
+            return Ok(writer.finish_shards(&self.index, &self.version)?);
         }
         let archive = self.volume.as_archive().ok_or(ReadError::NotAFile)?;
         let (read, summary) = writer.write_shard(archive, &self.index, plan, number);
@@ -43,29 +108,48 @@ impl Opened {
         Ok(summary)
     }
 
-    /// Fills `buffer` with the bytes of file `ino` from `offset` on.
-    pub(super) fn fill(
+    /// Reads as [`Volume::try_read`] does.
+    pub(super) fn try_read(
         &self,
         ino: Ino,
-        mut offset: u64,
-        mut buffer: &mut [u8],
-    ) -> Result<(), ReadError> {
+        offset: u64,
+        len: usize,
+    ) -> Option<Result<Bytes, ReadError>> {
         // Reads work without it.
         let start = || drop(self.volume.start_prefetch(PrefetchOptions::default()));
         self.prefetch.call_once(start);
-        while !buffer.is_empty() {
-            let len = u32::try_from(buffer.len().min(READ_BYTES)).unwrap_or(u32::MAX);
-            self.volume.note_read(ino, offset, len);
-            let bytes = self.volume.read_blocking(ino, offset, len)?;
-            let parts = buffer.split_at_mut_checked(bytes.len());
-            let (now, later) = parts
-                .filter(|_| !bytes.is_empty())
-                .ok_or(ReadError::Index)?;
-            now.copy_from_slice(&bytes);
-            offset = offset.saturating_add(bytes.len() as u64);
-            buffer = later;
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        self.volume.note_read(ino, offset, len);
+        self.volume.try_read(ino, offset, len)
+    }
+
+    /// Reads as [`Volume::read_blocking`] does.
+    pub(super) fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Bytes, ReadError> {
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        self.volume.read_blocking(ino, offset, len)
+    }
+}
+
+/// Why an archive is not open.
+enum Failure {
+    Open(locate::Error),
+    Scan(Arc<OpenError>),
+}
+
+impl Failure {
+    fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Open(locate::Error::Archive(error)) => error.is_out_of_memory(),
+            Self::Open(_) => false,
+            Self::Scan(error) => error.is_out_of_memory(),
         }
-        Ok(())
+    }
+
+    fn into_exception(self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Open(error) => of_error(py, &error),
+            Self::Scan(error) => of_error(py, &*error),
+        }
     }
 }
 

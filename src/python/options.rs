@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
-use tokio::runtime::Handle;
 
 use super::error::{INVALID, exception};
+use super::process::{resources, runtime};
 use crate::archive::DiskCacheMode;
 use crate::index::MemoryLimit;
 use crate::locate::{OpenContext, PublishedIndexChoice, SourceSpec};
@@ -19,11 +19,11 @@ use crate::tar::Limits;
 
 /// Settings to open `spec` by `options`, which the Python code has completed from the environment.
 pub(super) fn context(
+    py: Python<'_>,
     spec: &SourceSpec,
     options: &Bound<'_, PyDict>,
-    network: &Handle,
 ) -> PyResult<OpenContext> {
-    let mut context = OpenContext::new(network.clone());
+    let mut context = OpenContext::new(runtime(py)?.clone());
     context.headers_origin = spec.origin().to_string_lossy().into_owned();
     context.source.first_contact = FirstContact::UnlessUnreachable;
     context.archive.scan.allow_skipping = true;
@@ -40,6 +40,7 @@ pub(super) fn context(
     }
     context.archive.scan.connections = context.source.connections;
     context.archive.disk_cache = context.enclosing_disk_cache;
+    context.archive.resources = Some(resources(py, &context.archive)?);
     Ok(context)
 }
 

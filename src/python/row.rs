@@ -114,8 +114,14 @@ pub(super) fn find(index: &Index, path: &[u8], follow: bool) -> Result<Option<In
         .ok_or(PathError::EscapesRoot)
 }
 
-/// All entries in the directory `ino` at `path`, or with `deep` also those below.
-pub(super) fn list(index: &Index, ino: Ino, path: &[u8], deep: bool) -> Vec<Row> {
+/// The wanted entries in the directory `ino` at `path`, or with `deep` also those below.
+pub(super) fn list(
+    index: &Index,
+    ino: Ino,
+    path: &[u8],
+    deep: bool,
+    is_wanted: impl Fn(Ino) -> bool,
+) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut pending = vec![(ino, path.to_vec())];
     while let Some((directory, path)) = pending.pop() {
@@ -125,7 +131,9 @@ pub(super) fn list(index: &Index, ino: Ino, path: &[u8], deep: bool) -> Vec<Row>
             };
             let slash: &[u8] = if path.is_empty() { b"" } else { b"/" };
             let name = [&*path, slash, child.name].concat();
-            rows.push(Row::of_entry(&name, entry));
+            if is_wanted(entry.ino()) {
+                rows.push(Row::of_entry(&name, entry));
+            }
             if deep && entry.kind() == EntryKind::Directory {
                 pending.push((entry.ino(), name));
             }

@@ -10,6 +10,7 @@ import lzma
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -40,13 +41,16 @@ def run_filter(command: list[str], data: bytes) -> bytes:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a directory by ranges. ``user`` is the login that it asks for, if it is set."""
+    """Serves a directory by ranges. ``user`` is the login that it asks for, and ``etag`` that of all files, if set."""
 
     daemon_threads = True
 
     def __init__(self, directory: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.directory, self.user = directory, ""
+        self.directory, self.user, self.etag = directory, "", ""
+        #: While it is set, the first request interrupts this process, and none is answered before its end.
+        self.silence: threading.Event | None = None
+        self.was_waited_for = False
         self.lock, self.sent, self.requests = threading.Lock(), 0, 0
 
     def url(self, name: str) -> str:
@@ -61,6 +65,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
+        if self.server.silence is not None:
+            self.keep_silent(self.server.silence)
+            return
         data = b""
         try:
             data, status = (self.server.directory / self.path.lstrip("/")).read_bytes(), 200
@@ -68,7 +75,8 @@ class Handler(BaseHTTPRequestHandler):
             status = 404
         if self.server.user and self.headers["Authorization"] != self.server.user:
             data, status = b"", 401
-        etag, total = hashlib.sha256(data).hexdigest()[:16], len(data)
+        etag = self.server.etag or hashlib.sha256(data).hexdigest()[:16]
+        total = len(data)
         found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")
         if found and status == 200:
             first, last = int(found[1]), min(int(found[2] or total), total - 1)
@@ -91,8 +99,30 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
+    def keep_silent(self, end: threading.Event) -> None:
+        with self.server.lock:
+            self.server.requests += 1
+            is_first = self.server.requests == 1
+        if is_first:
+            os.kill(os.getpid(), signal.SIGINT)
+        self.server.was_waited_for |= not end.wait(40)
+        self.close_connection = True
+
     def log_message(self, *_: object) -> None:
         """Tests print nothing."""
+
+
+def write_tar(path: Path, files: dict[str, bytes], links: dict[str, str] | None = None) -> Path:
+    with tarfile.open(path, "w" + (":gz" if path.suffix == ".gz" else "")) as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+        for name, target in (links or {}).items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            archive.addfile(member)
+    return path
 
 
 def make_tar(files: int, size: int) -> bytes:
@@ -151,7 +181,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def server(served: Server) -> Iterator[Server]:
     served.sent = served.requests = 0
     yield served
-    served.user = ""
+    served.user = served.etag = ""
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import tarfs
-from conftest import PACKERS, Server
+from conftest import PACKERS, Server, write_tar
 
 Contents = dict[str, bytes]
 
@@ -317,3 +319,155 @@ def test_wheel_brings_the_program(server: Server, contents: dict[str, bytes]) ->
     command = [Path(sys.executable).with_name("tarfs"), "ls", server.url("a.tar.gz"), "data/d1"]
     listed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     assert listed.split() == [name[8:] for name in contents if name.startswith("data/d1/")]
+
+
+def test_file_is_a_raw_file_of_python(server: Server, contents: Contents) -> None:
+    archive = tarfs.open(server.url("a.tar.gz"), cache_size=True)
+    file = archive.open("table.csv")
+    assert (file.mode, file.read(-1), file.seek(0)) == ("rb", contents["table.csv"], 0)
+    for call, kind in [
+        (lambda: file.write(b"x"), io.UnsupportedOperation),
+        (lambda: file.seek(0, 17), ValueError),
+        (lambda: file.seek(-1), ValueError),
+        (lambda: file.seek(1.5), TypeError),
+        (lambda: file.readinto(bytes(4)), TypeError),
+        (lambda: file.readinto(memoryview(bytearray(8))[::2]), TypeError),
+    ]:
+        with pytest.raises(kind):
+            call()
+        assert file.tell() == 0
+    file.close()
+    for call in (file.tell, file.readable, file.seekable, lambda: file.seek(0)):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    with pytest.raises(tarfs.InvalidArgument, match="memory: True"):
+        tarfs.open(server.url("a.tar.gz"), memory=True)
+
+
+def test_file_outlives_its_archive(server: Server, contents: Contents) -> None:
+    with tarfs.open(server.url("a.tar.gz")) as archive:
+        file = archive.open("table.csv")
+    assert file.read() == contents["table.csv"]
+    with pytest.raises(ValueError, match="closed"):
+        archive.ls()
+    file.close()
+    assert "closed" in repr(archive)
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_other_version_is_never_read(server: Server, suffix: str, is_local: bool) -> None:
+    path = server.directory / f"version.{suffix}"
+    write_tar(path, {name: name.encode() * 9 for name in ("alice", "bobby", "carol")})
+    archive = tarfs.open(path if is_local else server.url(path.name))
+    entries = archive.ls(detail=True)
+    same = pickle.loads(pickle.dumps(archive.open("bobby")))
+    assert same.read() == b"bobby" * 9
+    frozen = pickle.dumps((archive, same))
+    write_tar(path, {name: name.encode() * 9 for name in ("zelda", "alice", "bobby")})
+    for work in (lambda archive, file: archive.ls(), lambda archive, file: file.read()):
+        with pytest.raises(tarfs.Changed):
+            work(*pickle.loads(frozen))
+    again = tarfs.open(path if is_local else server.url(path.name))
+    with pytest.raises(tarfs.InvalidArgument, match="of another archive"):
+        again.members(only=entries)
+    with pytest.raises(tarfs.InvalidArgument, match="of another archive"):
+        again.shards_of(entries, 2)
+
+
+def test_many_archives_need_few_files_and_threads(tmp_path: Path) -> None:
+    for number in range(60):
+        write_tar(tmp_path / f"{number}.tar.gz", {"t": b"%d" % number})
+    script = f"""
+import os, resource, tarfs
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+archives = [tarfs.open(f"{tmp_path}/{{number}}.tar.gz") for number in range(60)]
+for _ in range(2):
+    for number, archive in enumerate(archives):
+        assert archive.read_range("t") == b"%d" % number
+names = [open(f"/proc/self/task/{{task}}/comm").read() for task in os.listdir("/proc/self/task")]
+print(names.count("tarfs-read\\n"), names.count("tarfs-fetch\\n"), names.count("tarfs-net\\n"))
+"""
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
+    assert found[:2] == ["4", "4"]
+
+
+@pytest.mark.parametrize("work", ["open", "stream", "range", "file", "members", "materialize"])
+def test_interrupt_ends_what_waits(server: Server, tmp_path: Path, work: str) -> None:
+    url = server.url("a.tar.gz")
+    options = {"cache_size": False, "memory": "64MiB"}
+    archive = tarfs.open(url, **options)
+    file = archive.open("table.csv")
+    calls = {
+        "open": lambda: tarfs.open(server.url("a.tar.bz2"), **options),
+        "stream": lambda: next(tarfs.stream(url)),
+        "range": lambda: archive.read_range("data/d1/f0001"),
+        "file": file.read,
+        "members": lambda: [member.read() for member in archive],
+        "materialize": lambda: archive.materialize(tmp_path / "out", 1, 1),
+    }
+    (tmp_path / "out").mkdir()
+    server.requests, server.silence, server.was_waited_for = 0, threading.Event(), False
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            calls[work]()
+        assert not server.was_waited_for
+    finally:
+        server.silence.set()
+        server.silence = None
+
+
+def test_iteration_goes_on_after_damage(server: Server) -> None:
+    data = {f"f{number}": random.Random(number).randbytes(1_500_000) for number in range(4)}
+    plain = write_tar(server.directory / "damaged.tar", data).read_bytes()
+    parts = [gzip.compress(plain[n : n + 500_000], 1) for n in range(0, len(plain), 500_000)]
+    packed, path = bytearray(b"".join(parts)), server.directory / "damaged.tar.gz"
+    path.write_bytes(packed)
+    server.etag = "same"
+    tarfs.open(server.url(path.name), cache_size=False).close()
+    packed[len(packed) * 3 // 8] ^= 0xFF
+    path.write_bytes(packed)
+    found = {}
+    for member in tarfs.open(server.url(path.name), cache_size=False):
+        try:
+            found[member.name] = member.read()
+        except tarfs.Damaged as error:
+            found[member.name] = None
+            with pytest.raises(tarfs.Damaged, match=str(error)[:20]):
+                member.read(1)
+    # The first one is in the damaged span, too.
+    assert list(found) == list(data) and found["f1"] is None
+    assert (found["f2"], found["f3"]) == (data["f2"], data["f3"])
+    names = [member.name for member in tarfs.open(server.url(path.name), cache_size=False)]
+    assert names == list(data)
+
+
+def test_content_is_never_silently_short() -> None:
+    entry = tarfs.Entry("a", "file", 5, 0, 0o644, 0, 0, "", "", "", 1)
+    for items in ([b"abc", None], [b"abc", b"", None]):
+        member = tarfs.Member(iter(items), entry)
+        with pytest.raises(tarfs.Damaged, match="as long as"):
+            member.read()
+
+
+def test_materialize_that_cannot_write_raises(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        directory.chmod(0o755)
+    write_tar(tmp_path / "a.tar", {"t": b"hello", "d/u": b"1"})
+    (tmp_path / "out").mkdir(mode=0o755)
+    script = f"""
+import os, tarfs
+archive = tarfs.open("{tmp_path}/a.tar", cache_dir=False)
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(1234); os.setuid(1234)
+else:
+    os.chmod("{tmp_path}/out", 0o555)
+try:
+    print(archive.materialize("{tmp_path}/out", 1, 1))
+except PermissionError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    assert "Permission denied" in found

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -12,7 +15,10 @@ import fsspec
 import pandas as pd
 import pytest
 import tarfs
-from conftest import Server
+from conftest import Server, write_tar
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.tests.abstract import AbstractFixtures, AbstractGetTests
+from tarfs.fsspec import OPTIONS, TarfsFileSystem
 
 
 def test_url_chain_reads_a_member(server: Server, contents: dict[str, bytes]) -> None:
@@ -75,13 +81,152 @@ def test_file_system_is_pickled(server: Server, contents: dict[str, bytes]) -> N
         assert opened.read() == contents["table.csv"]
 
 
-def test_unknown_options_are_refused(server: Server) -> None:
-    with pytest.raises(tarfs.InvalidArgument, match="does not know secret"):
-        fsspec.filesystem("tarfs", fo=server.url("a.tar"), target_options={"secret": "x"})
-    with pytest.raises(TypeError):
-        fsspec.filesystem("tarfs", fo=server.url("a.tar"), no_such_option=1)
+def test_options_of_other_file_systems_have_no_effect(server: Server) -> None:
+    url = server.url("a.tar")
+    for options in (
+        {"hf": {"token": None}, "encoding": "utf-8", "client_kwargs": {}},
+        {"mode": "r", "auto_mkdir": True, "block_size": 1, "use_listings_cache": True},
+        {"target_options": {"block_size": 1, "encoding": "utf-8", "anon": False}},
+    ):
+        assert fsspec.filesystem("tarfs", fo=url, **options).exists("table.csv")
+    assert "memory" in OPTIONS and "url" not in OPTIONS
+
+
+def test_options_that_would_be_misunderstood_are_refused(server: Server) -> None:
+    url = server.url("a.tar")
+    for options, text in (
+        ({"target_options": {"secret": "x"}}, "does not know secret"),
+        ({"target_options": {"anon": True}}, "does not know anon"),
+        ({"cachedir": "/tmp"}, "there is cache_dir"),
+        ({"header": {}}, "there is headers"),
+    ):
+        with pytest.raises(tarfs.InvalidArgument, match=text):
+            fsspec.filesystem("tarfs", fo=url, **options)
     with pytest.raises(tarfs.InvalidArgument, match="read-only"):
-        fsspec.filesystem("tarfs", fo=server.url("a.tar")).open("new", "wb")
+        fsspec.filesystem("tarfs", fo=url).open("new", "wb")
+
+
+def test_links_to_directories_are_not_entered(tmp_path: Path) -> None:
+    links = {"bin/A": ".", "bin/B": ".", "top": "bin", "none": "missing", "file": "bin/x"}
+    path = write_tar(tmp_path / "links.tar", {"bin/x": b"12345"}, links)
+    fs = fsspec.filesystem("tarfs", fo=path)
+    assert [root for root, _, _ in fs.walk("")] == ["", "bin"]
+    names = ["bin/A", "bin/B", "bin/x", "file", "none", "top"]
+    assert fs.find("") == fs.find("", maxdepth=3) == names
+    assert fs.glob("*/x") == ["bin/x"] and fs.glob("**/x") == ["bin/x"]
+    assert fs.isdir("top") and sorted(fs.ls("top", detail=False)) == ["top/A", "top/B", "top/x"]
+    assert [fs.exists(name) for name in ("none", "file", "top")] == [False, True, True]
+    assert (fs.info("file")["size"], fs.info("file")["destination"]) == (5, "bin/x")
+    found = {info["name"]: info["type"] for info in fs.ls("")}
+    assert found == {"bin": "directory", "top": "other", "none": "other", "file": "file"}
+
+
+def test_searches_below_missing_paths_find_nothing(server: Server) -> None:
+    fs = fsspec.filesystem("tarfs", fo=server.url("a.tar"))
+    assert (fs.find("none"), fs.find("none", detail=True), fs.du("none")) == ([], {}, 0)
+    assert fs.glob("none/**") == []
+    with pytest.raises(FileNotFoundError):
+        fs.ls("none")
+
+
+@pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
+def test_caches_of_fsspec_are_below(server: Server, tmp_path: Path, cache: str) -> None:
+    url = f"tarfs://table.csv::{cache}::{server.url('a.tar.gz')}"
+    with fsspec.open(url, "r", **{cache: {"cache_storage": str(tmp_path / "below")}}) as file:
+        assert file.readline() == "name,value\n"
+    assert os.listdir(tmp_path / "below")
+
+
+def test_archive_is_a_path_or_a_file_object(server: Server, contents: dict[str, bytes]) -> None:
+    path = server.directory / "a.tar.gz"
+    with path.open("rb") as file, fsspec.open(str(path)) as opened:
+        for fo in (path, file, opened, io.BytesIO(path.read_bytes())):
+            fs = fsspec.filesystem("tarfs", fo=fo)
+            assert fs.cat("table.csv") == contents["table.csv"]
+    assert pickle.loads(pickle.dumps(fsspec.filesystem("tarfs", fo=path))).exists("table.csv")
+
+
+def test_files_have_the_attributes_of_fsspec(server: Server, contents: dict[str, bytes]) -> None:
+    fs = fsspec.filesystem("tarfs", fo=server.url("a.tar.gz"))
+    assert fs.read_block("table.csv", 1, 4) == contents["table.csv"][1:5]
+    with fs.open("/table.csv") as file:
+        assert (file.size, file.mode, file.path) == (len(contents["table.csv"]), "rb", "table.csv")
+        assert file.fs is fs and file.details["name"] == "table.csv"
+    for paths, starts, ends, kind in (
+        ("table.csv", 0, 1, TypeError),
+        (["table.csv"], [0, 1], [1], ValueError),
+    ):
+        with pytest.raises(kind):
+            fs.cat_ranges(paths, starts, ends)
+
+
+def test_archives_in_a_loop_are_closed(tmp_path: Path) -> None:
+    for number in range(60):
+        write_tar(tmp_path / f"{number}.tar.gz", {"t": b"%d" % number})
+    script = f"""
+import fsspec, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+urls = [f"tarfs://t::file://{tmp_path}/{{number}}.tar.gz" for number in range(60)]
+files = [fsspec.open(url) for url in urls]
+for number, url in enumerate(urls):
+    with fsspec.open(url) as file, files[number] as other:
+        assert file.read() == other.read() == b"%d" % number
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_new_file_system_has_the_current_version(tmp_path: Path) -> None:
+    for version in (b"1", b"2"):
+        path = write_tar(tmp_path / "a.tar.gz", {"t": version})
+        fs = fsspec.filesystem("tarfs", fo=path)
+        assert fs.cat("t") == version
+        keys = {*locals().get("keys", ()), fs.ukey("t")}
+    frozen = pickle.dumps(fs)
+    write_tar(tmp_path / "a.tar.gz", {"t": b"3"})
+    assert len(keys) == 2
+    with pytest.raises(tarfs.Changed):
+        pickle.loads(frozen).ls("")
+
+
+SCENARIOS = [
+    "bulk_operations_scenario_0",
+    "glob_edge_cases_files",
+    "dir_and_file_with_same_name_prefix",
+    "10_files_with_hashed_names",
+]
+
+
+class PreparedFileSystem(TarfsFileSystem):
+    """An archive that has the files that a test is going to create."""
+
+    def touch(self, path: str, truncate: bool = True, **_: object) -> None:
+        assert self.exists(path)
+
+
+class TestGetOfFsspec(AbstractFixtures, AbstractGetTests):
+    """The tests of fsspec that need no writing. Those of copy, mv, open, pipe and put write to the file system."""
+
+    @pytest.fixture
+    def fs(self, tmp_path: Path) -> TarfsFileSystem:
+        tree, local = tmp_path / "tree", LocalFileSystem(auto_mkdir=True)
+        for name in SCENARIOS:
+            getattr(self, f"_{name}")(local, os.path.join, str(tree / name))
+        local.touch(str(tree / "fs/src/file"))
+        with tarfile.open(tmp_path / "tree.tar", "w") as archive:
+            archive.add(tree, "")
+        return PreparedFileSystem(tmp_path / "tree.tar")
+
+    @pytest.fixture
+    def fs_path(self) -> str:
+        return "fs"
+
+
+def scenario(name: str) -> pytest.fixture:
+    return pytest.fixture(lambda self: f"{name}/source")
+
+
+for name in SCENARIOS:
+    setattr(TestGetOfFsspec, f"fs_{name}", scenario(name))
 
 
 def test_headers_of_the_protocol_are_sent(server: Server) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import stat
+import threading
+import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Union
+from operator import index
+from resource import RLIMIT_NOFILE, getrlimit
+from typing import Any, ClassVar, NamedTuple, Union
 
 from . import _native
-from ._errors import Error, InvalidArgument, IsADirectory
+from ._errors import Damaged, Error, InvalidArgument, IsADirectory
 from ._options import complete
 
 StrPath = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
@@ -23,6 +28,10 @@ _TYPES = {
     "block_device": stat.S_IFBLK,
     "fifo": stat.S_IFIFO,
 }
+
+
+#: The share of an open archive in the limit of open files, connections included.
+_FILES_OF_AN_ARCHIVE = 16
 
 
 class Entry(NamedTuple):
@@ -86,27 +95,53 @@ class Shard(NamedTuple):
 class Archive:
     """An archive or image that is indexed. :func:`tarfs.open` returns it.
 
-    Threads may share it. Pickled, it opens the archive again where it is unpickled, as does a forked process at its
-    first use. Options with secrets are pickled, too; those from the environment are not.
+    Threads may share it. Pickled, it opens the same version of the archive again where it is used, as does a forked
+    process; another version is :class:`tarfs.Changed`. Options with secrets are pickled, too;
+    those from the environment are not.
+
+    A process holds as many archives open as its limit of open files allows, and opens others again when they are used.
     """
 
-    def __init__(self, url: StrPath, options: dict[str, Any]) -> None:
-        self._url, self._options = os.fsdecode(url), options
-        self._native: _native.Archive | None = self._open()
+    _open_archives: ClassVar[weakref.WeakSet[Archive]] = weakref.WeakSet()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _clock: ClassVar[Iterator[int]] = itertools.count()
+
+    def __init__(self, url: StrPath, options: dict[str, Any], version: str | None = None) -> None:
+        self._url, self._options, self._version = os.fsdecode(url), options, version
+        self._native: _native.Archive | None = None
+        self._pid, self._is_closed, self._used = 0, False, 0
+        self._files: weakref.WeakSet[File] = weakref.WeakSet()
+        if version is None:
+            self._open()
 
     def _open(self) -> _native.Archive:
-        opened = _native.Archive(self._url, complete(self._options))
-        self._pid = os.getpid()
-        return opened
+        native = _native.Archive(self._url, complete(self._options), self._version)
+        self._native, self._pid, self._version = native, os.getpid(), native.info()[1]
+        with self._lock:
+            self._open_archives.add(self)
+            opened = [archive for archive in self._open_archives if archive._native is not None]
+            excess = len(opened) - max(8, getrlimit(RLIMIT_NOFILE)[0] // _FILES_OF_AN_ARCHIVE)
+            for archive in sorted(opened, key=lambda archive: archive._used)[: max(excess, 0)]:
+                if archive is not self:
+                    archive._native = None
+        return native
 
     @property
     def _handle(self) -> _native.Archive:
-        if self._native is None:
+        if self._is_closed:
             raise ValueError("the archive is closed")
+        return self._opened()
+
+    def _opened(self) -> _native.Archive:
+        """Returns the native archive, also for files of a closed one."""
+        self._used, native = next(self._clock), self._native
         # The threads of the archive stay in the process that opened it.
-        if self._pid != os.getpid():
-            self._native = self._open()
-        return self._native
+        return native if native is not None and self._pid == os.getpid() else self._open()
+
+    @property
+    def version(self) -> str:
+        """Names the version of the archive's bytes: equal for equal ones, wherever they are read."""
+        return self._version or ""
 
     def ls(self, path: StrPath = "", *, detail: bool = False) -> list[Any]:
         """Returns the paths in a directory, or with ``detail`` its entries, in archive order."""
@@ -154,19 +189,23 @@ class Archive:
         """Cuts the archive into shards of about equal length, as ``tarfs plan`` does."""
         return [Shard(number, *rest) for number, rest in self._handle.plan(shards)]
 
+    def shard_entries(self, number: int, count: int) -> list[Entry]:
+        """Returns the entries of a shard, under all their names."""
+        return list(map(Entry._make, self._handle.shard_entries(_number(number, count), count)))
+
     def shards_of(self, entries: Iterable[Entry], count: int) -> list[int]:
         """Returns the number of the shard, of ``count``, in which each entry is."""
-        return self._handle.shards_of([entry.ino for entry in entries], count)
+        return self._handle.shards_of([(entry.path, entry.ino) for entry in entries], count)
 
     def members(
         self, number: int = 1, count: int = 1, *, only: Iterable[Entry] | None = None
     ) -> Members:
         """Reads a shard in archive order and in one pass, or those of its entries that are ``only``.
 
-        Hard links follow their file.
+        Hard links follow their file. After :class:`tarfs.Damaged` the iteration goes on with the next member.
         """
-        inos = None if only is None else [entry.ino for entry in only]
-        return Members(self._handle.members(_number(number, count), count, inos))
+        names = None if only is None else [(entry.path, entry.ino) for entry in only]
+        return Members(self._handle.members(_number(number, count), count, names))
 
     def __iter__(self) -> Members:
         return self.members()
@@ -181,16 +220,18 @@ class Archive:
 
     def counters(self) -> dict[str, int]:
         """Returns counters of the work done so far, as ``--stats`` prints them."""
-        return dict(self._handle.info()[2])
+        return dict(self._handle.info()[3])
 
     @property
     def problems(self) -> int:
         """Number of members that are damaged or not in the tree."""
-        return self._handle.info()[1]
+        return self._handle.info()[2]
 
     def close(self) -> None:
-        """Closes the archive, unless files or members of it are in use."""
-        self._native = None
+        """Closes the archive. Files and members that are in use can be read further."""
+        self._is_closed = True
+        if not self._files:
+            self._native = None
 
     def __enter__(self) -> Archive:
         return self
@@ -199,35 +240,60 @@ class Archive:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Archive, (self._url, self._options)
+        return Archive, (self._url, self._options, self._version)
 
     def __repr__(self) -> str:
-        return f"<tarfs.Archive {self._handle.info()[0] if self._native else '(closed)'}>"
+        return f"<tarfs.Archive {self._native.info()[0] if self._native else '(closed)'}>"
 
 
-class File(io.RawIOBase):
-    """A regular file of an archive. It seeks, and threads may read it."""
+class _Readable(io.RawIOBase):
+    """A file that is only read."""
 
-    def __init__(self, archive: Archive, entry: Entry) -> None:
-        self._archive, self.entry, self.name = archive, entry, entry.path
-        self._position = 0
+    mode = "rb"
 
     def readable(self) -> bool:
         """Always true."""
+        self._checkClosed()
         return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the front of ``buffer``; nothing only at the end."""
+        view = memoryview(buffer).cast("B")
+        if view.readonly:
+            raise TypeError("the buffer is read-only")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def write(self, _: Any) -> int:
+        """Raises :class:`io.UnsupportedOperation`."""
+        raise io.UnsupportedOperation("write")
+
+
+class File(_Readable):
+    """A regular file of an archive. It seeks, and threads may read it."""
+
+    def __init__(self, archive: Archive, entry: Entry, position: int = 0) -> None:
+        self._archive, self.entry, self.name = archive, entry, entry.path
+        self._position = position
+        archive._files.add(self)
 
     def seekable(self) -> bool:
         """Always true."""
-        return True
+        return self.readable()
 
     def tell(self) -> int:
         """Returns the offset of the next byte."""
+        self._checkClosed()
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Sets the offset of the next byte."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.entry.size}
-        position = base[whence] + offset
+        self._checkClosed()
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.entry.size}
+        if whence not in bases:
+            raise InvalidArgument(f"{self.name}: whence is {whence} instead of 0, 1 or 2")
+        position = bases[whence] + index(offset)
         if position < 0:
             raise InvalidArgument(f"{self.name}: the offset {position} is before the file")
         self._position = position
@@ -237,70 +303,96 @@ class File(io.RawIOBase):
         """Reads up to ``size`` bytes, fewer only at the end, or all that are left."""
         self._checkClosed()
         left = max(self.entry.size - self._position, 0)
-        size = left if size is None or size < 0 else min(size, left)
-        data = self._archive._handle.read(self.entry.ino, self._position, size) if size else b""
+        size = left if size is None or index(size) < 0 else min(index(size), left)
+        native = self._archive._opened()
+        data = native.read(self.entry.ino, self._position, size) if size else b""
         self._position += len(data)
         return data
 
     readall = read
 
-    def readinto(self, buffer: Any) -> int:
-        """Fills ``buffer``, except at the end of the file."""
-        return _fill(buffer, self.read(memoryview(buffer).nbytes))
+    def close(self) -> None:
+        """Closes the file, and its archive if that was closed before."""
+        super().close()
+        archive = self._archive
+        archive._files.discard(self)
+        if archive._is_closed and not archive._files:
+            archive._native = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return File, (self._archive, self.entry, self.tell())
 
 
 class Members(Iterator["Member"]):
     """Members in archive order. The content of each can be read until the next one is taken."""
 
     def __init__(self, native: _native.Members) -> None:
-        self._native = native
+        self._native: Iterator[Any] = native
         self._current: Member | None = None
 
     def __next__(self) -> Member:
         if self._current is not None:
-            self._current.close()
-        for item in self._native:
-            if isinstance(item, tuple):
-                self._current = Member(self._native, Entry._make(item))
-                return self._current
-        raise StopIteration
+            self._current._skip()
+        try:
+            row = next(self._native)
+        except Error:
+            self._native = iter(())
+            raise
+        self._current = Member(self._native, Entry._make(row))
+        return self._current
 
 
-class Member(io.RawIOBase):
+class Member(_Readable):
     """A member, and its content as a stream without seeks."""
 
-    def __init__(self, native: _native.Members, entry: Entry) -> None:
+    def __init__(self, native: Iterator[Any], entry: Entry) -> None:
         self.entry, self.name = entry, entry.path
-        # A content is pieces and then None.
-        self._pieces: Iterator[Any] = iter(native.__next__, None)
-        self._piece = memoryview(b"")
-
-    def readable(self) -> bool:
-        """Always true."""
-        return True
+        self._native, self._left = native, entry.size if entry.is_file() else 0
+        self._piece, self._is_over = memoryview(b""), False
+        self._error: Error | None = None
 
     def read(self, size: int | None = -1) -> bytes:
         """Reads up to ``size`` bytes, or all that are left."""
         self._checkClosed()
-        if size is None or size < 0:
+        if size is None or index(size) < 0:
             piece, self._piece = self._piece, memoryview(b"")
             # Of one piece alone, this makes no copy.
-            return b"".join([*([piece] if piece else []), *self._pieces])
+            return b"".join([*([piece] if piece else []), *iter(self._next, b"")])
         if not self._piece:
-            self._piece = memoryview(next(self._pieces, b""))
-        data, self._piece = bytes(self._piece[:size]), self._piece[size:]
+            self._piece = memoryview(self._next())
+        data, self._piece = bytes(self._piece[: index(size)]), self._piece[index(size) :]
         return data
 
     readall = read
 
-    def readinto(self, buffer: Any) -> int:
-        """Fills the front of ``buffer``; nothing only at the end."""
-        return _fill(buffer, self.read(memoryview(buffer).nbytes))
+    def _next(self) -> bytes:
+        """Returns the next piece, which is empty at the end."""
+        while self._error is None and not self._is_over:
+            try:
+                piece = next(self._native)
+                if piece:
+                    self._left -= len(piece)
+                    return piece
+                if piece is None and self._left:
+                    raise Damaged(f"{self.name}: its content is not as long as its header says")
+                self._is_over = piece is None
+            except Error as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return b""
+
+    def _skip(self) -> None:
+        """Passes what is left of the content, which may be damaged."""
+        try:
+            while self._next():
+                pass
+        except Damaged:
+            pass
+        self.close()
 
 
-def _fill(buffer: Any, data: bytes) -> int:
-    memoryview(buffer).cast("B")[: len(data)] = data
-    return len(data)
+os.register_at_fork(after_in_child=lambda: setattr(Archive, "_lock", threading.Lock()))
 
 
 def _clean(path: StrPath) -> str:

@@ -18,6 +18,9 @@ _SIZE = re.compile(r"([0-9.]+) *([kmgt]?)(i?b)?", re.IGNORECASE)
 def complete(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns ``options`` as the native module takes them, with the defaults of the environment."""
     done = {name: value for name, value in options.items() if value is not None}
+    for name in ("cache_dir", "cache_size"):
+        if done.get(name) is True:
+            del done[name]
     done.setdefault("cache_dir", _cache_dir())
     if done["cache_dir"] is False:
         del done["cache_dir"]
@@ -39,9 +42,9 @@ def complete(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def size_in_bytes(name: str, size: int | str) -> int:
     """Returns a size such as ``4096``, ``"64K"``, ``"8MiB"`` or ``"1.5GB"`` in bytes."""
-    if isinstance(size, int):
+    if isinstance(size, int) and not isinstance(size, bool):
         return size
-    if match := _SIZE.fullmatch(size.strip()):
+    if match := _SIZE.fullmatch(str(size).strip()):
         number, unit, suffix = match.groups(default="")
         base = 1000 if unit and suffix.lower() == "b" else 1024
         try:

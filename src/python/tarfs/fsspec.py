@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import io
+import os
+import shutil
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -10,6 +15,7 @@ from typing import Any
 
 import fsspec
 from fsspec.archive import AbstractArchiveFileSystem
+from fsspec.utils import tokenize
 
 from . import _archive
 from . import open as open_archive
@@ -30,6 +36,12 @@ PROTOCOLS = {
     "oci": "oci",
 }
 
+#: Options of :func:`tarfs.open`.
+OPTIONS = set(inspect.signature(open_archive).parameters) - {"url"}
+
+#: Options of fsspec's file systems that look like those.
+_OPTIONS_OF_FSSPEC = {"batch_size"}
+
 _BUFFER_BYTES = 256 << 10
 _CONCURRENT_READS = 8
 
@@ -39,53 +51,98 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
 
     protocol = "tarfs"
     root_marker = ""
+    #: As of all archives of fsspec: one that is not used any more is closed, and a new one has the current version.
+    cachable = False
 
     def __init__(
         self,
-        fo: str = "",
+        fo: Any = "",
         target_protocol: str | None = None,
         target_options: dict[str, Any] | None = None,
+        version: str | None = None,
         **options: Any,
     ) -> None:
         """Opens the archive ``fo``.
 
-        A URL that tarfs cannot read is copied to a local file by fsspec first.
+        An archive that tarfs cannot read itself is copied to a temporary file first.
 
-        :param fo: path or URL of the archive
-        :param target_protocol: protocol of ``fo``, if that has none
+        :param fo: path or URL of the archive, or a file object with it
+        :param target_protocol: protocol of ``fo``, which fsspec reads unless tarfs knows it
         :param target_options: fsspec's options for the protocol of ``fo``: for those that tarfs reads itself only
             ``headers`` and ``endpoint_url``, because it finds credentials as the command line does
-        :param options: those of :func:`tarfs.open`, and of :class:`fsspec.AbstractFileSystem`
+        :param version: version that the archive must have
+        :param options: those of :func:`tarfs.open`; options of other file systems have no effect
         """
-        names = {"use_listings_cache", "skip_instance_cache", "asynchronous", "loop", "batch_size"}
-        super().__init__(**{name: value for name, value in options.items() if name in names})
-        options = {name: value for name, value in options.items() if name not in names}
-        protocol, colon, rest = fo.partition("://")
-        if not colon:
-            protocol, rest = target_protocol or "", fo
-        target = dict(target_options or {})
-        if protocol in PROTOCOLS:
-            scheme = PROTOCOLS[protocol]
-            self.fo = f"{scheme}://{rest}" if scheme else rest
-            options = {**_known(target), **options}
+        super().__init__(**options)
+        own = _own_options(options)
+        target, fo = dict(target_options or {}), os.fspath(fo) if _is_path(fo) else fo
+        #: What keeps a local copy, if the archive is one.
+        self._copy: list[Any] = []
+        if isinstance(fo, str):
+            scheme, colon, rest = fo.partition("://")
+            scheme, rest = (scheme, rest) if colon else (target_protocol or "", fo)
+            if target_protocol in (None, *PROTOCOLS) and scheme in PROTOCOLS:
+                scheme = PROTOCOLS[scheme]
+                fo = f"{scheme}://{rest}" if scheme else rest
+                own = {**_known(target), **own}
+            else:
+                opened = fsspec.open(fo, protocol=target_protocol, **target)
+                self._copy.append(opened)
+                with opened as file:
+                    fo = self._local_path(file)
         else:
-            self.fo = fsspec.open_local(f"simplecache::{protocol}://{rest}", **{protocol: target})
-        self.archive = open_archive(self.fo, **options)
+            fo = self._local_path(fo)
+        self.fo = fo
+        self.archive = _archive.Archive(fo, own, version)
+
+    def _local_path(self, file: Any) -> str:
+        """Returns the path of a local file, or else of a copy of what is left of ``file``."""
+        try:
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
+                return os.path.abspath(os.fsdecode(file.name))
+        except (AttributeError, OSError, TypeError):
+            pass
+        # It is removed with this object.
+        copy = tempfile.NamedTemporaryFile(prefix="tarfs-")
+        self._copy.append(copy)
+        shutil.copyfileobj(file, copy, _BUFFER_BYTES)
+        copy.flush()
+        return copy.name
+
+    def __reduce__(self) -> Any:
+        make, (cls, args, options) = super().__reduce__()
+        # Another copy of the same archive has another date.
+        version = None if self._copy else self.archive.version
+        return make, (cls, args, {**options, "version": version})
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        stripped = super()._strip_protocol(path)
+        return stripped if isinstance(stripped, list) else stripped.lstrip("/")
 
     def _get_dirs(self) -> None:
         """Listings come from the archive's index."""
 
+    def ukey(self, path: str) -> str:
+        """Names the content at ``path``."""
+        return tokenize(self._strip_protocol(path), self.archive.version)
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Whether ``path`` leads to an entry."""
+        return self.archive.exists(self._strip_protocol(path))
+
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Returns the attributes at ``path``; links are followed."""
         path = self._strip_protocol(path)
-        return self._info(self.archive.stat(path, follow_symlinks=False))
+        entry, target = self.archive.stat(path, follow_symlinks=False), self.archive.stat(path)
+        return _info(entry, target, "directory")
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """Lists a directory, or one file."""
+        """Lists a directory, or one file. In the list, a link to a directory is no directory, so that it is not walked."""
         info = self.info(path)
         infos = [info]
         if info["type"] == "directory":
-            infos = list(map(self._info, self.archive.ls(info["name"], detail=True)))
+            infos = list(map(self._listed, self.archive.ls(info["name"], detail=True)))
         return infos if detail else [info["name"] for info in infos]
 
     def find(
@@ -94,35 +151,37 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
         maxdepth: int | None = None,
         withdirs: bool = False,
         detail: bool = False,
-        **kwargs: Any,
+        **_: Any,
     ) -> Any:
-        """Lists all files below ``path``."""
+        """Lists all files below ``path``, and with ``withdirs`` the directories."""
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
         path = self._strip_protocol(path)
-        if maxdepth is not None or self.info(path)["type"] != "directory":
-            return super().find(path, maxdepth, withdirs, detail, **kwargs)
-        infos = map(self._info, self.archive.walk(path))
-        found = {info["name"]: info for info in infos if withdirs or info["type"] != "directory"}
+        try:
+            top = self.info(path)
+        except FileNotFoundError:
+            return {} if detail else []
+        found = {}
+        if top["type"] != "directory" or withdirs and path:
+            found[path] = top
+        if top["type"] == "directory":
+            depth = path.count("/") + (1 if path else 0)
+            for entry in self.archive.walk(path):
+                if maxdepth is not None and entry.path.count("/") >= depth + maxdepth:
+                    continue
+                if withdirs or not entry.is_dir():
+                    found[entry.path] = self._listed(entry)
         found = dict(sorted(found.items()))
         return found if detail else list(found)
 
-    def _info(self, entry: _archive.Entry) -> dict[str, Any]:
-        path, is_link = entry.path, entry.is_symlink()
-        if is_link:
+    def _listed(self, entry: _archive.Entry) -> dict[str, Any]:
+        target = entry
+        if entry.is_symlink():
             try:
-                entry = self.archive.stat(path)
+                target = self.archive.stat(entry.path)
             except FileNotFoundError:
                 pass
-        return {
-            "name": path,
-            "size": entry.size,
-            "type": entry.kind if entry.kind in ("file", "directory") else "other",
-            "mtime": entry.mtime,
-            "mode": entry.st_mode,
-            "uid": entry.uid,
-            "gid": entry.gid,
-            "ino": entry.ino,
-            "islink": is_link,
-        }
+        return _info(entry, target, "other")
 
     def modified(self, path: str) -> datetime:
         """Returns the time of the last modification."""
@@ -144,9 +203,13 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
         **_: Any,
     ) -> list[Any]:
         """Returns ranges of files, which are read at the same time."""
-        count = len(paths)
-        starts = starts if isinstance(starts, Iterable) else [starts] * count
-        ends = ends if isinstance(ends, Iterable) else [ends] * count
+        if not isinstance(paths, list):
+            raise TypeError("paths are a list")
+        starts = starts if isinstance(starts, Iterable) else [starts] * len(paths)
+        ends = ends if isinstance(ends, Iterable) else [ends] * len(paths)
+        starts, ends = list(starts), list(ends)
+        if not len(paths) == len(starts) == len(ends):
+            raise ValueError("there are not as many starts and ends as paths")
 
         def read(path: str, start: int | None, end: int | None) -> Any:
             try:
@@ -159,11 +222,51 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
         with ThreadPoolExecutor(_CONCURRENT_READS) as threads:
             return list(threads.map(read, paths, starts, ends))
 
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BufferedReader:
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> OpenedFile:
         if mode != "rb":
             raise InvalidArgument(f"{path}: archives are read-only")
-        file = self.archive.open(self._strip_protocol(path))
-        return io.BufferedReader(file, _BUFFER_BYTES)
+        return OpenedFile(self, self._strip_protocol(path))
+
+
+class OpenedFile(io.BufferedReader):
+    """A file with the attributes of those of fsspec."""
+
+    def __init__(self, fs: TarfsFileSystem, path: str) -> None:
+        file = fs.archive.open(path)
+        super().__init__(file, _BUFFER_BYTES)
+        self.fs, self.path, self.size = fs, path, file.entry.size
+        self.details = fs.info(path)
+
+
+def _is_path(fo: Any) -> bool:
+    return isinstance(fo, (os.PathLike, str)) and not hasattr(fo, "read")
+
+
+def _info(entry: _archive.Entry, target: _archive.Entry, link_to_directory: str) -> dict[str, Any]:
+    """Describes ``entry`` with the attributes of the ``target`` to which it leads, if it is a link."""
+    kind = target.kind if target.kind in ("file", "directory") else "other"
+    if entry.is_symlink() and kind == "directory":
+        kind = link_to_directory
+    info = {
+        "name": entry.path,
+        "size": target.size,
+        "type": kind,
+        "mtime": target.mtime,
+        "mode": target.st_mode,
+        "uid": target.uid,
+        "gid": target.gid,
+        "ino": target.ino,
+        "islink": entry.is_symlink(),
+    }
+    return {**info, "destination": entry.target} if entry.is_symlink() else info
+
+
+def _own_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns those of :func:`tarfs.open`; an error for one that was meant to be."""
+    for name in options.keys() - OPTIONS - _OPTIONS_OF_FSSPEC:
+        if meant := difflib.get_close_matches(name, OPTIONS, 1, 0.8):
+            raise InvalidArgument(f"{name}: there is no such option (there is {meant[0]})")
+    return {name: value for name, value in options.items() if name in OPTIONS}
 
 
 def _known(target: dict[str, Any]) -> dict[str, Any]:
@@ -172,11 +275,31 @@ def _known(target: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: given[name] for name in ("headers", "endpoint_url") if name in given
     }
-    target = {name: value for name, value in target.items() if name not in found}
-    target.pop("anon", None)
-    if target:
+    # Without a value these change nothing. With one, tarfs would send other credentials than it is told.
+    unknown = sorted(name for name in target if name not in found and target[name])
+    if unknown := [name for name in unknown if name not in _HARMLESS]:
         raise InvalidArgument(
-            f"target_options: tarfs does not know {', '.join(sorted(target))} (it finds credentials as its command "
-            "line does; options of tarfs.open are given beside target_options)"
+            f"target_options: tarfs does not know {', '.join(unknown)} (it finds credentials as its command line does; "
+            "options of tarfs.open are given beside target_options)"
         )
     return found
+
+
+#: Options of fsspec's file systems about buffers and writing.
+_HARMLESS = {
+    "asynchronous",
+    "auto_mkdir",
+    "block_size",
+    "cache_options",
+    "cache_type",
+    "compression",
+    "default_block_size",
+    "default_cache_type",
+    "encoding",
+    "hf",
+    "loop",
+    "mode",
+    "protocol",
+    "skip_instance_cache",
+    "use_listings_cache",
+}
