@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
+import glob
+import json
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timezone
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -16,24 +19,35 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     EqualTo,
     Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
     In,
     InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    StringContains,
+    StringEndsWith,
     StringStartsWith,
 )
 from pyspark.sql.types import StructType
 
+from . import _native
 from . import open as open_archive
 from ._archive import Archive, Entry
-from ._errors import InvalidArgument
+from ._errors import Damaged, InvalidArgument
+from ._options import complete
 
 #: Packed bytes of a shard, unless the option ``shards`` gives their number.
 SHARD_BYTES = 32 << 20
 
+#: Maximum number of shards of an archive.
+MAX_SHARDS = 1 << 16
+
 #: Bytes of contents, and number of rows, of a batch.
 _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 4096
 
-#: Maximum length of a binary value of Spark.
-_MAX_CONTENT_BYTES = (1 << 31) - 1
+#: Maximum length of a content, so that a row with it fits into an array of Java.
+_MAX_CONTENT_BYTES = (1 << 31) - (1 << 20)
 
 _BOOLEANS = {"true": True, "false": False}
 _NUMBERS = {"connections": int, "retries": int, "max_entries": int, "timeout": float}
@@ -44,6 +58,35 @@ _TYPES = {
     "mtime": pa.timestamp("us", tz="UTC"),
     "mode": pa.int32(),
     "content": pa.binary(),
+    "error": pa.string(),
+}
+
+#: Names in schemas of Spark, in their order. ``error`` is a column only in the mode PERMISSIVE.
+_SPARK_TYPES = {
+    "path": "string",
+    "size": "bigint",
+    "mtime": "timestamp",
+    "mode": "int",
+    "content": "binary",
+    "error": "string",
+}
+
+_OPERATORS: dict[type, Callable[[Any, Any], bool]] = {
+    EqualTo: operator.eq,
+    In: lambda value, values: value in values,
+    StringStartsWith: str.startswith,
+    StringEndsWith: str.endswith,
+    StringContains: operator.contains,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+}
+
+#: Filters that compare as Spark does: text by its bytes, which ``<`` does not.
+_EXACT = {
+    "path": {EqualTo, In, StringStartsWith, StringEndsWith, StringContains},
+    "size": {EqualTo, In, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual},
 }
 
 
@@ -76,9 +119,12 @@ def materialize(
 
 
 class TarfsDataSource(DataSource):
-    """Regular files of an archive as rows, one shard a task.
+    """Regular files of archives as rows, one shard a task.
 
-    Options: ``path`` or the argument of ``load``, ``shards``, and those of :func:`tarfs.open` with plain values.
+    Options, beside those of :func:`tarfs.open` with plain values: ``path`` or the argument of ``load``, which may be a
+    list or have wildcards, ``shards`` of each archive, ``mode`` and ``ignoreCorruptFiles``. In the mode ``PERMISSIVE`` a
+    content that is damaged, or too long for Spark, is NULL, and the column ``error`` says why; otherwise it ends the
+    query. With ``ignoreCorruptFiles`` it has no row, nor has an archive that cannot be opened because of damage.
     """
 
     @classmethod
@@ -88,115 +134,174 @@ class TarfsDataSource(DataSource):
 
     def schema(self) -> str:
         """A schema of the user may leave columns out. Without ``content`` no content is read."""
-        return "path string, size bigint, mtime timestamp, mode int, content binary"
+        columns = [f"{name} {kind}" for name, kind in _SPARK_TYPES.items()]
+        return ", ".join(columns if _is_permissive(dict(self.options)) else columns[:-1])
 
     def reader(self, schema: StructType) -> TarfsReader:
         """Returns the reader."""
-        unknown = set(schema.fieldNames()) - set(_TYPES)
+        columns = {field.name: field.name.lower() for field in schema.fields}
+        unknown = sorted(name for name, known in columns.items() if known not in _TYPES)
         if unknown:
-            raise InvalidArgument(f"there are no columns {', '.join(sorted(unknown))}")
-        return TarfsReader(schema.fieldNames(), dict(self.options))
+            raise InvalidArgument(f"there are no columns {', '.join(unknown)}")
+        for field in schema.fields:
+            kind = _SPARK_TYPES[field.name.lower()]
+            if field.dataType.simpleString() != kind:
+                raise InvalidArgument(f"the column {field.name} is {kind}")
+        return TarfsReader(columns, dict(self.options))
 
 
 class TarfsReader(DataSourceReader):
     """Reads shards."""
 
-    def __init__(self, columns: list[str], options: dict[str, str]) -> None:
+    def __init__(self, columns: dict[str, str], options: dict[str, str]) -> None:
         self.columns = columns
         self.filters: list[Any] = []
-        shards, self.url = options.pop("shards", None), options.pop("path", None)
-        if self.url is None:
+        self.is_permissive = _is_permissive(options)
+        self.ignores_corrupt = options.pop("ignorecorruptfiles", "false").lower() == "true"
+        shards, path = options.pop("shards", None), options.pop("path", None)
+        options.pop("mode", None)
+        self.patterns = [path] if path else json.loads(options.pop("paths", "[]"))
+        if not self.patterns:
             raise InvalidArgument("there is no path (name it in load)")
         self.shards = int(shards) if shards else None
+        if self.shards is not None and not 1 <= self.shards <= MAX_SHARDS:
+            raise InvalidArgument(f"{shards} shards: there can be 1 to {MAX_SHARDS}")
         self.options = tuple(sorted((name, _value(name, text)) for name, text in options.items()))
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Keeps the filters of the path, and returns the others to Spark."""
+        """Keeps the filters of path and size, and returns the others to Spark."""
         for filter in filters:
-            if isinstance(filter, (EqualTo, In, StringStartsWith)) and filter.attribute == (
-                "path",
-            ):
-                self.filters.append(filter)
+            names = [name.lower() for name in getattr(filter, "attribute", ())]
+            if len(names) == 1 and type(filter) in _EXACT.get(names[0], ()):
+                self.filters.append((names[0], type(filter), filter.value))
             else:
                 yield filter
 
     def partitions(self) -> list[InputPartition]:
-        """Cuts the archive into shards, and leaves those out that the filters exclude."""
-        archive = _opened(self.url, self.options)
-        count = self.shards or _default_shards(archive)
-        numbers: Iterable[int] = range(1, count + 1)
-        if self.filters:
-            numbers = sorted(set(archive.shards_of(self._wanted(archive), count)))
+        """Cuts each archive into shards, and leaves those out that the filters exclude.
+
+        A partition names the version, so that no task reads another one.
+        """
+        partitions = []
+        for url in chain.from_iterable(_expand(it, dict(self.options)) for it in self.patterns):
+            try:
+                archive = open_archive(url, **dict(self.options))
+            except Damaged:
+                if self.ignores_corrupt:
+                    continue
+                raise
+            count = self.shards or _default_shards(archive)
+            numbers: Iterable[int] = range(1, count + 1)
+            if self.filters:
+                wanted = filter(self._is_wanted, archive.walk())
+                numbers = sorted(set(archive.shards_of(wanted, count)))
+            version = archive.version
+            partitions += [InputPartition((url, version, number, count)) for number in numbers]
         # Spark asks for at least one.
-        return [InputPartition((number, count)) for number in numbers] or [
-            InputPartition((1, count))
-        ]
+        return partitions or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Reads one shard in one pass."""
-        archive = _opened(self.url, self.options)
-        batch, size = [], 0
-        for entry, content in self._rows(archive, *partition.value):
-            batch.append((entry, content))
-            size += len(content)
-            if size >= _BATCH_BYTES or len(batch) >= _BATCH_ROWS:
+        batch: list[tuple[Entry, bytes | None, str | None]] = []
+        size = 0
+        for row in self._rows(*partition.value) if partition.value else ():
+            length = len(row[1] or b"")
+            if batch and (size + length > _BATCH_BYTES or len(batch) >= _BATCH_ROWS):
                 yield self._batch(batch)
                 batch, size = [], 0
+            batch.append(row)
+            size += length
         yield self._batch(batch)
 
-    def _rows(self, archive: Archive, number: int, count: int) -> Iterator[tuple[Entry, bytes]]:
-        """The wanted files of a shard, with their contents if these are wanted."""
-        files = self._wanted(archive)
-        shards = zip(files, archive.shards_of(files, count))
-        wanted = {entry.path: entry for entry, shard in shards if shard == number}
-        if "content" not in self.columns:
-            yield from ((entry, b"") for entry in wanted.values())
+    def _rows(
+        self, url: str, version: str, number: int, count: int
+    ) -> Iterator[tuple[Entry, bytes | None, str | None]]:
+        """The wanted files of a shard, with their contents or what is wrong with them, if these are wanted."""
+        archive = _opened(url, self.options, version)
+        if "content" not in self.columns.values():
+            for entry in filter(self._is_wanted, archive.shard_entries(number, count)):
+                yield entry, None, None
             return
-        content = b""
-        for member in archive.members(number, count, only=wanted.values()):
+        only = None
+        if self.filters:
+            only = list(filter(self._is_wanted, archive.shard_entries(number, count)))
+        for member in archive.members(number, count, only=only):
             entry = member.entry
             if entry.is_file():
-                if entry.size > _MAX_CONTENT_BYTES:
-                    raise InvalidArgument(
-                        f"{entry.path}: {entry.size} bytes are too many for Spark"
-                    )
-                content = member.read()
-            # A hard link follows its file.
-            if member.name in wanted and entry.kind in ("file", "hard_link"):
-                yield wanted[member.name], content
+                file, (content, error) = entry, self._content(member)
+            elif entry.kind == "hard_link":
+                # It follows its file.
+                entry = file._replace(path=entry.path)
+            else:
+                continue
+            if self._is_wanted(entry) and not (error and self.ignores_corrupt):
+                yield entry, content, error
 
-    def _wanted(self, archive: Archive) -> list[Entry]:
-        return [entry for entry in archive.walk() if entry.is_file() and self._matches(entry)]
+    def _content(self, member: Any) -> tuple[bytes | None, str | None]:
+        try:
+            if member.entry.size > _MAX_CONTENT_BYTES:
+                raise InvalidArgument(
+                    f"{member.name}: {member.entry.size} bytes are too many for Spark (use the option mode=PERMISSIVE, "
+                    "a filter or a schema without content)"
+                )
+            return member.read(), None
+        except (Damaged, InvalidArgument) as error:
+            if self.is_permissive or self.ignores_corrupt:
+                return None, str(error)
+            raise
 
-    def _matches(self, entry: Entry) -> bool:
-        return all(_matches(filter, entry.path) for filter in self.filters)
+    def _is_wanted(self, entry: Entry) -> bool:
+        values = {"path": _shown(entry.path), "size": entry.size}
+        return entry.is_file() and all(
+            _OPERATORS[kind](values[name], value) for name, kind, value in self.filters
+        )
 
-    def _batch(self, rows: list[tuple[Entry, bytes]]) -> pa.RecordBatch:
-        of: dict[str, Callable[[Entry, bytes], Any]] = {
-            "path": lambda entry, _: os.fsencode(entry.path).decode(errors="replace"),
-            "size": lambda entry, _: entry.size,
-            "mtime": lambda entry, _: datetime.fromtimestamp(entry.mtime, tz=timezone.utc),
-            "mode": lambda entry, _: entry.st_mode,
-            "content": lambda _, content: content,
+    def _batch(self, rows: list[tuple[Entry, bytes | None, str | None]]) -> pa.RecordBatch:
+        of: dict[str, Callable[[Entry, bytes | None, str | None], Any]] = {
+            "path": lambda entry, *_: _shown(entry.path),
+            "size": lambda entry, *_: entry.size,
+            "mtime": lambda entry, *_: entry.mtime_ns // 1000,
+            "mode": lambda entry, *_: entry.st_mode,
+            "content": lambda _, content, error: content,
+            "error": lambda _, content, error: error,
         }
         columns = {
-            name: pa.array([of[name](*row) for row in rows], _TYPES[name]) for name in self.columns
+            name: pa.array([of[known](*row) for row in rows], _TYPES[known])
+            for name, known in self.columns.items()
         }
         return pa.RecordBatch.from_pydict(columns)
 
 
-def _matches(filter: Filter, path: str) -> bool:
-    if isinstance(filter, EqualTo):
-        return path == filter.value
-    if isinstance(filter, In):
-        return path in filter.value
-    return isinstance(filter, StringStartsWith) and path.startswith(filter.value)
+def _shown(path: str) -> str:
+    """A path as Spark shows it, which has only text."""
+    return os.fsencode(path).decode(errors="replace")
+
+
+def _expand(pattern: str, options: dict[str, Any]) -> list[str]:
+    """Returns the archives that ``pattern`` names: files, or objects of a store."""
+    head, _, _ = pattern.partition("*")
+    if head == pattern or pattern.startswith(("http://", "https://")):
+        return [pattern]
+    if "://" in pattern:
+        place = head[: head.rindex("/") + 1]
+        parts = pattern[len(place) :].split("/")
+        names = [name.split("/") for name in _native.list_archives(place, complete(options))]
+        found = [
+            place + "/".join(name)
+            for name in names
+            if len(name) == len(parts) and all(map(fnmatch.fnmatchcase, name, parts))
+        ]
+    else:
+        found = glob.glob(pattern)
+    if not found:
+        raise InvalidArgument(f"{pattern}: there is no such archive")
+    return sorted(found)
 
 
 @lru_cache(maxsize=4)
-def _opened(url: str, options: tuple[tuple[str, Any], ...]) -> Archive:
+def _opened(url: str, options: tuple[tuple[str, Any], ...], version: str) -> Archive:
     """Tasks of the same process share an archive."""
-    return open_archive(url, **dict(options))
+    return Archive(url, dict(options), version)
 
 
 def _value(name: str, text: str) -> Any:
@@ -205,5 +310,12 @@ def _value(name: str, text: str) -> Any:
     return _BOOLEANS.get(text.lower(), text)
 
 
+def _is_permissive(options: dict[str, str]) -> bool:
+    mode = options.get("mode", "FAILFAST").upper()
+    if mode not in ("FAILFAST", "PERMISSIVE"):
+        raise InvalidArgument(f"mode: {mode} is neither FAILFAST nor PERMISSIVE")
+    return mode == "PERMISSIVE"
+
+
 def _default_shards(archive: Archive) -> int:
-    return max(1, archive.plan(1)[0].packed_end // SHARD_BYTES)
+    return min(max(1, archive.plan(1)[0].packed_end // SHARD_BYTES), MAX_SHARDS)
