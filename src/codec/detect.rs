@@ -84,6 +84,8 @@ pub enum Detected {
     Encrypted(Encryption),
     /// A web page.
     WebPage,
+    /// Frames that lz4 and zstd skip, with so many bytes, after which the format is visible.
+    Skippable(u64),
     /// Neither packed nor a tar archive, as far as known.
     Unknown,
 }
@@ -117,7 +119,7 @@ impl Encryption {
     }
 }
 
-/// Bytes that [`detect`] needs: one tar record. A longer skippable frame hides the frame after it.
+/// Bytes that [`detect`] needs: one tar record.
 pub(crate) const DETECT_LEN: usize = 512;
 
 /// Magics at the start of a file, in any order, because none is a prefix of another.
@@ -163,7 +165,7 @@ pub fn detect(first: &[u8]) -> Detected {
     }
     match first {
         [b'B', b'Z', b'h', b'1'..=b'9', ..] => Detected::Supported(Compression::Bzip2),
-        [0x50..=0x5f, 0x2a, 0x4d, 0x18, rest @ ..] => detect_after_skippable_frame(rest),
+        [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => detect_after_skippable_frames(first),
         _ if is_lzma(first) => Detected::Unsupported("lzma"),
         _ if is_openpgp(first) => Detected::Encrypted(Encryption::OpenPgp),
         _ if is_web_page(first) => Detected::WebPage,
@@ -171,20 +173,23 @@ pub fn detect(first: &[u8]) -> Detected {
     }
 }
 
-/// The format of the frame after a skippable one, whose magic `rest` lacks; lz4 and zstd share those. zstd if
-/// it is not visible, because pzstd begins its files so, and no known writer of lz4 does.
-fn detect_after_skippable_frame(mut rest: &[u8]) -> Detected {
+/// The format of the frame after skippable ones; lz4 and zstd share those. zstd if there is none, because pzstd
+/// begins its files so, and no known writer of lz4 does.
+fn detect_after_skippable_frames(first: &[u8]) -> Detected {
+    let mut start = 0_u64;
     loop {
-        let next = rest.split_first_chunk().and_then(|(len, rest)| {
-            let len = usize::try_from(u32::from_le_bytes(*len)).ok()?;
-            rest.get(len..)
-        });
-        match next {
-            Some([0x50..=0x5f, 0x2a, 0x4d, 0x18, behind @ ..]) => rest = behind,
+        let at = usize::try_from(start).unwrap_or(usize::MAX);
+        match first.get(at..) {
+            Some(&[0x50..=0x5f, 0x2a, 0x4d, 0x18, l0, l1, l2, l3, ..]) => {
+                start += 8 + u64::from(u32::from_le_bytes([l0, l1, l2, l3]));
+            }
             Some([0x04, 0x22, 0x4d, 0x18, ..] | [0x02, 0x21, 0x4c, 0x18, ..]) => {
                 return Detected::Supported(Compression::Lz4);
             }
-            _ => return Detected::Supported(Compression::Zstd),
+            Some(magic) if magic.len() >= 4 || start == 0 => {
+                return Detected::Supported(Compression::Zstd);
+            }
+            _ => return Detected::Skippable(start),
         }
     }
 }
@@ -361,7 +366,11 @@ mod tests {
             LZ4
         );
         assert_eq!(detect(&skippable(4, b"\x28\xb5\x2f\xfd")), ZSTD);
-        assert_eq!(detect(&skippable(1000, lz4)[..DETECT_LEN]), ZSTD);
+        let hidden = Detected::Skippable(1008);
+        assert_eq!(detect(&skippable(1000, lz4)[..DETECT_LEN]), hidden);
+        assert_eq!(detect(&skippable(1000, b"\x28\xb5")), hidden);
+        assert_eq!(detect(&skippable(0, b"")), Detected::Skippable(8));
+        assert_eq!(detect(&skippable(0, lz4)[..7]), ZSTD);
     }
 
     #[test]
@@ -409,7 +418,8 @@ mod tests {
             }
             // Nothing else begins with a skippable frame.
             let skippable = detect(&[b"\x5a\x2a\x4d\x18", &rest[..]].concat());
-            prop_assert!([LZ4, ZSTD].contains(&skippable), "{:?}", skippable);
+            let is_hidden = matches!(skippable, Detected::Skippable(8..));
+            prop_assert!(is_hidden || [LZ4, ZSTD].contains(&skippable), "{:?}", skippable);
         }
     }
 }

@@ -23,6 +23,9 @@ mod test_support;
 mod xz;
 mod zstd;
 
+use self::seek_point::STATE_BETWEEN_FRAMES;
+use crate::base::extent::{Packed, Plain};
+
 pub(crate) use decoder::LOOKAHEAD_LEN;
 pub use detect::{Compression, Encryption, UnknownCompression};
 pub use error::{Cause, Error};
@@ -70,6 +73,21 @@ pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
         Compression::Xz => Box::new(xz::Decoder::start(context)),
         Compression::Bzip2 => Box::new(bzip2::Decoder::start(context)),
     }
+}
+
+/// A decoder for a stream of lz4 or zstd whose first bytes, up to `packed`, are skippable frames, and the first
+/// seek point, which it does not repeat.
+///
+/// # Errors
+/// [`Cause::Malformed`] for another format.
+#[doc(hidden)]
+pub fn start_after_skippable(
+    compression: Compression,
+    context: Context,
+    packed: Packed,
+) -> Result<(Box<dyn Decoder>, SeekPoint), Error> {
+    let seek_point = SeekPoint::without_window(packed, Plain(0), STATE_BETWEEN_FRAMES);
+    Ok((resume(compression, context, &seek_point)?, seek_point))
 }
 
 /// A decoder at `seek_point`: first pushed byte [`SeekPoint::packed`], first plain byte [`SeekPoint::plain`].

@@ -22,6 +22,9 @@ const WINDOWS_DIVISOR: u64 = 100;
 /// Inflating the 4 MiB of a window takes 5 ms: level 3 costs 3 %, the next tenth more than decoding itself.
 const WINDOW_ZSTD_LEVEL: i32 = 3;
 
+/// State of a seek point between two frames of lz4 or zstd.
+pub(super) const STATE_BETWEEN_FRAMES: u32 = 0;
+
 /// An offset where decoding can start; self-contained with an empty `window`, else a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SeekPoint {

@@ -6,7 +6,7 @@ use fuser::{FileAttr, FileType, INodeNo};
 
 use crate::base::time::system_time;
 use crate::index::{Entry, EntryKind};
-use crate::tar::{Device, Timestamp};
+use crate::tar::Timestamp;
 
 /// Unit of `st_blocks`, by POSIX.
 const BLOCK_BYTES: u64 = 512;
@@ -99,13 +99,14 @@ fn permissions(mode: u32, umask: u32) -> u16 {
     u16::try_from(bits).unwrap_or(0)
 }
 
-/// A device number as FUSE sends it: 12 bits for the major and 20 for the minor number, as in Linux.
+/// The number of a device. No index has one that does not fit.
 fn rdev(kind: EntryKind<'_>) -> u32 {
-    let (EntryKind::CharDevice(device) | EntryKind::BlockDevice(device)) = kind else {
-        return 0;
-    };
-    let Device { major, minor } = device;
-    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)
+    match kind {
+        EntryKind::CharDevice(device) | EntryKind::BlockDevice(device) => {
+            device.linux_number().unwrap_or(0)
+        }
+        _ => 0,
+    }
 }
 
 /// `time` as a `SystemTime`, or 1970 if the type cannot hold it.
@@ -118,6 +119,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::tar::Device;
     use rustix::fs::makedev;
 
     #[test]

@@ -33,4 +33,4 @@ pub use mount::*;
 pub use passthrough::BackingFiles;
 pub use recent_errors::RecentError;
 pub use subtree::{Subtree, SubtreeError};
-pub use xattr::unmapped_acl_entries;
+pub use xattr::{LeftOutXattrs, left_out_xattrs};

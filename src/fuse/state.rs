@@ -138,8 +138,8 @@ impl FilesystemState {
         entry: &Entry<'a>,
     ) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let (xattrs, kind) = (entry.xattrs(), entry.kind());
-        xattrs.filter(move |(name, _)| {
-            xattr::is_supported(name, kind) && self.xattr_filter.selects(name)
+        xattrs.filter(move |(name, value)| {
+            xattr::is_supported(name, value, kind) && self.xattr_filter.selects(name)
         })
     }
 

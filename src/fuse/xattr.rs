@@ -5,6 +5,7 @@ use std::cell::LazyCell;
 
 use crate::base::passwd::Accounts;
 use crate::base::posix_acl;
+use crate::base::xattr::{XATTR_LIST_MAX, is_storable};
 use crate::index::{Entry, EntryKind, Index};
 
 /// Bytes of an ACL with entries for owner, group and others only.
@@ -19,16 +20,16 @@ const USER_PREFIX: &[u8] = b"user.";
 /// Name of the `SELinux` label.
 pub(super) const SELINUX_LABEL: &[u8] = b"security.selinux";
 
-/// Longest name that a program can ask for (`XATTR_NAME_MAX`).
-const XATTR_NAME_MAX_BYTES: usize = 255;
-
-/// Whether Linux allows the attribute `name` for an entry of this kind.
-pub(super) fn is_supported(name: &[u8], kind: EntryKind<'_>) -> bool {
+/// Whether Linux can hold the attribute for an entry of this kind. overlayfs could not copy up a file that
+/// lists another one.
+pub(super) fn is_supported(name: &[u8], value: &[u8], kind: EntryKind<'_>) -> bool {
     match posix_acl::Kind::of(name) {
         Some(posix_acl::Kind::Default) => matches!(kind, EntryKind::Directory),
         Some(posix_acl::Kind::Access) => !matches!(kind, EntryKind::Symlink(_)),
         None => {
-            !name.starts_with(USER_PREFIX) || matches!(kind, EntryKind::File | EntryKind::Directory)
+            let is_allowed = !name.starts_with(USER_PREFIX)
+                || matches!(kind, EntryKind::File | EntryKind::Directory);
+            is_allowed && is_storable(name, value)
         }
     }
 }
@@ -68,16 +69,13 @@ pub(super) fn value<'a>(
         let acl = is_attribute.then(|| stored_acl(xattrs, kind, accounts));
         return acl.flatten().map(Cow::Owned);
     }
-    if !is_valid_name(wanted) {
-        return None;
-    }
     xattrs
         .find(|&(name, _)| name == wanted)
         .map(|(_, value)| Cow::Borrowed(value))
 }
 
-/// The names of `xattrs`, as listxattr(2) returns them. Omits unreadable ACLs and names that no program can
-/// ask for. `lists_trusted`, whether the caller sees `trusted.*`, is called only if there are any.
+/// The names of `xattrs`, as listxattr(2) returns them. Omits unreadable ACLs, and lists no names at
+/// all if Linux returns no list so long. `lists_trusted`, whether the caller sees `trusted.*`, is called only if there are any.
 pub(super) fn list_names<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     accounts: &Accounts,
@@ -89,34 +87,53 @@ pub(super) fn list_names<'a>(
     let kinds = posix_acl::Kind::ALL.into_iter();
     let stored = kinds.filter(|&kind| stored_acl(acls.iter().copied(), kind, accounts).is_some());
     let plain = plain.into_iter().map(|(name, _)| name);
-    let listed = plain.filter(|name| is_valid_name(name));
-    let listed = listed.filter(|name| !name.starts_with(TRUSTED_PREFIX) || *lists_trusted);
+    let listed = plain.filter(|name| !name.starts_with(TRUSTED_PREFIX) || *lists_trusted);
     let mut names = Vec::new();
     for name in listed.chain(stored.map(|kind| kind.attribute().as_bytes())) {
         names.extend_from_slice(name);
         names.push(0);
+        if names.len() > XATTR_LIST_MAX {
+            return Vec::new();
+        }
     }
     names
 }
 
-/// Number of ACL entries in `index` whose user or group this user namespace does not map.
-pub fn unmapped_acl_entries(index: &Index) -> usize {
-    let is_acl = |name: &[u8]| posix_acl::Kind::of(name).is_some();
-    if !index.xattr_names().any(is_acl) {
-        return 0;
+/// Counts of extended attributes that a mount leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LeftOutXattrs {
+    /// Entries of ACLs whose user or group this user namespace does not map.
+    pub acl_entries: usize,
+    /// Attributes other than ACLs that Linux cannot hold.
+    pub attributes: usize,
+}
+
+/// Counts the extended attributes in `index` that a mount leaves out.
+pub fn left_out_xattrs(index: &Index) -> LeftOutXattrs {
+    if !index.has_xattrs() {
+        return LeftOutXattrs::default();
     }
     let accounts = Accounts::load_system();
-    let unmapped = |entry: Entry<'_>| {
+    let mut left_out = LeftOutXattrs::default();
+    for entry in index.entries() {
         let found =
             posix_acl::Kind::ALL.map(|kind| posix_acl::find(entry.xattrs(), kind, &accounts));
         let acls = found.into_iter().filter_map(|found| found.ok().flatten());
-        acls.map(|acl| acl.unmapped).sum::<usize>()
-    };
-    index.entries().map(unmapped).sum()
+        left_out.acl_entries += acls.map(|acl| acl.unmapped).sum::<usize>();
+        left_out.attributes += unlisted(entry);
+    }
+    left_out
 }
 
-fn is_valid_name(name: &[u8]) -> bool {
-    (1..=XATTR_NAME_MAX_BYTES).contains(&name.len()) && !name.contains(&0)
+/// Number of the entry's attributes other than ACLs that are not listed.
+fn unlisted(entry: Entry<'_>) -> usize {
+    let xattrs = entry.xattrs();
+    let plain = xattrs.filter(|(name, _)| posix_acl::Kind::of(name).is_none());
+    let plain: Vec<_> = plain.collect();
+    let supported = plain.iter().copied();
+    let supported = supported.filter(|(name, value)| is_supported(name, value, entry.kind()));
+    let listed = list_names(supported, &Accounts::default(), || true);
+    plain.len() - listed.split_inclusive(|&byte| byte == 0).count()
 }
 
 /// Whether file systems with attributes know the namespace of `name`. A missing ACL is no missing feature.
@@ -132,11 +149,10 @@ mod tests {
     const ACL: &[u8] = b"user::rw-,user:1000:r--,group::r--,mask::r--,other::---";
 
     fn xattrs() -> impl Iterator<Item = (&'static [u8], &'static [u8])> {
-        let pairs: [(&[u8], &[u8]); 6] = [
+        let pairs: [(&[u8], &[u8]); 5] = [
             (b"user.comment", b"hello"),
             (b"SCHILY.acl.access", ACL),
             (b"SCHILY.acl.default", b"user:nobody-knows-me:r--"),
-            (b"user.\0odd", b"x"),
             (b"security.selinux", b"label\0"),
             (b"trusted.note", b"secret"),
         ];
@@ -184,9 +200,10 @@ mod tests {
             EntryKind::Symlink(b"x"),
             EntryKind::Fifo,
         ];
-        let stored = |name: &[u8]| kinds.map(|kind| is_supported(name, kind));
+        let stored = |name: &[u8]| kinds.map(|kind| is_supported(name, b"", kind));
         assert_eq!(stored(b"user.x"), [true, true, false, false]);
-        assert_eq!(stored(b"security.capability"), [true; 4]);
+        assert_eq!(stored(b"security.ima"), [true; 4]);
+        assert_eq!(stored(b"security.capability"), [false; 4]);
         assert_eq!(stored(b"SCHILY.acl.access"), [true, true, false, true]);
         assert_eq!(
             stored(b"system.posix_acl_default"),
@@ -203,6 +220,18 @@ mod tests {
         );
         assert_eq!(listed(false), [plain, acl].concat());
         assert_eq!(listed(true), [plain, b"trusted.note\0", acl].concat());
+    }
+
+    #[test]
+    fn names_over_64_kib_are_not_listed() {
+        let listed = |count| {
+            let names: Vec<_> = (0..count)
+                .map(|number| format!("user.{number:0250}"))
+                .collect();
+            let xattrs = names.iter().map(|name| (name.as_bytes(), &b"v"[..]));
+            list_names(xattrs, &Accounts::default(), || true).len()
+        };
+        assert_eq!((listed(256), listed(257)), (XATTR_LIST_MAX, 0));
     }
 
     #[test]

@@ -75,6 +75,9 @@ pub enum MemberError {
     /// A symbolic link's target is empty or longer than 4,095 bytes.
     #[error("the target of the symbolic link is empty or too long")]
     BadTarget,
+    /// Linux has fewer bits for device numbers.
+    #[error("the device number is too large for Linux")]
+    BadDevice,
     /// [`Options::max_entries`] or the width of a field is exceeded.
     #[error("the archive has more entries than are allowed")]
     TooManyEntries,

@@ -31,6 +31,7 @@ use super::whiteouts::NameKind;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::resolve::{self, PathError, ResolveError};
+use crate::base::xattr::XATTR_NAME_MAX;
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Member, MemberKind, Segment};
 
@@ -45,9 +46,6 @@ const MAX_SYMLINK_TARGET_BYTES: usize = 4095;
 
 /// Maximum bytes of the name of a user or group; longer ones are dropped. `useradd` takes 32.
 pub(super) const MAX_OWNER_NAME_BYTES: usize = 1024;
-
-/// Maximum bytes of the name of an extended attribute: the limit of Linux.
-const MAX_XATTR_NAME_BYTES: usize = 255;
 
 /// The effect of a member on the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,19 +130,12 @@ impl Builder {
     /// When the tree cannot contain it. Then it becomes a problem, and the previous entry stays.
     pub fn add_member(&mut self, member: &Member) -> Result<Placement, MemberError> {
         let name = ArchivePath::sanitize(&member.name);
-        // An old form of a directory, which GNU tar honours.
-        let says_directory = name.has_trailing_slash && member.kind == MemberKind::File;
-        let kind = if says_directory {
-            &MemberKind::Directory
-        } else {
-            &member.kind
-        };
         let placed = if name.has_parent_component {
             Err(MemberError::ParentComponent)
         } else if let Some((directory, meaning)) = self.whiteout(&name.path) {
             self.insert_whiteout(&directory, meaning)
         } else {
-            self.insert(&name.path, kind, member)
+            self.insert(&name.path, member)
         };
         if let Err(error) = placed
             && (error == MemberError::TooManyEntries || !self.is_hidden(&name.path))
@@ -261,12 +252,8 @@ impl Builder {
         index
     }
 
-    fn insert(
-        &mut self,
-        path: &ArchivePath,
-        kind: &MemberKind,
-        member: &Member,
-    ) -> Result<Placement, MemberError> {
+    fn insert(&mut self, path: &ArchivePath, member: &Member) -> Result<Placement, MemberError> {
+        let kind = &member.kind;
         let Some((directory, name)) = path.split_last() else {
             if *kind != MemberKind::Directory {
                 return Err(MemberError::RootNotDirectory);
@@ -606,6 +593,9 @@ impl Builder {
                 inode.size = (target.len() as u64).into();
             }
             MemberKind::CharDevice(device) | MemberKind::BlockDevice(device) => {
+                if device.linux_number().is_none() {
+                    return Err(MemberError::BadDevice);
+                }
                 inode.set_device(*device);
             }
             MemberKind::Directory | MemberKind::HardLink(_) | MemberKind::Fifo => {}
@@ -684,7 +674,7 @@ impl Builder {
     fn attribute_set(&mut self, xattrs: &[(Vec<u8>, Vec<u8>)]) -> u32 {
         let set: Vec<(&[u8], &[u8])> = xattrs
             .iter()
-            .filter(|(name, _)| name.len() <= MAX_XATTR_NAME_BYTES)
+            .filter(|(name, _)| name.len() <= XATTR_NAME_MAX)
             .map(|(name, value)| (&**name, &**value))
             .collect();
         let arrays = &mut self.tree.index.arrays;
@@ -759,7 +749,7 @@ mod tests {
     use super::super::test_support::{directory, file, hard_link, index, layer, member, symlink};
     use super::super::whiteouts::WhiteoutFormat;
     use super::*;
-    use crate::tar::Timestamp;
+    use crate::tar::{Device, Timestamp};
 
     /// Every name of the tree: path, type letter, mode, number of links, size.
     fn listing(index: &Index) -> Vec<String> {
@@ -1230,11 +1220,6 @@ mod tests {
     }
 
     #[test]
-    fn a_file_whose_name_ends_in_a_slash_is_a_directory() {
-        assert_eq!(listing(&index(&[file("a/", 0..1)])), ["a d 644 2 0"]);
-    }
-
-    #[test]
     fn member_paths_do_not_escape_the_root() {
         let index = index(&[
             symlink("l", "/etc"),
@@ -1263,6 +1248,16 @@ mod tests {
         ]);
         assert_eq!(index.entry_count(), 1);
         assert_eq!(index.problem_count(), 5);
+    }
+
+    #[test]
+    fn device_number_that_linux_would_cut_is_a_problem() {
+        let device = |(major, minor)| {
+            let device = Device { major, minor };
+            index(&[member("d", MemberKind::CharDevice(device))]).problem_count()
+        };
+        assert_eq!([(0, 0), (4095, 1_048_575)].map(device), [0, 0]);
+        assert_eq!([(4096, 0), (0, 1_048_576)].map(device), [1, 1]);
     }
 
     #[test]

@@ -40,8 +40,8 @@ impl DryRunSink {
 impl Sink for DryRunSink {
     type Error = Error;
 
-    fn member(&mut self, mut member: Member) -> Result<(), Error> {
-        let selected = self.selection.select_member(&mut member, &self.problems);
+    fn member(&mut self, member: Member) -> Result<(), Error> {
+        let selected = self.selection.select_member(&member, &self.problems);
         if let Some(output_path) = selected {
             self.problems.entry(&output_path.path);
             self.entries += 1;

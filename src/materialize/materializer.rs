@@ -274,7 +274,7 @@ impl Materializer {
 impl Sink for Materializer {
     type Error = Error;
 
-    fn member(&mut self, mut member: Member) -> Result<(), Error> {
+    fn member(&mut self, member: Member) -> Result<(), Error> {
         let tree = &mut self.tree;
         tree.context.problems.check_fatal()?;
         let job = if let Some(layers) = &mut self.layers {
@@ -289,7 +289,7 @@ impl Sink for Materializer {
             }
             tree.defer_root_mtime();
             let problems = &tree.context.problems;
-            let selected = tree.selection.select_member(&mut member, problems);
+            let selected = tree.selection.select_member(&member, problems);
             selected.and_then(|output_path| {
                 tree.report_stripped_prefix(output_path.stripped);
                 tree.begin_member(member, output_path.path)

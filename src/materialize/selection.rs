@@ -3,7 +3,7 @@
 use super::error::{Cause, Problems};
 use crate::base::archive_path::ArchivePath;
 use crate::base::glob::Glob;
-use crate::tar::{Member, MemberKind};
+use crate::tar::Member;
 
 /// The members to take from an archive; by default all.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -66,11 +66,11 @@ impl Selection {
         path.strip_components(self.strip_components)
     }
 
-    /// Output path of a selected member; `None` if it is not selected or no component remains. A file whose
-    /// name ends in a slash becomes a directory. A name with `..` is added to `problems`.
+    /// Output path of a selected member; `None` if it is not selected or no component remains. A
+    /// name with `..` is added to `problems`.
     pub(super) fn select_member(
         &mut self,
-        member: &mut Member,
+        member: &Member,
         problems: &Problems,
     ) -> Option<OutputPath> {
         let name = ArchivePath::sanitize(&member.name);
@@ -80,9 +80,6 @@ impl Selection {
         if name.has_parent_component {
             problems.add(&name.path, Cause::ParentComponent);
             return None;
-        }
-        if name.has_trailing_slash && member.kind == MemberKind::File {
-            member.kind = MemberKind::Directory;
         }
         Some(OutputPath {
             path: self.strip_path(name.path)?,

@@ -129,8 +129,8 @@ impl CurrentFile {
 impl<W: Write> Sink for ContentSink<W> {
     type Error = Error;
 
-    fn member(&mut self, mut member: Member) -> Result<(), Error> {
-        let selected = self.selection.select_member(&mut member, &self.problems);
+    fn member(&mut self, member: Member) -> Result<(), Error> {
+        let selected = self.selection.select_member(&member, &self.problems);
         if self.is_tar {
             let header = tar::encode_header(&member);
             self.output.write_all(&header).map_err(output_error)?;

@@ -89,12 +89,6 @@ pub enum Limit {
     /// [`global_bytes`](super::Limits::global_bytes).
     #[error("bytes of global pax keywords")]
     GlobalBytes,
-    /// [`xattrs`](super::Limits::xattrs).
-    #[error("extended attributes of a member")]
-    Xattrs,
-    /// [`xattr_bytes`](super::Limits::xattr_bytes).
-    #[error("bytes of extended attributes of a member")]
-    XattrBytes,
     /// [`name_bytes`](super::Limits::name_bytes).
     #[error("bytes in a name or link target")]
     NameBytes,

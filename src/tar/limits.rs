@@ -45,15 +45,18 @@ pub struct Limits {
     /// Metadata are names, link targets, extended attributes and sparse maps. An index stores those of all
     /// members, and a writer those of directories. Stops thousands of members at the other limits.
     pub metadata_bytes: u64,
-    /// Maximum bytes of one pax header's body. The largest honest one is a sparse map of format 0.1. Stops an
-    /// archive from making the parser collect gigabytes before its first member.
+    /// Maximum bytes of one pax header's body, without keywords that have no effect. The largest honest one is
+    /// a sparse map of format 0.1. Stops an archive from making the parser collect gigabytes before its first
+    /// member.
     pub pax_bytes: u64,
     /// Maximum bytes of names and values that global pax headers leave in force. Stops a large header from
     /// being copied into millions of members of 512 bytes each.
     pub global_bytes: u64,
-    /// Maximum number of a member's extended attributes, ACLs included. Stops quadratic work on duplicates.
+    /// Maximum number of a member's extended attributes, ACLs included; further ones are left out. Stops
+    /// quadratic work on duplicates.
     pub xattrs: u64,
-    /// Maximum bytes of names and values of a member's attributes. Stops megabytes of index for each.
+    /// Maximum bytes of names and values of a member's attributes; an attribute beyond it is left out. Stops
+    /// megabytes of index for each.
     pub xattr_bytes: u64,
     /// Maximum bytes of a name or a link target; Linux accepts at most 4,096 in one call. Stops paths of
     /// megabytes, which every later stage would have to walk.
@@ -107,8 +110,6 @@ impl Limit {
             Self::MetadataBytes => limits.metadata_bytes,
             Self::PaxBytes => limits.pax_bytes,
             Self::GlobalBytes => limits.global_bytes,
-            Self::Xattrs => limits.xattrs,
-            Self::XattrBytes => limits.xattr_bytes,
             Self::NameBytes => limits.name_bytes,
             Self::SparseSegments => limits.sparse_segments,
         };
@@ -146,14 +147,14 @@ mod tests {
     #[test]
     fn value_equal_to_the_limit_is_allowed() {
         let limits = Limits {
-            xattrs: 3,
+            sparse_segments: 3,
             ..Limits::default()
         };
-        assert_eq!(Limit::Xattrs.check(&limits, 3), Ok(()));
+        assert_eq!(Limit::SparseSegments.check(&limits, 3), Ok(()));
         let exceeded = Cause::LimitExceeded {
-            which: Limit::Xattrs,
+            which: Limit::SparseSegments,
             limit: 3,
         };
-        assert_eq!(Limit::Xattrs.check(&limits, 4), Err(exceeded));
+        assert_eq!(Limit::SparseSegments.check(&limits, 4), Err(exceeded));
     }
 }

@@ -133,6 +133,16 @@ pub struct Device {
     pub minor: u32,
 }
 
+impl Device {
+    /// The number as mknod(2) and FUSE take it. `None` if Linux, which has 12 bits for the major and 20 for
+    /// the minor number, would cut it to that of another device.
+    pub fn linux_number(self) -> Option<u32> {
+        let Self { major, minor } = self;
+        let fits = major < 1 << 12 && minor < 1 << 20;
+        fits.then_some((minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12))
+    }
+}
+
 /// A time relative to 1970-01-01 00:00:00 UTC; `nanoseconds`, below 10⁹, count forward even before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Timestamp {

@@ -99,7 +99,7 @@ struct Extension {
     at: Plain,
     left: u64,
     padding: u64,
-    body: Vec<u8>,
+    body: pax::Body,
 }
 
 #[derive(Debug)]
@@ -362,18 +362,19 @@ impl Parser {
 
     fn extension_header(&mut self, flag: u8, at: Plain, size: u64) -> Result<(), Error> {
         let limits = &self.options.limits;
-        let checked = match flag {
+        let is_name = matches!(flag, b'L' | b'K');
+        if is_name {
             // A NUL follows the name.
-            b'L' | b'K' => Limit::NameBytes.check(limits, size.saturating_sub(1)),
-            _ => Limit::PaxBytes.check(limits, size),
-        };
-        checked.map_err(|cause| error(at, cause))?;
+            Limit::NameBytes
+                .check(limits, size.saturating_sub(1))
+                .map_err(|cause| error(at, cause))?;
+        }
         self.state = State::Extension(Extension {
             flag,
             at,
             left: size,
             padding: padding(size),
-            body: Vec::new(),
+            body: pax::Body::new(size, !is_name, &self.options.limits),
         });
         Ok(())
     }
@@ -384,15 +385,21 @@ impl Parser {
         };
         let len = usize::try_from(extension.left).unwrap_or(usize::MAX);
         let (body, padding) = piece.split_at(len.min(piece.len()));
-        extension.body.extend_from_slice(body);
+        let (flag, at) = (extension.flag, extension.at);
+        extension
+            .body
+            .push(body, &self.options.limits)
+            .map_err(|cause| error(at, cause))?;
         extension.left -= body.len() as u64;
         extension.padding -= padding.len() as u64;
         if extension.left + extension.padding > 0 {
             return Ok(());
         }
-        let (flag, at) = (extension.flag, extension.at);
-        let body = std::mem::take(&mut extension.body);
-        self.state = State::Header;
+        let State::Extension(extension) = std::mem::take(&mut self.state) else {
+            return Ok(());
+        };
+        let (body, notes) = extension.body.finish();
+        self.report_notes(at, notes);
         let name = || Some(text(&body).to_vec()).filter(|name| !name.is_empty());
         match flag {
             b'g' => return self.apply_global_header(at, &body),
@@ -981,6 +988,26 @@ mod tests {
             let found = read(&[Block::new("name/", flag, 0).done(), zeros()]);
             assert_eq!(found.one().kind, MemberKind::Directory);
         }
+        let unknown = Block::new("name/", b'Q', 5).with(b"hello");
+        let sparse = Block::new("name/", b'S', 5).with(b"hello");
+        for archive in [unknown, sparse] {
+            let found = read(&[archive, zeros()]);
+            assert_eq!(found.members[0].0.kind, MemberKind::File);
+            assert_eq!(found.members[0].1, b"hello");
+        }
+    }
+
+    #[test]
+    fn large_values_without_effect_do_not_end_an_archive() {
+        let dumpdir = extension(b'x', &[("GNU.dumpdir", &"Y".repeat(17 << 20))]);
+        let fork = "f".repeat(5 << 20);
+        let attribute = ("SCHILY.xattr.com.apple.ResourceFork", &*fork);
+        let fork = extension(b'x', &[attribute, ("path", "renamed")]);
+        let archive = [dumpdir, file("a", b"1"), fork, file("b", b"2"), zeros()];
+        let found = read(&archive);
+        assert_eq!(found.names(), ["a", "renamed"]);
+        assert_eq!(found.remarks.len(), 2, "{:?}", found.remarks);
+        assert!(found.remarks[0].contains("com.apple.ResourceFork"));
     }
 
     #[test]
@@ -1226,7 +1253,7 @@ mod tests {
         assert!(limited(few.clone(), &[name]).contains("NameBytes"));
         let path = extension(b'x', &[("path", "eleven-long")]);
         assert!(limited(few.clone(), &[path]).contains("NameBytes"));
-        let pax = extension(b'x', &[("comment", &"c".repeat(40))]);
+        let pax = extension(b'x', &[("GNU.sparse.map", &"1,".repeat(20))]);
         assert!(limited(few.clone(), &[pax]).contains("PaxBytes"));
         let global = extension(b'g', &[("path", "nine-long")]);
         assert!(limited(few, &[global]).contains("GlobalBytes"));

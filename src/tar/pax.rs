@@ -1,9 +1,24 @@
 //! pax headers: keywords, their values, and their meaning for a member.
 
+use std::borrow::Cow;
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+
 use super::error::{Note, printable};
 use super::header::text;
 use super::sparse::{SparseKeywords, decimal};
 use super::{Cause, Limit, Limits, Timestamp};
+use crate::base::xattr::{XATTR_NAME_MAX, XATTR_SIZE_MAX};
+
+/// base64 as libarchive reads it: with or without padding, and with any trailing bits.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true),
+);
 
 /// Values from pax headers. `None` leaves the header's own field in force.
 #[derive(Clone, Debug, Default)]
@@ -62,38 +77,38 @@ impl Keywords {
         limits: &Limits,
         notes: &mut Vec<Note>,
     ) -> Result<(), Cause> {
-        let mut report = |note: Option<Note>| notes.extend(note);
-        match key {
-            b"path" => self.path = name(value, limits)?,
-            b"linkpath" => self.link = name(value, limits)?,
-            b"uname" => self.user = Some(name(value, limits)?.unwrap_or_default()),
-            b"gname" => self.group = Some(name(value, limits)?.unwrap_or_default()),
-            b"size" => report(assign(&mut self.size, key, value, decimal)),
-            b"uid" => report(assign(&mut self.uid, key, value, decimal_u32)),
-            b"gid" => report(assign(&mut self.gid, key, value, decimal_u32)),
-            b"mtime" => report(assign(&mut self.mtime, key, value, time)),
-            b"SCHILY.devmajor" => report(assign(&mut self.major, key, value, decimal_u32)),
-            b"SCHILY.devminor" => report(assign(&mut self.minor, key, value, decimal_u32)),
-            b"SCHILY.realsize" => report(assign(&mut self.sparse.size, key, value, decimal)),
-            b"SCHILY.acl.access" | b"SCHILY.acl.default" => self.acl(key, value, limits)?,
-            b"RHT.security.selinux" => {
-                // The kernel stores the context as a C string.
-                let context = [text(value), b"\0"].concat();
-                self.xattr(b"security.selinux".to_vec(), context, limits)?;
+        let note = match Field::of(key) {
+            Some(Field::Path) => {
+                self.path = name(value, limits)?;
+                None
             }
-            _ => {
-                if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
-                    report(self.sparse(key, value, limits)?);
-                } else if let Some(key) = key.strip_prefix(b"SCHILY.xattr.") {
-                    self.xattr(percent_decoded(key), value.to_vec(), limits)?;
-                } else if let Some(key) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
-                    match base64(value) {
-                        Some(value) => self.xattr(percent_decoded(key), value, limits)?,
-                        None => report(Some(invalid(key, value))),
-                    }
-                }
+            Some(Field::Link) => {
+                self.link = name(value, limits)?;
+                None
             }
-        }
+            Some(Field::User) => {
+                self.user = Some(name(value, limits)?.unwrap_or_default());
+                None
+            }
+            Some(Field::Group) => {
+                self.group = Some(name(value, limits)?.unwrap_or_default());
+                None
+            }
+            Some(Field::Size) => assign(&mut self.size, key, value, decimal),
+            Some(Field::Uid) => assign(&mut self.uid, key, value, decimal_u32),
+            Some(Field::Gid) => assign(&mut self.gid, key, value, decimal_u32),
+            Some(Field::Mtime) => assign(&mut self.mtime, key, value, time),
+            Some(Field::Major) => assign(&mut self.major, key, value, decimal_u32),
+            Some(Field::Minor) => assign(&mut self.minor, key, value, decimal_u32),
+            Some(Field::RealSize) => assign(&mut self.sparse.size, key, value, decimal),
+            Some(Field::Sparse(key)) => self.sparse(key, value, limits)?,
+            Some(Field::Attribute(attribute)) => match attribute.value(value) {
+                Some(value) => self.attribute(attribute, value.into_owned(), limits),
+                None => Some(invalid(key, value)),
+            },
+            None => None,
+        };
+        notes.extend(note);
         Ok(())
     }
 
@@ -118,20 +133,25 @@ impl Keywords {
         Ok(None)
     }
 
-    fn acl(&mut self, key: &[u8], value: &[u8], limits: &Limits) -> Result<(), Cause> {
-        if value.is_empty() {
-            self.xattrs.retain(|(other, _)| other != key);
-            return Ok(());
+    /// Sets an extended attribute. A later value replaces an earlier one, and an empty ACL removes it.
+    fn attribute(
+        &mut self,
+        attribute: Attribute<'_>,
+        value: Vec<u8>,
+        limits: &Limits,
+    ) -> Option<Note> {
+        let name = attribute.name();
+        self.xattrs.retain(|(other, _)| name != *other);
+        if matches!(attribute, Attribute::Acl(_)) && value.is_empty() {
+            return None;
         }
-        self.xattr(key.to_vec(), value.to_vec(), limits)
-    }
-
-    /// Sets an extended attribute, possibly an empty one; a later value replaces an earlier one.
-    fn xattr(&mut self, key: Vec<u8>, value: Vec<u8>, limits: &Limits) -> Result<(), Cause> {
-        self.xattrs.retain(|(other, _)| *other != key);
-        self.xattrs.push((key, value));
-        Limit::Xattrs.check(limits, self.xattrs.len() as u64)?;
-        Limit::XattrBytes.check(limits, xattr_bytes(&self.xattrs))
+        let bytes = xattr_bytes(&self.xattrs) + (name.len() + value.len()) as u64;
+        let is_full = self.xattrs.len() as u64 >= limits.xattrs || bytes > limits.xattr_bytes;
+        if is_full || name.len() > XATTR_NAME_MAX || attribute.is_too_long(value.len()) {
+            return Some(attribute.left_out());
+        }
+        self.xattrs.push((name.into_owned(), value));
+        None
     }
 }
 
@@ -140,15 +160,259 @@ pub(super) fn xattr_bytes(xattrs: &[(Vec<u8>, Vec<u8>)]) -> u64 {
     lens.sum::<usize>() as u64
 }
 
+/// A field of a member that a keyword sets.
+#[derive(Clone, Copy, Debug)]
+enum Field<'a> {
+    Path,
+    Link,
+    User,
+    Group,
+    Size,
+    Uid,
+    Gid,
+    Mtime,
+    Major,
+    Minor,
+    RealSize,
+    /// A keyword of GNU's sparse formats, without their prefix.
+    Sparse(&'a [u8]),
+    Attribute(Attribute<'a>),
+}
+
+impl<'a> Field<'a> {
+    /// `None` for a keyword without effect.
+    fn of(key: &'a [u8]) -> Option<Self> {
+        Some(match key {
+            b"path" => Self::Path,
+            b"linkpath" => Self::Link,
+            b"uname" => Self::User,
+            b"gname" => Self::Group,
+            b"size" => Self::Size,
+            b"uid" => Self::Uid,
+            b"gid" => Self::Gid,
+            b"mtime" => Self::Mtime,
+            b"SCHILY.devmajor" => Self::Major,
+            b"SCHILY.devminor" => Self::Minor,
+            b"SCHILY.realsize" => Self::RealSize,
+            _ => match key.strip_prefix(b"GNU.sparse.") {
+                Some(key) => Self::Sparse(key),
+                None => Self::Attribute(Attribute::of(key)?),
+            },
+        })
+    }
+}
+
+/// An extended attribute, by the keyword that gives it.
+#[derive(Clone, Copy, Debug)]
+enum Attribute<'a> {
+    /// An ACL as text, by its whole keyword.
+    Acl(&'a [u8]),
+    Selinux,
+    /// By its encoded name.
+    Schily(&'a [u8]),
+    /// By its encoded name, with a value in base64.
+    Libarchive(&'a [u8]),
+}
+
+impl<'a> Attribute<'a> {
+    fn of(key: &'a [u8]) -> Option<Self> {
+        match key {
+            b"SCHILY.acl.access" | b"SCHILY.acl.default" => Some(Self::Acl(key)),
+            b"RHT.security.selinux" => Some(Self::Selinux),
+            _ => {
+                let schily = key.strip_prefix(b"SCHILY.xattr.").map(Self::Schily);
+                schily.or_else(|| key.strip_prefix(b"LIBARCHIVE.xattr.").map(Self::Libarchive))
+            }
+        }
+    }
+
+    fn name(self) -> Cow<'a, [u8]> {
+        match self {
+            Self::Acl(key) => Cow::Borrowed(key),
+            Self::Selinux => Cow::Borrowed(b"security.selinux"),
+            Self::Schily(name) | Self::Libarchive(name) => Cow::Owned(percent_decoded(name)),
+        }
+    }
+
+    /// The attribute's value. `None` if the keyword's value is invalid.
+    fn value(self, value: &[u8]) -> Option<Cow<'_, [u8]>> {
+        match self {
+            Self::Acl(_) | Self::Schily(_) => Some(Cow::Borrowed(value)),
+            // The kernel stores the context as a C string.
+            Self::Selinux => Some(Cow::Owned([text(value), b"\0"].concat())),
+            Self::Libarchive(_) => BASE64.decode(value).ok().map(Cow::Owned),
+        }
+    }
+
+    /// Whether Linux holds no value of `len` bytes. ACLs are shorter in its form than as text.
+    fn is_too_long(self, len: usize) -> bool {
+        !matches!(self, Self::Acl(_)) && len > XATTR_SIZE_MAX
+    }
+
+    fn left_out(self) -> Note {
+        let name = printable(&self.name());
+        Note::Warning(format!(
+            "leaving out the extended attribute {name}, which is too large"
+        ))
+    }
+}
+
+/// Collects the body of an extended header while its bytes arrive, without values that have no effect.
+///
+/// The limits concern the collected bytes, because neither a directory's list of names in an incremental
+/// archive nor the resource fork of a file is an attack.
+#[derive(Debug)]
+pub(super) struct Body {
+    collected: Vec<u8>,
+    part: Part,
+    /// Bytes at the end of `collected` that begin a record.
+    prefix_len: usize,
+    attribute_bytes: u64,
+    notes: Vec<Note>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    /// The start of a record up to the equal sign.
+    Prefix,
+    /// That many more bytes of a record.
+    Kept(u64),
+    Skipped(u64),
+}
+
+/// Maximum bytes of a body that is collected as it is, because parsing it twice costs more than its memory.
+const MAX_UNFILTERED_BYTES: u64 = 64 << 10;
+
+/// Maximum start of a record: a length, and an attribute's name of 255 bytes in percent encoding.
+const MAX_PREFIX_BYTES: usize = 4 << 10;
+
+impl Body {
+    /// Begins a body of `len` bytes. `is_pax` tells whether it has keywords.
+    pub(super) fn new(len: u64, is_pax: bool, limits: &Limits) -> Self {
+        let is_filtered = is_pax && len > MAX_UNFILTERED_BYTES.min(limits.pax_bytes);
+        let part = if is_filtered {
+            Part::Prefix
+        } else {
+            Part::Kept(len)
+        };
+        Self {
+            collected: Vec::new(),
+            part,
+            prefix_len: 0,
+            attribute_bytes: 0,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Adds the next bytes.
+    ///
+    /// # Errors
+    /// When more bytes than the limit have to be collected.
+    pub(super) fn push(&mut self, mut bytes: &[u8], limits: &Limits) -> Result<(), Cause> {
+        while let Some((&first, behind)) = bytes.split_first() {
+            match self.part {
+                Part::Prefix => {
+                    bytes = behind;
+                    self.collect(&[first], limits)?;
+                    self.prefix_len += 1;
+                    if first == b'=' || self.prefix_len == MAX_PREFIX_BYTES {
+                        self.part = self.choose_part(limits);
+                        self.prefix_len = 0;
+                    }
+                }
+                Part::Kept(ref mut left) | Part::Skipped(ref mut left) => {
+                    let len = usize::try_from(*left).unwrap_or(usize::MAX);
+                    let (piece, behind) = bytes.split_at(len.min(bytes.len()));
+                    bytes = behind;
+                    *left -= piece.len() as u64;
+                    let is_complete = *left == 0;
+                    if matches!(self.part, Part::Kept(_)) {
+                        self.collect(piece, limits)?;
+                    }
+                    if is_complete {
+                        self.part = Part::Prefix;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The collected bytes, and notes about attributes that were left out.
+    pub(super) fn finish(self) -> (Vec<u8>, Vec<Note>) {
+        (self.collected, self.notes)
+    }
+
+    fn collect(&mut self, bytes: &[u8], limits: &Limits) -> Result<(), Cause> {
+        Limit::PaxBytes.check(limits, (self.collected.len() + bytes.len()) as u64)?;
+        self.collected.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Decides by the keyword whether its value is collected, and removes the keyword if not. Collects nothing
+    /// after malformed framing or the last record, because nothing after them is read.
+    fn choose_part(&mut self, limits: &Limits) -> Part {
+        let start = self.collected.len() - self.prefix_len;
+        let prefix = self.collected.get(start..).unwrap_or_default();
+        let Ok(Some(head)) = head(prefix) else {
+            return Part::Skipped(u64::MAX);
+        };
+        let left = head.len.saturating_sub(prefix.len()) as u64;
+        let is_kept = match Field::of(head.key) {
+            // Malformed.
+            _ if left == 0 => return Part::Skipped(u64::MAX),
+            None => false,
+            Some(Field::Attribute(attribute)) => {
+                let bytes = self.attribute_bytes.saturating_add(left);
+                // As text and in base64, values are longer than in an index.
+                let is_kept = bytes <= limits.xattr_bytes.saturating_mul(2);
+                if is_kept {
+                    self.attribute_bytes = bytes;
+                } else {
+                    self.notes.push(attribute.left_out());
+                }
+                is_kept
+            }
+            Some(_) => true,
+        };
+        if is_kept {
+            return Part::Kept(left);
+        }
+        self.collected.truncate(start);
+        Part::Skipped(left)
+    }
+}
+
 type Keyword<'a> = (&'a [u8], &'a [u8], &'a [u8]);
 
-/// Splits off the first `length key=value\n`, whose length includes itself. `None` at the end or a NUL.
+/// Splits off the first `length key=value\n`. `None` at the end or a NUL.
 fn keyword(body: &[u8]) -> Result<Option<Keyword<'_>>, &'static str> {
-    let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
-    let start = body.iter().position(|byte| !blank(byte));
-    let line = start
-        .and_then(|start| body.get(start..))
-        .unwrap_or_default();
+    let Some(head) = head(body)? else {
+        return Ok(None);
+    };
+    let (record, behind) = body
+        .split_at_checked(head.len)
+        .ok_or("length out of range")?;
+    let line = record.strip_suffix(b"\n").ok_or("missing newline")?;
+    let value = line.get(head.value..).ok_or("missing equal sign")?;
+    Ok(Some((head.key, value, behind)))
+}
+
+/// The start of a record.
+#[derive(Debug)]
+struct Head<'a> {
+    /// Bytes of the record, which include its length.
+    len: usize,
+    key: &'a [u8],
+    /// Where its value begins.
+    value: usize,
+}
+
+/// The start of the first record in `body`. `None` at the end or a NUL.
+fn head(body: &[u8]) -> Result<Option<Head<'_>>, &'static str> {
+    let blank = |byte: &&u8| matches!(byte, b' ' | b'\t');
+    let blanks = body.iter().take_while(blank).count();
+    let line = body.get(blanks..).unwrap_or_default();
     if matches!(line.first(), None | Some(0)) {
         return Ok(None);
     }
@@ -158,26 +422,18 @@ fn keyword(body: &[u8]) -> Result<Option<Keyword<'_>>, &'static str> {
         return Err("missing length");
     }
     let len = decimal(digits).and_then(|len| usize::try_from(len).ok());
-    let (record, behind) = len
-        .and_then(|len| body.split_at_checked(len))
-        .ok_or("length out of range")?;
-    let head = body.len() - line.len();
-    if !line.first().is_some_and(blank) {
+    let len = len.ok_or("length out of range")?;
+    let blanks = line.iter().take_while(blank).count();
+    if blanks == 0 {
         return Err("missing blank after the length");
     }
-    let line = record.get(head..).ok_or("missing equal sign")?;
-    let line = line.strip_suffix(b"\n").ok_or("missing newline")?;
-    let key_start = line.iter().position(|byte| !blank(byte));
-    let line = key_start
-        .and_then(|start| line.get(start..))
-        .unwrap_or_default();
-    let equals = line.iter().position(|&byte| byte == b'=');
-    let (key, value) = equals
-        .and_then(|equals| line.split_at_checked(equals))
-        .filter(|(key, _)| !key.contains(&0))
-        .ok_or("missing equal sign")?;
-    let value = value.get(1..).unwrap_or_default();
-    Ok(Some((key, value, behind)))
+    let line = line.get(blanks..).unwrap_or_default();
+    let key = line.split(|&byte| byte == b'=').next().unwrap_or_default();
+    let value = body.len() - line.len() + key.len() + 1;
+    if key.len() == line.len() || key.contains(&0) || value >= len {
+        return Err("missing equal sign");
+    }
+    Ok(Some(Head { len, key, value }))
 }
 
 /// Sets `field` from a value up to its first NUL. An empty one clears it, an invalid one returns why.
@@ -266,33 +522,6 @@ fn percent_decoded(text: &[u8]) -> Vec<u8> {
         rest = behind.get(taken..).unwrap_or_default();
     }
     decoded
-}
-
-/// With or without padding.
-fn base64(text: &[u8]) -> Option<Vec<u8>> {
-    let padding = text.iter().rev().take_while(|&&byte| byte == b'=').count();
-    let digits = text.get(..text.len() - padding)?;
-    if padding > 2 || digits.len() % 4 == 1 {
-        return None;
-    }
-    let mut decoded = Vec::with_capacity(digits.len() / 4 * 3 + 2);
-    for group in digits.chunks(4) {
-        let bits = group.iter().try_fold(0_u32, |bits, &byte| {
-            let digit = match byte {
-                b'A'..=b'Z' => byte - b'A',
-                b'a'..=b'z' => byte - b'a' + 26,
-                b'0'..=b'9' => byte - b'0' + 52,
-                b'+' => 62,
-                b'/' => 63,
-                _ => return None,
-            };
-            Some(bits << 6 | u32::from(digit))
-        })?;
-        let bits = bits << (6 * (4 - group.len()));
-        let [_, bytes @ ..] = bits.to_be_bytes();
-        decoded.extend_from_slice(bytes.get(..group.len() - 1)?);
-    }
-    Some(decoded)
 }
 
 #[cfg(test)]
@@ -416,12 +645,14 @@ mod tests {
 
     #[test]
     fn base64_is_read_with_and_without_padding() {
-        assert_eq!(base64(b"aGVsbG8="), Some(b"hello".to_vec()));
-        assert_eq!(base64(b"aGVsbG8"), Some(b"hello".to_vec()));
-        assert_eq!(base64(b"+/9A"), Some(vec![0xfb, 0xff, 0x40]));
-        assert_eq!(base64(b""), Some(Vec::new()));
+        let decoded = |text: &[u8]| BASE64.decode(text).ok();
+        assert_eq!(decoded(b"aGVsbG8="), Some(b"hello".to_vec()));
+        assert_eq!(decoded(b"aGVsbG8"), Some(b"hello".to_vec()));
+        assert_eq!(decoded(b"aGVsbG9"), Some(b"hello".to_vec()));
+        assert_eq!(decoded(b"+/9A"), Some(vec![0xfb, 0xff, 0x40]));
+        assert_eq!(decoded(b""), Some(Vec::new()));
         for none in [&b"a"[..], b"a===", b"a b=", b"=aaa"] {
-            assert_eq!(base64(none), None, "{none:?}");
+            assert_eq!(decoded(none), None, "{none:?}");
         }
     }
 
@@ -440,27 +671,105 @@ mod tests {
     }
 
     #[test]
-    fn extended_attributes_have_a_limit() {
-        let body = b"25 SCHILY.xattr.user.a=1\n25 SCHILY.xattr.user.b=1\n";
-        let exceeded = |limits| {
-            let read = Keywords::default().read(body, &limits, &mut Vec::new());
-            read.err().map(|cause| match cause {
-                Cause::LimitExceeded { which, .. } => which,
-                other => panic!("{other}"),
-            })
+    fn extended_attributes_beyond_a_limit_are_left_out() {
+        let body = b"25 SCHILY.xattr.user.a=1\n25 SCHILY.xattr.user.b=1\n9 path=x\n";
+        let names = |limits: Limits| {
+            let (mut keywords, mut notes) = (Keywords::default(), Vec::new());
+            assert_eq!(keywords.read(body, &limits, &mut notes), Ok(()));
+            assert_eq!(keywords.path, Some(b"x".to_vec()));
+            let names = keywords.xattrs.into_iter().map(|(name, _)| name);
+            (names.collect::<Vec<_>>().concat(), notes)
         };
+        let left_out = Note::Warning(
+            "leaving out the extended attribute user.b, which is too large".to_owned(),
+        );
         let attributes = |xattrs| Limits {
             xattrs,
             ..Limits::default()
         };
-        assert_eq!(exceeded(attributes(1)), Some(Limit::Xattrs));
-        assert_eq!(exceeded(attributes(2)), None);
-        // Keys count as well as values.
+        assert_eq!(
+            names(attributes(1)),
+            (b"user.a".to_vec(), vec![left_out.clone()])
+        );
+        assert_eq!(names(attributes(2)), (b"user.auser.b".to_vec(), vec![]));
+        // Names count as well as values.
         let bytes = |xattr_bytes| Limits {
             xattr_bytes,
             ..Limits::default()
         };
-        assert_eq!(exceeded(bytes(13)), Some(Limit::XattrBytes));
-        assert_eq!(exceeded(bytes(14)), None);
+        assert_eq!(names(bytes(13)), (b"user.a".to_vec(), vec![left_out]));
+        assert_eq!(names(bytes(14)), (b"user.auser.b".to_vec(), vec![]));
+    }
+
+    #[test]
+    fn value_too_long_for_linux_is_left_out() {
+        let attribute = |len: usize| {
+            let rest = [&b" SCHILY.xattr.user.a="[..], &vec![b'x'; len], b"\n"].concat();
+            let body = [(rest.len() + 5).to_string().into_bytes(), rest].concat();
+            let (keywords, notes) = read(&body);
+            (keywords.xattrs.len(), notes.len())
+        };
+        assert_eq!(attribute(XATTR_SIZE_MAX), (1, 0));
+        assert_eq!(attribute(XATTR_SIZE_MAX + 1), (0, 1));
+    }
+
+    fn record(key: &str, value: &[u8]) -> Vec<u8> {
+        let rest = [b" ", key.as_bytes(), b"=", value, b"\n"].concat();
+        let mut len = rest.len();
+        while len.to_string().len() + rest.len() != len {
+            len += 1;
+        }
+        [len.to_string().into_bytes(), rest].concat()
+    }
+
+    /// The collected bytes of a filtered body, and how many notes there are.
+    fn collect(body: &[u8], piece: usize) -> (Vec<u8>, usize) {
+        let limits = Limits {
+            pax_bytes: 8 << 10,
+            xattr_bytes: 100,
+            ..Limits::default()
+        };
+        let mut collected = Body::new(body.len() as u64, true, &limits);
+        for piece in body.chunks(piece) {
+            assert_eq!(collected.push(piece, &limits), Ok(()));
+        }
+        let (bytes, notes) = collected.finish();
+        (bytes, notes.len())
+    }
+
+    #[test]
+    fn long_values_without_effect_are_not_collected() {
+        let first = record("path", b"x");
+        let last = record("SCHILY.xattr.user.a", b"1");
+        let body = [
+            first.clone(),
+            record("GNU.dumpdir", &[b'Y'; 5000]),
+            record("SCHILY.xattr.com.apple.ResourceFork", &[b'f'; 5000]),
+            last.clone(),
+        ]
+        .concat();
+        for piece in [1, 7, 512, body.len()] {
+            assert_eq!(collect(&body, piece), ([&*first, &last].concat(), 1));
+        }
+    }
+
+    #[test]
+    fn nothing_is_collected_after_malformed_framing() {
+        let junk = vec![b'j'; 9000];
+        for malformed in [
+            &b"9 path=x\n5=====\n"[..],
+            b"9 path=x\njunk",
+            b"9 path=x\n\0",
+        ] {
+            let body = [malformed, &junk].concat();
+            for piece in [1, 700, body.len()] {
+                let (collected, notes) = collect(&body, piece);
+                assert!(collected.len() <= malformed.len() + MAX_PREFIX_BYTES);
+                assert_eq!(notes, 0);
+                let (keywords, notes) = read(&collected);
+                assert_eq!(keywords.path, Some(b"x".to_vec()));
+                assert_eq!(notes.is_empty(), malformed.ends_with(b"\0"), "{notes:?}");
+            }
+        }
     }
 }

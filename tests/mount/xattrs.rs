@@ -169,3 +169,38 @@ fn statx_returns_no_birth_time() {
     );
     assert_eq!(said, "1\n-\n-\n-\n");
 }
+
+#[test]
+fn attributes_that_linux_cannot_hold_are_left_out_and_counted() {
+    let said = stdout_of(
+        r#"
+        cat >make.py <<'END'
+import struct, tarfile
+revision_1 = struct.pack("<III", 0x01000001, 0x400, 0)
+attributes = {
+    "revision-1": {"security.capability": revision_1}, "short": {"security.capability": b"\0\0"},
+    "no-name": {"user.": b"1"}, "long-list": {f"user.k{n:04}{'q' * 235}": b"v" for n in range(400)},
+    "odd-and-good": {"user." + "n" * 251: b"1", "user.good": b"yes"},
+}
+with tarfile.open("odd.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+    for name, xattrs in attributes.items():
+        member = tarfile.TarInfo(name)
+        member.pax_headers = {"SCHILY.xattr." + key: value.decode("utf-8", "surrogateescape") for key, value in xattrs.items()}
+        archive.addfile(member)
+END
+        python3 make.py
+        tarfs mount --wait-index --writable odd.tar mnt
+        tarfs status mnt | grep -o '[0-9]* extended attributes are left out'
+        getfattr -d mnt/odd-and-good | grep user
+        getfattr -m - mnt/long-list | grep -c user || true
+        for name in revision-1 short no-name long-list odd-and-good; do
+            chmod 700 mnt/$name; mv mnt/$name mnt/$name.new
+        done
+        tarfs umount mnt
+        "#,
+    );
+    assert_eq!(
+        said,
+        "403 extended attributes are left out\nuser.good=\"yes\"\n0\n"
+    );
+}

@@ -36,6 +36,8 @@ const MAX_QUEUED_PIECES: usize = 4;
 #[derive(Debug)]
 pub(super) struct Options {
     pub(super) compression: Option<Compression>,
+    /// Whether leading zeros are no end of a plain archive.
+    pub(super) ignores_zeros: bool,
     /// Resources of decoders, and the number of threads that run jobs.
     pub(super) context: Context,
     pub(super) block_len: Option<u64>,
@@ -137,6 +139,7 @@ impl PlainStream {
                 sender,
                 job_threads,
                 compression: options.compression,
+                ignores_zeros: options.ignores_zeros,
                 hasher: options.block_len.map(|len| BlockHasher::new(len, start)),
                 digester,
                 is_at_end: false,
@@ -257,6 +260,7 @@ struct Walker {
     sender: SyncSender<Slot>,
     job_threads: ThreadPool,
     compression: Option<Compression>,
+    ignores_zeros: bool,
     hasher: Option<BlockHasher>,
     digester: Option<Digester>,
     is_at_end: bool,
@@ -273,22 +277,14 @@ impl Walker {
         saved_index: Option<SavedIndex>,
         resume: Option<SeekPoint>,
     ) -> Result<(), WalkError> {
-        let first = self.first_bytes()?;
+        let (first, skipped) = self.first_bytes()?;
         let compression = match self.compression {
             Some(compression) => compression,
-            None => detect_format(&first)?,
+            None => detect_format(&first, skipped, self.ignores_zeros)?,
         };
         self.compression = Some(compression);
         self.send(Slot::Item(StreamItem::Begin(compression)))?;
-        let stretches = saved_index.and_then(|saved_index| saved_index.stretches(compression));
-        let mut decoder = match (stretches, resume) {
-            (_, Some(seek_point)) => codec::resume(compression, context, &seek_point)?,
-            (Some(stretches), None) => {
-                self.stats.indexed_scans.increment();
-                codec::start_indexed(compression, context, stretches)
-            }
-            (None, None) => codec::start(compression, context),
-        };
+        let mut decoder = self.start_decoder(context, saved_index, resume, skipped)?;
         let mut first = Some(first).filter(|first| !first.is_empty());
         loop {
             match decoder.pull()? {
@@ -333,12 +329,61 @@ impl Walker {
         }
     }
 
-    fn first_bytes(&mut self) -> Result<Bytes, WalkError> {
-        let Some(mut first) = self.next_chunk()? else {
-            return Ok(Bytes::new());
-        };
+    fn start_decoder(
+        &self,
+        context: Context,
+        saved_index: Option<SavedIndex>,
+        resume: Option<SeekPoint>,
+        skipped: Packed,
+    ) -> Result<Box<dyn codec::Decoder>, WalkError> {
+        let compression = self.compression.unwrap_or_default();
+        let wants_seek_points = context.wants_seek_points;
+        let stretches = saved_index.and_then(|saved_index| saved_index.stretches(compression));
+        Ok(match (stretches, resume) {
+            (_, Some(seek_point)) => codec::resume(compression, context, &seek_point)?,
+            _ if skipped > Packed(0) => {
+                let (decoder, seek_point) =
+                    codec::start_after_skippable(compression, context, skipped)?;
+                if wants_seek_points {
+                    self.send(Slot::Item(StreamItem::SeekPoint(seek_point)))?;
+                }
+                decoder
+            }
+            (Some(stretches), None) => {
+                self.stats.indexed_scans.increment();
+                codec::start_indexed(compression, context, stretches)
+            }
+            (None, None) => codec::start(compression, context),
+        })
+    }
+
+    /// The first bytes. If the format has to be detected, leaves out skippable frames that hide it, and says
+    /// how many bytes these have.
+    fn first_bytes(&mut self) -> Result<(Bytes, Packed), WalkError> {
+        let mut first = self.fill(Bytes::new())?;
+        let mut skipped = Packed(0);
+        while self.compression.is_none()
+            && let Detected::Skippable(len) = codec::detect(&first)
+        {
+            skipped = Packed(skipped.0 + len);
+            let mut left = len;
+            while left > first.len() as u64 {
+                left -= first.len() as u64;
+                let Some(chunk) = self.next_chunk()? else {
+                    return Ok((Bytes::new(), skipped));
+                };
+                first = chunk;
+            }
+            first = self.fill(first.split_off(usize::try_from(left).unwrap_or(usize::MAX)))?;
+        }
+        Ok((first, skipped))
+    }
+
+    /// `first` and so many chunks after it that the format can be detected.
+    fn fill(&mut self, mut first: Bytes) -> Result<Bytes, WalkError> {
         while first.len() < codec::detect::DETECT_LEN {
             match self.next_chunk()? {
+                Some(more) if first.is_empty() => first = more,
                 Some(more) => first = [first, more].concat().into(),
                 None => break,
             }
@@ -384,15 +429,25 @@ impl Walker {
     }
 }
 
-fn detect_format(first: &[u8]) -> Result<Compression, Error> {
+/// The format by the `first` bytes after `skipped` ones of skippable frames.
+fn detect_format(first: &[u8], skipped: Packed, ignores_zeros: bool) -> Result<Compression, Error> {
+    let record = first.get(..codec::detect::DETECT_LEN);
     match codec::detect(first) {
+        Detected::Supported(Compression::Lz4) => Ok(Compression::Lz4),
+        // Its decoder says what is wrong after the frames.
+        _ if skipped > Packed(0) => Ok(Compression::Zstd),
         Detected::Supported(compression) => Ok(compression),
         Detected::Unsupported(format) => Err(Error::UnsupportedFormat(format)),
         Detected::Encrypted(encryption) => Err(Error::Encrypted(encryption)),
         Detected::WebPage => Err(Error::WebPage),
         Detected::Unknown if first.is_empty() => Err(Error::Empty),
-        Detected::Unknown => Err(Error::NotAnArchive),
+        Detected::Unknown if ignores_zeros && record.is_some_and(is_zero) => Ok(Compression::None),
+        Detected::Skippable(_) | Detected::Unknown => Err(Error::NotAnArchive),
     }
+}
+
+fn is_zero(record: &[u8]) -> bool {
+    record.iter().all(|&byte| byte == 0)
 }
 
 #[cfg(test)]

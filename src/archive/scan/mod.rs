@@ -316,6 +316,7 @@ impl<'a, S: Sink> Scan<'a, S> {
             compression: resume
                 .as_ref()
                 .map_or(requested, |(compression, _)| Some(*compression)),
+            ignores_zeros: options.tar.ignore_zeros,
             resume: resume.map(|(_, seek_point)| seek_point),
             context: Context {
                 pool: plain,

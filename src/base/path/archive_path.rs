@@ -11,8 +11,6 @@ pub struct ArchivePath(Vec<u8>);
 pub struct Sanitized {
     /// The member's path.
     pub path: ArchivePath,
-    /// Whether the name ended in a slash, and so means a directory whatever the member's type.
-    pub has_trailing_slash: bool,
     /// Whether the name has a `..`. GNU tar skips such members, and strips it only from hard links' targets.
     pub has_parent_component: bool,
     /// Leading bytes that were stripped, up to the last `..` and the slashes after it; usually empty.
@@ -43,7 +41,6 @@ impl ArchivePath {
         let (stripped, rest) = name.split_at(keep_from.min(name.len()));
         Sanitized {
             path: Self::from_components(rest.split(|&byte| byte == b'/')),
-            has_trailing_slash: name.last() == Some(&b'/'),
             has_parent_component: keep_from > 0
                 && name.split(|&byte| byte == b'/').any(|part| part == b".."),
             stripped: stripped.to_vec(),
@@ -164,7 +161,6 @@ mod tests {
         assert_eq!(sanitized("./a/./b//c/"), pair("a/b/c", ""));
         assert_eq!(sanitized("./"), pair(".", ""));
         assert_eq!(sanitized(""), pair(".", ""));
-        assert!(ArchivePath::sanitize(b"a/").has_trailing_slash);
     }
 
     #[test]

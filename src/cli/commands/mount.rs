@@ -35,8 +35,8 @@ use tarfs::Stats;
 use tarfs::archive::directory::ArchiveDirectory;
 use tarfs::archive::{Callback, WaitFor};
 use tarfs::fuse::{
-    Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, Ownership, Subtree,
-    TarFilesystem, UnmountError, supports_takeover,
+    Force, InheritedSession, LeftOutXattrs, Mount, MountOptions, MountTarget, OpenNamespace,
+    Ownership, Subtree, TarFilesystem, UnmountError, supports_takeover,
 };
 use tarfs::index::Ino;
 use tarfs::internal::error_chain::error_chain;
@@ -393,7 +393,7 @@ fn mount_and_serve(
         metrics_url,
         manager: None,
         is_reported: false,
-        unmapped_acl_entries: OnceCell::new(),
+        left_out_xattrs: OnceCell::new(),
     };
     handle_events(inbox, mode, state)?;
     Ok(ExitCode::SUCCESS)
@@ -562,8 +562,8 @@ struct ServeState<'a> {
     manager: Option<ServiceManager>,
     /// Whether damaged members were reported before the process left the terminal.
     is_reported: bool,
-    /// Number of ACL entries that are left out, once the index is complete.
-    unmapped_acl_entries: OnceCell<usize>,
+    /// Once the index is complete.
+    left_out_xattrs: OnceCell<LeftOutXattrs>,
 }
 
 /// Handles events until the mount is gone, then refuses the others. Returns whether the connection ended.
@@ -741,14 +741,21 @@ fn notes(state: &ServeState<'_>) -> Vec<String> {
         notes.extend(directory.notes);
     }
     let index = state.opened.content.index();
-    let count = || tarfs::fuse::unmapped_acl_entries(&index);
-    let count = index
-        .is_complete()
-        .then(|| *state.unmapped_acl_entries.get_or_init(count));
-    if let Some(count @ 1..) = count {
+    let count = || tarfs::fuse::left_out_xattrs(&index);
+    let left_out = index.is_complete();
+    let left_out = left_out.then(|| *state.left_out_xattrs.get_or_init(count));
+    let left_out = left_out.unwrap_or_default();
+    if left_out.acl_entries > 0 {
         notes.push(format!(
-            "{count} entries of ACLs are left out, because they name users or groups that this user \
-             namespace does not map"
+            "{} entries of ACLs are left out, because they name users or groups that this user \
+             namespace does not map",
+            left_out.acl_entries
+        ));
+    }
+    if left_out.attributes > 0 {
+        notes.push(format!(
+            "{} extended attributes are left out, because Linux cannot hold them",
+            left_out.attributes
         ));
     }
     notes

@@ -25,8 +25,7 @@ const FLAGS_RESERVED: u8 = 1 << 1;
 const DICTIONARY: u8 = 1;
 const BLOCK_LEN_RESERVED: u8 = 0x8f;
 
-/// [`SeekPoint::state`](crate::codec::SeekPoint::state) between two frames.
-pub(super) const STATE_BETWEEN_FRAMES: u32 = 0;
+/// Flag of [`SeekPoint::state`](crate::codec::SeekPoint::state) within a frame of the legacy format.
 const STATE_LEGACY: u32 = 1 << 8;
 
 #[expect(

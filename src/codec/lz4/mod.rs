@@ -12,14 +12,14 @@ use super::frame_walker::{
 };
 use super::input_queue::InputQueue;
 use super::job::MAX_PARTS_PER_JOB;
-use super::seek_point::{Spacing, unpack_window};
+use super::seek_point::{STATE_BETWEEN_FRAMES, Spacing, unpack_window};
 use super::{
     Cause, Compression, ContentChecksum, Context, Error, Job, Pull, SeekPoint, UNKNOWN_PLAIN,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Packed, Plain};
 use block::{Block, ContentLenCheck, check_content_len, decode_group};
-use header::{Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, STATE_BETWEEN_FRAMES};
+use header::{Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN};
 use sys::HISTORY_LEN;
 
 /// Plain bytes of a piece into which small blocks are joined.

@@ -13,7 +13,7 @@ use super::frame_walker::{
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::job::MAX_PARTS_PER_JOB;
 use super::output_buffer::OutputBuffer;
-use super::seek_point::Spacing;
+use super::seek_point::{STATE_BETWEEN_FRAMES, Spacing};
 use super::{
     Cause, Compression, ContentChecksum, Context, Error, Job, Pull, SeekPoint, UNKNOWN_PLAIN,
 };
@@ -42,7 +42,7 @@ const REGIONS_IN_POOL: u64 = 4;
 const WINDOW_LOG_MAX: u32 = if usize::BITS == 32 { 30 } else { 31 };
 
 /// [`SeekPoint::state`]; there are none but at the start of a frame.
-const STATE: u32 = 0;
+const STATE: u32 = STATE_BETWEEN_FRAMES;
 
 pub(super) type Decoder = FrameDecoder<Frames>;
 

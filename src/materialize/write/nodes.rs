@@ -1,6 +1,6 @@
 //! Makes directories, links and special files, immediately and on the scan thread.
 
-use rustix::fs::{AtFlags, FileType, Mode, makedev};
+use rustix::fs::{AtFlags, FileType, Mode};
 use rustix::io::Errno;
 
 use super::attributes::{AttributeTarget, Attributes};
@@ -54,18 +54,16 @@ impl Context {
         let needs_chown = self.needs_chown(job);
         let mode = self.policy.mode(&job.member);
         let (initial, needs_chmod) = self.policy.initial_mode(mode, needs_chown, false);
-        let number = makedev(device.major, device.minor);
-        // The kernel would truncate the number and make another device.
-        if u32::try_from(number).is_err() {
+        let Some(number) = device.linux_number() else {
             return Err(Errno::INVAL).with_action(action);
-        }
+        };
         let needs_chmod = kind != FileType::Symlink && (needs_chmod || directory.inherits_acl());
         let made = self.create_or_replace(directory, name, wait_for_files, || {
             if let MemberKind::Symlink(target) = &job.member.kind {
                 return rustix::fs::symlinkat(&**target, directory, name);
             }
             let mode = Mode::from_raw_mode(initial);
-            match rustix::fs::mknodat(directory, name, kind, mode, number) {
+            match rustix::fs::mknodat(directory, name, kind, mode, number.into()) {
                 Err(Errno::PERM) if self.device_placeholders => {
                     rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0)?;
                     self.stats.written_device_placeholders.increment();

@@ -362,7 +362,7 @@ fn invalid_names_end_as_with_gnu_tar() {
             let header = Header::new("p", b'x').binary(124, 12, 1 << 40);
             file(Archive::new().file("before", "1").add(header, "n"))
         })
-        .refused("more bytes in a pax header"),
+        .refused("truncated"),
         case(
             "a name of 256 bytes",
             file(Archive::new().pax(&[("path", "n".repeat(256))])),
@@ -452,22 +452,16 @@ fn invalid_extended_headers_end_as_with_gnu_tar() {
             "two thousand attributes",
             many(2000, "v").file("y", "1").end(),
         )
-        .stricter(
-            "more extended attributes",
-            "attributes have a limit, and stop the archive",
-        )
         .gnu(&["--xattrs"]),
         case("attributes of five megabytes", {
             many(5, &"v".repeat(1 << 20)).file("y", "1").end()
         })
-        .stricter(
-            "bytes of extended attributes",
-            "attributes have a limit, and stop the archive",
-        )
         .gnu(&["--xattrs"]),
-        case("a global header of a megabyte", {
+        case("a global header of a hundred kilobytes", {
             let archive = Archive::new().file("before", "1");
-            with_next_member(archive.global(&[("SCHILY.xattr.user.k", "v".repeat(1 << 20))]))
+            let attribute = |key| (key, "v".repeat(50_000));
+            let keys = ["SCHILY.xattr.user.k", "SCHILY.xattr.user.l"];
+            with_next_member(archive.global(&keys.map(attribute)))
         })
         .stricter(
             "bytes of global pax",

@@ -47,3 +47,43 @@ fn every_span_is_decoded_alone_without_cache(packing: Packing) {
     assert!(archive.cached_bytes() == 0);
 }
 for_each_packing!(every_span_is_decoded_alone_without_cache);
+
+/// Frames that lz4 and zstd skip hide the magic of the first other frame.
+fn long_skippable_frames_hide_no_format(packing: Packing) {
+    let frame = |len: u32| {
+        let header = [b"\x57\x2a\x4d\x18", &len.to_le_bytes()[..]].concat();
+        [header, vec![7; usize::try_from(len).expect("short")]].concat()
+    };
+    let tree = Tree::mixed();
+    for skippable in [frame(3 << 20), [frame(0), frame(70_000)].concat()] {
+        let env = TestEnv::with_archive([&*skippable, &packed(packing)].concat().into());
+        for _scanned_and_saved in 0..2 {
+            let archive = env.open();
+            assert_eq!(archive.index().problem_count(), 0);
+            assert_files(&archive, &tree);
+            assert_random_reads(&archive, &tree, 40, 4);
+        }
+    }
+}
+
+#[test]
+fn long_skippable_frames_do_not_hide_lz4() {
+    long_skippable_frames_hide_no_format(Packing::Lz4);
+}
+
+#[test]
+fn long_skippable_frames_do_not_hide_zstd() {
+    long_skippable_frames_hide_no_format(Packing::Zstd);
+}
+
+#[test]
+fn zeros_before_plain_archive_are_ignored_on_request() {
+    let tree = Tree::mixed();
+    let env = TestEnv::with_archive([&vec![0; 20 << 10], &*tree.tar].concat().into());
+    let mut options = env.options();
+    let refused = env.try_open(&options).err();
+    assert!(refused.is_some(), "as a disk image may begin");
+    options.scan.tar.ignore_zeros = true;
+    let archive = env.open_with(&options);
+    assert_files(&archive, &tree);
+}
