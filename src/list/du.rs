@@ -1,13 +1,16 @@
 //! Sums of the space that directories use, as du(1) shows them.
 //!
-//! A file with several names counts once. Lines have the order of a walk by one thread: what is below a directory,
-//! then the directory.
+//! A file counts once, where a walk by one thread finds it first. Lines have the order of such a walk: what is below a
+//! directory, then the directory. A directory with files of several names waits for its starting point, because a
+//! directory before it may have one of them, too.
 
-use std::collections::{HashSet, LinkedList};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, LinkedList};
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::vec;
 
 use crate::base::sync::Mutex;
 
@@ -40,6 +43,8 @@ pub struct DuOptions {
     pub all: bool,
     /// Depth below the starting points down to which lines are shown.
     pub max_depth: usize,
+    /// Whether there are several starting points, of which one may be below another.
+    pub has_several_starts: bool,
     /// Formats a sum.
     pub format: fn(u64) -> String,
 }
@@ -47,11 +52,34 @@ pub struct DuOptions {
 /// Sum of a directory and of what is below it, with the lines of the latter.
 #[derive(Debug, Default)]
 pub struct Sum {
+    /// Without files of several names.
     total: AtomicU64,
     /// Number of the directory in the one above it.
     number: u64,
-    /// Lines of what is below it, by number.
-    lines: Mutex<Vec<(u64, Lines)>>,
+    /// Parts below it, by number.
+    parts: Mutex<Vec<(u64, Part)>>,
+}
+
+/// A part of the output.
+#[derive(Debug)]
+enum Part {
+    Lines(Lines),
+    /// A file with several names, and its path if it has a line.
+    Shared(FileId, u64, Option<Box<[u8]>>),
+    /// A directory with such files below it.
+    Directory(Box<Directory>),
+}
+
+/// A directory whose sum is not complete.
+#[derive(Debug)]
+struct Directory {
+    /// Without files of several names.
+    total: u64,
+    /// Those that were counted below it.
+    shared: u64,
+    /// Its path, if it has a line.
+    path: Option<Vec<u8>>,
+    parts: vec::IntoIter<(u64, Part)>,
 }
 
 /// A list, because a deep tree would copy its lines for each level.
@@ -64,8 +92,11 @@ pub struct DiskUsage {
     output: Arc<SharedOutput>,
     /// Bytes of lines that wait.
     waiting: AtomicUsize,
-    /// Files with several names that were counted.
-    seen: Mutex<HashSet<FileId>>,
+    /// Files that were counted, with the number of the starting point: those with several names, and all if there are
+    /// several starting points.
+    seen: Mutex<HashMap<FileId, usize>>,
+    /// Number of the current starting point, from 1 on.
+    start: AtomicUsize,
     grand_total: AtomicU64,
 }
 
@@ -77,21 +108,25 @@ impl DiskUsage {
             output,
             waiting: AtomicUsize::new(0),
             seen: Mutex::default(),
+            start: AtomicUsize::new(0),
             grand_total: AtomicU64::new(0),
         }
     }
 
-    /// The state of a starting point: its sum so far. `None` if it is no directory, and is done.
+    /// The state of the next starting point: its sum so far. `None` if it is no directory, and is done.
     pub fn start(&self, item: &Item<'_, impl Tree>) -> Option<Sum> {
-        let value = self.value(item)?;
+        self.start.fetch_add(1, Ordering::Relaxed);
+        let (metadata, value) = self.value(item)?;
         if item.kind() == FileKind::Directory {
             return Some(Sum {
                 total: AtomicU64::new(value),
                 ..Sum::default()
             });
         }
-        self.grand_total.fetch_add(value, Ordering::Relaxed);
-        self.output.write_last(&self.line(value, item.path()));
+        if !metadata.is_shared() || self.count(metadata.id()) {
+            self.grand_total.fetch_add(value, Ordering::Relaxed);
+            self.output.write_last(&self.line(value, item.path()));
+        }
         None
     }
 
@@ -107,8 +142,9 @@ impl DiskUsage {
         self.grand_total.load(Ordering::Relaxed)
     }
 
-    /// The value of a file, or `None` if it was counted before or cannot be examined.
-    fn value(&self, item: &Item<'_, impl Tree>) -> Option<u64> {
+    /// A file's attributes and its value. `None` if they cannot be examined, or it was counted at an earlier starting
+    /// point.
+    fn value(&self, item: &Item<'_, impl Tree>) -> Option<(Metadata, u64)> {
         let metadata = match item.metadata() {
             Ok(metadata) => metadata,
             Err(error) => {
@@ -116,10 +152,30 @@ impl DiskUsage {
                 return None;
             }
         };
-        if metadata.is_shared() && !self.seen.lock().insert(metadata.id()) {
-            return None;
+        if self.options.has_several_starts {
+            let start = self.start.load(Ordering::Relaxed);
+            let mut seen = self.seen.lock();
+            let known = if metadata.is_shared() {
+                seen.get(&metadata.id()).copied()
+            } else {
+                Some(*seen.entry(metadata.id()).or_insert(start))
+            };
+            if known.is_some_and(|known| known < start) {
+                return None;
+            }
         }
-        Some(self.measured(&metadata))
+        Some((metadata, self.measured(&metadata)))
+    }
+
+    /// Counts a file with several names. Returns whether this is its first one.
+    fn count(&self, id: FileId) -> bool {
+        match self.seen.lock().entry(id) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(place) => {
+                place.insert(self.start.load(Ordering::Relaxed));
+                true
+            }
+        }
     }
 
     fn measured(&self, metadata: &Metadata) -> u64 {
@@ -134,9 +190,81 @@ impl DiskUsage {
     pub fn line(&self, total: u64, path: &[u8]) -> Vec<u8> {
         let mut line = (self.options.format)(total).into_bytes();
         line.push(b'\t');
-        line.extend_from_slice(path);
+        line.extend_from_slice(&self.output.shown(path));
         line.push(b'\n');
         line
+    }
+}
+
+impl DiskUsage {
+    /// The output of a directory, whose parts are in order.
+    fn joined(&self, total: u64, path: Option<Vec<u8>>, parts: Vec<(u64, Part)>) -> Part {
+        if parts
+            .iter()
+            .any(|(_, part)| !matches!(part, Part::Lines(_)))
+        {
+            let parts = parts.into_iter();
+            return Part::Directory(Box::new(Directory {
+                total,
+                shared: 0,
+                path,
+                parts,
+            }));
+        }
+        let mut text = Lines::new();
+        for (_, part) in parts {
+            if let Part::Lines(mut lines) = part {
+                text.append(&mut lines);
+            }
+        }
+        if let Some(path) = path {
+            let line = self.line(total, &path);
+            self.waiting.fetch_add(line.len(), Ordering::Relaxed);
+            text.push_back(line);
+        }
+        Part::Lines(text)
+    }
+
+    /// Counts files with several names in order, and writes the lines. It goes on after an error, so that no deep tree is
+    /// dropped by recursion.
+    fn write(&self, part: Part) -> ControlFlow<()> {
+        let (mut next, mut above) = (Some(part), Vec::<Directory>::new());
+        loop {
+            let part = next
+                .take()
+                .or_else(|| above.last_mut()?.parts.next().map(|it| it.1));
+            match part {
+                Some(Part::Lines(lines)) => {
+                    for line in lines {
+                        self.waiting.fetch_sub(line.len(), Ordering::Relaxed);
+                        self.output.write_last(&line);
+                    }
+                }
+                Some(Part::Shared(id, value, path)) if self.count(id) => {
+                    if let Some(directory) = above.last_mut() {
+                        directory.shared = directory.shared.saturating_add(value);
+                    }
+                    if let Some(path) = path {
+                        self.output.write_last(&self.line(value, &path));
+                    }
+                }
+                Some(Part::Shared(..)) => {}
+                Some(Part::Directory(directory)) => above.push(*directory),
+                None => {
+                    let Some(done) = above.pop() else {
+                        return self.output.write(b"");
+                    };
+                    if let Some(path) = done.path {
+                        let total = done.total.saturating_add(done.shared);
+                        self.output.write_last(&self.line(total, &path));
+                    }
+                    match above.last_mut() {
+                        Some(parent) => parent.shared = parent.shared.saturating_add(done.shared),
+                        None => drop(self.grand_total.fetch_add(done.shared, Ordering::Relaxed)),
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -146,9 +274,9 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
     fn visit(&self, names: &Visit<'_, T, Sum>, descend: &mut Vec<(usize, Sum)>) -> ControlFlow<()> {
         let level = names.level;
         let has_lines = self.options.all && level.depth < self.options.max_depth;
-        let (mut total, mut lines) = (0_u64, Vec::new());
+        let (mut total, mut parts, mut bytes) = (0_u64, Vec::new(), 0);
         for (index, item) in names.items() {
-            let Some(value) = self.value(&item) else {
+            let Some((metadata, value)) = self.value(&item) else {
                 continue;
             };
             let number = names.place_of(index);
@@ -156,43 +284,41 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
                 let sum = Sum {
                     total: AtomicU64::new(value),
                     number,
-                    lines: Mutex::default(),
+                    parts: Mutex::default(),
                 };
                 descend.push((index, sum));
+            } else if metadata.is_shared() {
+                let path = has_lines.then(|| item.path().into());
+                parts.push((number, Part::Shared(metadata.id(), value, path)));
             } else {
                 total = total.saturating_add(value);
                 if has_lines {
-                    lines.push((number, Lines::from([self.line(value, item.path())])));
+                    let line = self.line(value, item.path());
+                    bytes += line.len();
+                    parts.push((number, Part::Lines(Lines::from([line]))));
                 }
             }
         }
         level.state.total.fetch_add(total, Ordering::Relaxed);
-        let bytes = lines.iter().flat_map(|line| &line.1).map(Vec::len).sum();
         self.waiting.fetch_add(bytes, Ordering::Relaxed);
-        level.state.lines.lock().append(&mut lines);
+        level.state.parts.lock().append(&mut parts);
         ControlFlow::Continue(())
     }
 
     fn leave(&self, level: &Arc<Level<T, Sum>>) -> ControlFlow<()> {
         let total = level.state.total.load(Ordering::Relaxed);
-        let mut lines = std::mem::take(&mut *level.state.lines.lock());
-        lines.sort_by_key(|line| line.0);
-        let mut text = Lines::new();
-        for (_, mut below) in lines {
-            text.append(&mut below);
-        }
-        if level.depth <= self.options.max_depth {
-            let line = self.line(total, &level.path());
-            self.waiting.fetch_add(line.len(), Ordering::Relaxed);
-            text.push_back(line);
-        }
+        let mut parts = std::mem::take(&mut *level.state.parts.lock());
+        parts.sort_by_key(|part| part.0);
+        let path = (level.depth <= self.options.max_depth).then(|| level.path());
+        let part = self.joined(total, path, parts);
+        let is_complete = matches!(part, Part::Lines(_));
         let has_too_many = self.waiting.load(Ordering::Relaxed) > MAX_WAITING_BYTES;
         match &level.parent {
             Some(parent) => {
                 parent.state.total.fetch_add(total, Ordering::Relaxed);
-                if !has_too_many {
+                if !(is_complete && has_too_many) {
                     let number = level.state.number;
-                    parent.state.lines.lock().push((number, text));
+                    parent.state.parts.lock().push((number, part));
                     return ControlFlow::Continue(());
                 }
             }
@@ -200,11 +326,7 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
                 self.grand_total.fetch_add(total, Ordering::Relaxed);
             }
         }
-        for line in text {
-            self.waiting.fetch_sub(line.len(), Ordering::Relaxed);
-            self.output.write(&line)?;
-        }
-        ControlFlow::Continue(())
+        self.write(part)
     }
 
     fn report(&self, path: &[u8], error: io::Error) {

@@ -16,6 +16,22 @@ pub fn escape(name: &[u8]) -> String {
     text
 }
 
+/// A name as it is written to a terminal, where each character that a terminal may obey becomes `?`, as find(1) does.
+pub(super) fn without_controls(name: &[u8]) -> Cow<'_, [u8]> {
+    let is_obeyed =
+        |character: char| character.is_control() || matches!(character, '\u{2028}' | '\u{2029}');
+    let is_plain = |text: &str| !text.contains(is_obeyed);
+    if std::str::from_utf8(name).is_ok_and(is_plain) {
+        return Cow::Borrowed(name);
+    }
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        text.push_str(&chunk.valid().replace(is_obeyed, "?"));
+        text.extend(chunk.invalid().iter().map(|_| '?'));
+    }
+    Cow::Owned(text.into_bytes())
+}
+
 /// The name of an owner, or its number if it has none.
 pub(super) fn owner_text(name: Option<Cow<'_, [u8]>>, id: u32) -> String {
     name.map_or_else(|| id.to_string(), |name| escape(&name))
@@ -28,7 +44,7 @@ fn push(text: &mut String, character: char) {
         '\n' => text.push_str("\\n"),
         '\r' => text.push_str("\\r"),
         '\t' => text.push_str("\\t"),
-        _ if character.is_control() => {
+        _ if character.is_control() || matches!(character, '\u{2028}' | '\u{2029}') => {
             push_octal(text, character.encode_utf8(&mut [0; 4]).as_bytes());
         }
         _ => text.push(character),
@@ -52,6 +68,12 @@ mod tests {
             "a\\ b\\\\c\\nd\\033[31m\\177"
         );
         assert_eq!(escape("\u{9b}".as_bytes()), "\\302\\233");
+        assert_eq!(without_controls(b"a b\n\x1b[31m"), &b"a b??[31m"[..]);
+        assert_eq!(without_controls(b"\xff\xc2\x9b"), &b"??"[..]);
+        assert_eq!(
+            without_controls("gr\u{fc}n".as_bytes()),
+            "gr\u{fc}n".as_bytes()
+        );
     }
 
     #[test]

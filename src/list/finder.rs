@@ -54,8 +54,9 @@ impl<T: Tree + Send + 'static> Finder<T> {
 
     fn evaluate_alone(&self, item: &Item<'_, T>) -> ControlFlow<()> {
         let mut text = Vec::new();
-        self.evaluate(item, &mut text)?;
-        self.output.write(&text)
+        let outcome = self.evaluate(item, &mut text);
+        self.output.write(&text)?;
+        outcome.map_continue(drop)
     }
 
     fn examine(
@@ -89,17 +90,14 @@ impl<T: Tree + Send + 'static> Finder<T> {
     }
 
     fn evaluate(&self, item: &Item<'_, T>, text: &mut Vec<u8>) -> ControlFlow<(), Outcome> {
-        match self.expression.evaluate(item, text) {
-            Ok(outcome) if outcome.is_quit => {
-                self.output.write_last(text);
-                ControlFlow::Break(())
-            }
-            Ok(outcome) => ControlFlow::Continue(outcome),
-            Err(error) => {
-                self.output.report(item.path(), &error);
-                ControlFlow::Continue(Outcome::default())
-            }
+        let (outcome, error) = self.expression.evaluate(item, text);
+        if let Some(error) = error {
+            self.output.report(item.path(), &error);
         }
+        if outcome.is_quit {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(outcome)
     }
 }
 
@@ -116,12 +114,13 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
         descend: &mut Vec<(usize, FoundDirectory)>,
     ) -> ControlFlow<()> {
         let mut text = Vec::new();
-        for (number, item) in names.items() {
-            if let Some(found) = self.examine(&item, names.level.state.file_system, &mut text)? {
-                descend.push((number, found));
-            }
-        }
-        self.output.write(&text)
+        let flow = names.items().try_for_each(|(number, item)| {
+            let found = self.examine(&item, names.level.state.file_system, &mut text)?;
+            descend.extend(found.map(|found| (number, found)));
+            ControlFlow::Continue(())
+        });
+        self.output.write(&text)?;
+        flow
     }
 
     /// Evaluates a directory after the files below it, if the expression wants that.

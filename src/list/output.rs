@@ -1,11 +1,12 @@
 //! Output and errors of the threads of a walk.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::escape::escape;
+use super::escape::{escape, without_controls};
 use crate::base::error_chain::error_chain;
 use crate::base::sync::Mutex;
 
@@ -18,6 +19,7 @@ pub struct SharedOutput {
     state: Mutex<State>,
     print_error: Box<dyn Fn(&str) + Send + Sync>,
     has_failed: AtomicBool,
+    is_terminal: bool,
 }
 
 struct State {
@@ -40,6 +42,16 @@ impl SharedOutput {
             }),
             print_error: Box::new(print_error),
             has_failed: AtomicBool::new(false),
+            is_terminal,
+        }
+    }
+
+    /// A name as it is written: to a terminal [`without_controls`], and unchanged elsewhere.
+    pub fn shown<'a>(&self, name: &'a [u8]) -> Cow<'a, [u8]> {
+        if self.is_terminal {
+            without_controls(name)
+        } else {
+            Cow::Borrowed(name)
         }
     }
 

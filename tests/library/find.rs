@@ -164,6 +164,7 @@ impl World {
                 nanoseconds: now.subsec_nanos(),
             },
             accounts: &self.accounts,
+            is_terminal: false,
             metadata: &metadata,
         };
         Expression::parse(words, &context)
@@ -179,7 +180,8 @@ impl World {
         let mut is_pruned = false;
         let is_in_depth = item.depth() >= expression.options.min_depth;
         let mut evaluate = || {
-            let outcome = expression.evaluate(item, output).expect("valid");
+            let (outcome, error) = expression.evaluate(item, output);
+            assert!(error.is_none());
             is_pruned = outcome.is_pruned;
             !outcome.is_quit
         };
@@ -214,7 +216,8 @@ impl World {
             }
         }
         !(is_in_depth && is_last) || {
-            let outcome = expression.evaluate(item, output).expect("valid");
+            let (outcome, error) = expression.evaluate(item, output);
+            assert!(error.is_none());
             !outcome.is_quit
         }
     }

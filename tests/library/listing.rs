@@ -142,6 +142,147 @@ fn du_prints_what_gnu_du_prints() {
 }
 
 #[test]
+fn du_counts_each_file_where_gnu_du_does() {
+    let place = Place::new();
+    for number in 0..30 {
+        let directory = format!("t/d{number}");
+        fs::create_dir_all(place.path(&format!("{directory}/sub"))).expect("new");
+        for (name, len) in [("sub/f", 20_000), ("own", 10_000)] {
+            place.put(&format!("{directory}/{name}"), vec![1; len]);
+        }
+        for (of, name) in [
+            (format!("{directory}/sub/f"), format!("{directory}/beside")),
+            (String::from("t/d0/own"), format!("{directory}/link")),
+            (format!("{directory}/own"), format!("t/again{number}")),
+        ] {
+            fs::hard_link(place.path(&of), place.path(&name)).expect("ours");
+        }
+    }
+    let tar = ["tar", "-cf", "a.tar", "-C", "t", "."];
+    assert!(run(&place, "", &tar).status.success());
+    // Behind SOURCE, paths are those in it.
+    for (theirs, ours) in [
+        ("t", "t"),
+        ("t", "-j 1 t"),
+        ("-a t", "-a t"),
+        ("-ad 1 t", "-ad 1 t"),
+        ("-ac t/d1 t/d2 t/d1/sub", "-ac t d1 d2 d1/sub"),
+        ("-c t/. t/d3 t/.", "-c t . d3 ."),
+        (
+            "-cs t/d1/sub t/d1 t/d2/own t/d2",
+            "-cs t d1/sub d1 d2/own d2",
+        ),
+        ("-c t/d1 t/d1", "-c t d1 d1"),
+    ] {
+        let words = |line: &'static str| ["du"].into_iter().chain(line.split(' '));
+        let theirs = run(&place, "", &words(theirs).collect::<Vec<_>>());
+        let found = tarfs(&place, &words(ours).collect::<Vec<_>>());
+        assert_eq!(found.stdout, theirs.stdout, "{ours}");
+    }
+    for flags in [&["--inodes"][..], &["--inodes", "-a"]] {
+        let theirs = run(&place, "t", &[&["du"], flags, &["."]].concat());
+        let ours = tarfs(&place, &[&["du"], flags, &["a.tar"]].concat());
+        assert_eq!(sorted(&ours.stdout, b'\n'), sorted(&theirs.stdout, b'\n'));
+    }
+    let ours = tarfs(&place, &["du", "-cs", "a.tar", "d1", "d1/sub", "d1"]);
+    assert_eq!(String::from_utf8_lossy(&ours.stdout).lines().count(), 2);
+}
+
+#[test]
+fn find_before_quit_prints_a_starting_point_once() {
+    let place = place_with_tree(1);
+    for words in [
+        "tree -print -quit",
+        "a.tar -printf [%p] -quit",
+        "tree -depth -print -quit",
+    ] {
+        let words: Vec<_> = words.split(' ').collect();
+        let ours = tarfs(&place, &[&["find"], &*words].concat());
+        let expected = match words[0] {
+            "a.tar" => b"[.]".to_vec(),
+            _ => run(&place, "", &[&["find"], &*words].concat()).stdout,
+        };
+        assert_eq!(ours.stdout, expected, "{words:?}");
+    }
+}
+
+#[test]
+fn find_writes_no_part_of_a_record_it_cannot_complete() {
+    let place = Place::new();
+    for name in ["t/n/a", "t/n/d/b", "t/z"] {
+        let path = place.path(name);
+        fs::create_dir_all(path.parent().expect("one")).expect("new");
+        fs::write(path, "").expect("space");
+    }
+    symlink("a", place.path("t/n/l")).expect("new");
+    place.give_to_user();
+    // Its names can be read, but its files cannot be examined.
+    let path = place.path("t/n");
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("ours");
+    for words in [
+        r"t -type f -printf %p\t%s\n",
+        r"t -print -printf %p\t%m\n",
+        "t ! -size 0 -print",
+        "t -size 5 -o -print",
+        r"t -depth -printf %p:%u\n -o -print",
+        "t -empty",
+    ] {
+        let [theirs, ours] = ["env", "./tarfs"].map(|program| {
+            let mut command = place.command_of_user(program);
+            command.arg("find").args(words.split(' '));
+            let output = command
+                .current_dir(place.path(""))
+                .env("LC_ALL", "C")
+                .output();
+            let output = output.expect("started");
+            (sorted(&output.stdout, b'\n'), output.status.code())
+        });
+        assert_eq!(ours, theirs, "{words}");
+    }
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("ours");
+}
+
+#[test]
+fn closed_or_ended_output_is_treated_as_by_gnu_programs() {
+    let place = place_with_tree(1);
+    let status = |line: &str| {
+        let line = line.replace("tarfs", PROGRAM);
+        let mut bash = place.command("bash");
+        let output = bash
+            .arg("-c")
+            .arg(line)
+            .current_dir(place.path(""))
+            .output();
+        let output = output.expect("bash");
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).expect("UTF-8"),
+        )
+    };
+    for (line, code) in [
+        ("tarfs ls tree >&-", 2),
+        ("tarfs find tree >&-", 1),
+        ("tarfs du a.tar >&-", 1),
+        ("tarfs chmod -v 755 tree >&-", 1),
+        ("tarfs verify a.tar >&-", 2),
+        ("tarfs plan --shards 2 a.tar >&-", 2),
+    ] {
+        let (found, error) = status(line);
+        assert_eq!(found, Some(code), "{line}: {error}");
+        assert!(error.contains("Bad file descriptor"), "{line}: {error}");
+    }
+    for line in [
+        "verify a.tar",
+        "status",
+        "materialize --to-stdout a.tar",
+        "ls -R tree",
+    ] {
+        let line = format!("tarfs {line} > >(exit) 2>errors; cat errors >&2; exit 0");
+        assert_eq!(status(&line), (Some(0), String::new()), "{line}");
+    }
+}
+
+#[test]
 fn ls_prints_what_gnu_ls_prints() {
     for seed in 0..TREES {
         let place = place_with_tree(seed);

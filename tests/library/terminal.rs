@@ -33,6 +33,36 @@ fn names_written_to_a_terminal_are_escaped() {
 }
 
 #[test]
+fn find_and_du_write_no_escape_sequence_of_a_name() {
+    let name = "a\x1b]0;owned\x07b\n\u{9b}2J";
+    let archive = Archive::new().add(Header::new(name, b'0'), "").end();
+    let directory = TestDir::new(&["d"]);
+    directory.put("a.tar", archive);
+    directory.put(format!("d/{name}"), "");
+    for source in ["a.tar", "d"] {
+        for words in [
+            "find S",
+            "find S -printf %f:%p:%P:%h:%H\\n",
+            "find S -ls",
+            "du -a S",
+            "ls S",
+            "ls -R --json S",
+        ] {
+            let words = words.replace('S', source);
+            let (output, shown) = on_terminal(directory.root(), &words);
+            assert!(output.status.success(), "{words}: {shown:?}");
+            let is_obeyed = |character: char| {
+                character.is_control() && !matches!(character, '\r' | '\n' | '\t')
+            };
+            assert!(shown.contains("]0;owned"), "{words}: {shown:?}");
+            assert!(!shown.contains(is_obeyed), "{words}: {shown:?}");
+        }
+    }
+    let (_, shown) = on_terminal(directory.root(), "find a.tar -type f");
+    assert_eq!(shown.trim_end(), "./a?]0;owned?b??2J");
+}
+
+#[test]
 fn materialize_reports_entries_and_bytes_on_a_terminal() {
     let archive = Archive::new().file("d/f", [7; 5000]).end();
     let directory = TestDir::new(&["out"]);

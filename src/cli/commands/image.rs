@@ -1,15 +1,15 @@
 //! `tarfs image`: shows the content and configuration of an image.
 
-use std::io::{IsTerminal, Write, stderr, stdout};
+use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
 
-use anyhow::Context;
 use indicatif::HumanBytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::cli::args::{CacheDirArgs, SourceArgs};
 use crate::cli::open_archive;
+use crate::cli::ui::output;
 use tarfs::image::{Image, Layer};
 
 /// Arguments of `tarfs image`.
@@ -60,8 +60,7 @@ pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
         to_text(&image)
     };
     text.push('\n');
-    let written = stdout().write_all(text.as_bytes());
-    written.context("cannot write the result")?;
+    output::print_text(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -427,9 +427,13 @@ fn print_steps(plan: &UpdatePlan, with_deletions: bool) -> anyhow::Result<()> {
         };
         text.extend_from_slice(format!("{word} {}\n", escape(path)).as_bytes());
     }
-    let output = list::open_place::standard_output(false);
+    let output = list::open_place::standard_output(false)?;
     output.write_last(&text);
-    list::open_place::finish(&output)
+    ensure!(
+        list::open_place::finish(&output),
+        "the steps are not all shown"
+    );
+    Ok(())
 }
 
 /// Refuses flags that have no meaning for `source`.

@@ -1,6 +1,6 @@
 //! `tarfs plan` and `tarfs cat`: cut an archive into shards, and write one as a tar archive.
 
-use std::io::{self, IsTerminal, stdout};
+use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::cli::ui::output;
 use crate::cli::{open_archive, shards};
 use tarfs::index::store::RowsToLoad;
 use tarfs::index::{MAX_SHARDS, Shard};
-use tarfs::materialize::{ContentSink, Error};
+use tarfs::materialize::ContentSink;
 
 /// Arguments of `tarfs plan`.
 #[derive(clap::Args, Debug)]
@@ -82,15 +82,7 @@ pub(crate) fn cat(args: &CatArgs) -> anyhow::Result<ExitCode> {
     if args.stats {
         output::print_counters(archive.stats());
     }
-    match outcome {
-        Err(error) if is_broken_pipe(&error) => Ok(ExitCode::SUCCESS),
-        outcome => outcome,
-    }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<Error>();
-    matches!(error, Some(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe)
+    outcome
 }
 
 /// A line for each shard. `docs/semantics.md` describes the fields.

@@ -1,6 +1,5 @@
 //! `tarfs status`: shows the state of this user's mounts.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -55,14 +54,13 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             bail!("no process of this user serves {}", mountpoint.display());
         }
     }
-    let mut stdout = io::stdout().lock();
     for status in &statuses {
         let text = if args.json {
             serde_json::to_string(status)? + "\n"
         } else {
             to_text(status, args.verbose, SystemTime::now())
         };
-        stdout.write_all(text.as_bytes())?;
+        output::print_text(&text)?;
     }
     Ok(code)
 }

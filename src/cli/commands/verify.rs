@@ -1,11 +1,9 @@
 //! `tarfs verify`: reads an archive from start to end and reports damage.
 
-use std::io::{Write, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Context;
 use bytes::Bytes;
 use serde::Serialize;
 use tokio::runtime::Runtime;
@@ -335,8 +333,7 @@ fn print_report(report: &Report, json: bool) -> anyhow::Result<()> {
         to_text(report)
     };
     text.push('\n');
-    let written = stdout().write_all(text.as_bytes());
-    written.context("cannot write the result")?;
+    output::print_text(&text)?;
     if !json {
         for problem in &report.problems {
             output::print_error(format_args!("{}: {problem}", report.source));

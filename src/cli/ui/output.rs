@@ -14,7 +14,7 @@ use anyhow::Context;
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::pipe::fcntl_setpipe_size;
 
-use super::logging;
+use super::{closed_stdout, logging};
 use tarfs::Stats;
 use tarfs::fuse::{MountError, UnmountError};
 use tarfs::index::Index;
@@ -51,23 +51,38 @@ pub(crate) fn print_warning(text: impl std::fmt::Display) {
 
 /// Prints `text` to standard output. A reader that wants no more of it is no error.
 pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
-    match stdout().write_all(text.as_bytes()) {
+    match standard_output().and_then(|mut output| output.write_all(text.as_bytes())) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.context("cannot write to standard output"),
     }
 }
 
+/// Standard output without a buffer. The standard library hides errors of a closed one.
+pub(crate) fn standard_output() -> io::Result<File> {
+    if closed_stdout::is_closed() {
+        // Every write to it fails as to a closed descriptor.
+        return File::open("/dev/null");
+    }
+    Ok(File::from(stdout().as_fd().try_clone_to_owned()?))
+}
+
 /// Standard output for the contents of files, which have no lines to look for. A pipe is made as large as any user
 /// may make it.
 pub(crate) fn binary_stdout() -> io::Result<BufWriter<File>> {
-    let output = File::from(stdout().as_fd().try_clone_to_owned()?);
+    let output = standard_output()?;
     // It may be no pipe.
     fcntl_setpipe_size(&output, OUTPUT_BUFFER_BYTES).ok();
     Ok(BufWriter::with_capacity(OUTPUT_BUFFER_BYTES, output))
 }
 
-/// Prints an error with its causes and its hint on one line. Returns [`EXIT_FAILURE`].
+/// Prints an error with its causes and its hint on one line. Returns [`EXIT_FAILURE`]. A reader of the output that has
+/// ended is no error.
 pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
+    if let Some(materialize::Error::Output(error)) = error.downcast_ref()
+        && error.kind() == io::ErrorKind::BrokenPipe
+    {
+        return ExitCode::SUCCESS;
+    }
     let prefix = logging::journal_prefix(tracing::Level::ERROR);
     drop(writeln!(
         stderr(),

@@ -6,6 +6,7 @@ use super::number::{Comparison, Size, TimeRange};
 use super::pattern::{Pattern, Regex};
 use super::permissions::Permissions;
 use super::printf::{self, Format};
+use crate::list::escape::without_controls;
 use crate::list::item::Item;
 use crate::list::tree::{FileId, FileKind, Metadata, Tree};
 use crate::tar::Timestamp;
@@ -101,27 +102,21 @@ impl Node {
     }
 }
 
-/// Ends the evaluation early.
-pub(super) enum Stop {
-    Quit,
-    Failed(io::Error),
-}
-
-impl From<io::Error> for Stop {
-    fn from(error: io::Error) -> Self {
-        Self::Failed(error)
-    }
-}
+/// `-quit` ends the evaluation.
+pub(super) struct Quit;
 
 /// The evaluation of an expression on one file.
 pub(super) struct Evaluation<'a, T: Tree> {
     pub(super) item: &'a Item<'a, T>,
     pub(super) output: &'a mut Vec<u8>,
+    pub(super) is_terminal: bool,
     pub(super) is_pruned: bool,
+    /// The first attribute that could not be read.
+    pub(super) error: Option<io::Error>,
 }
 
 impl<T: Tree> Evaluation<'_, T> {
-    pub(super) fn evaluate(&mut self, node: &Node) -> Result<bool, Stop> {
+    pub(super) fn evaluate(&mut self, node: &Node) -> Result<bool, Quit> {
         Ok(match node {
             Node::List(parts) => {
                 let mut last = true;
@@ -142,24 +137,46 @@ impl<T: Tree> Evaluation<'_, T> {
             }
             Node::Not(part) => !self.evaluate(part)?,
             Node::Constant(value) => *value,
-            Node::Test(test) => matches(test, self.item)?,
+            Node::Action(Action::Quit) => return Err(Quit),
+            Node::Test(test) => {
+                let result = matches(test, self.item);
+                self.value_or_false(result)
+            }
             Node::Action(action) => {
-                self.run(action)?;
-                true
+                let len = self.output.len();
+                let result = self.run(action).map(|()| true);
+                if result.is_err() {
+                    // No part of a record stays.
+                    self.output.truncate(len);
+                }
+                self.value_or_false(result)
             }
         })
     }
 
-    fn run(&mut self, action: &Action) -> Result<(), Stop> {
+    /// As in GNU find, what cannot be found out is false, and the evaluation goes on.
+    fn value_or_false(&mut self, result: io::Result<bool>) -> bool {
+        result.unwrap_or_else(|error| {
+            self.error.get_or_insert(error);
+            false
+        })
+    }
+
+    fn run(&mut self, action: &Action) -> io::Result<()> {
         match action {
+            Action::Print(b'\n') if self.is_terminal => {
+                let path = without_controls(self.item.path());
+                self.output.extend_from_slice(&path);
+                self.output.push(b'\n');
+            }
             Action::Print(end) => {
                 self.item.push_path(self.output);
                 self.output.push(*end);
             }
-            Action::Format(format) => format.write(self.item, self.output)?,
+            Action::Format(format) => format.write(self.item, self.is_terminal, self.output)?,
             Action::Ls(now) => printf::write_ls_line(self.item, *now, self.output)?,
             Action::Prune => self.is_pruned = true,
-            Action::Quit => return Err(Stop::Quit),
+            Action::Quit => {}
         }
         Ok(())
     }

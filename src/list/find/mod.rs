@@ -27,7 +27,7 @@ mod tests;
 use std::ffi::OsString;
 use std::io;
 
-use evaluate::{Action, Evaluation, Node, Stop};
+use evaluate::{Action, Evaluation, Node};
 use parse::Parser;
 
 pub use parse::{Error, ParseContext, WalkOptions};
@@ -40,6 +40,7 @@ use super::tree::Tree;
 #[derive(Debug)]
 pub struct Expression {
     root: Node,
+    is_terminal: bool,
     /// Options for the whole walk.
     pub options: WalkOptions,
 }
@@ -67,33 +68,31 @@ impl Expression {
         }
         Ok(Self {
             root,
+            is_terminal: context.is_terminal,
             options: parser.options,
         })
     }
 
-    /// Evaluates the expression on a file. Depths are the caller's concern.
-    ///
-    /// # Errors
-    /// An attribute cannot be read. Text of the actions before is in `output` then, and the walk may go on.
+    /// Evaluates the expression on a file, and appends the text of actions to `output`. Depths are the caller's concern.
+    /// Returns the first error of reading an attribute, too. Parts of the expression that need it are false.
     pub fn evaluate(
         &self,
         item: &Item<'_, impl Tree>,
         output: &mut Vec<u8>,
-    ) -> io::Result<Outcome> {
+    ) -> (Outcome, Option<io::Error>) {
         let mut evaluation = Evaluation {
             item,
             output,
+            is_terminal: self.is_terminal,
             is_pruned: false,
+            error: None,
         };
-        let is_quit = match evaluation.evaluate(&self.root) {
-            Ok(_) => false,
-            Err(Stop::Quit) => true,
-            Err(Stop::Failed(error)) => return Err(error),
-        };
-        Ok(Outcome {
+        let is_quit = evaluation.evaluate(&self.root).is_err();
+        let outcome = Outcome {
             is_pruned: evaluation.is_pruned && !self.options.is_depth_first,
             is_quit,
-        })
+        };
+        (outcome, evaluation.error)
     }
 
     /// Whether evaluation may ask for attributes, or whether a directory is empty.

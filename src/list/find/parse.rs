@@ -32,6 +32,8 @@ pub struct ParseContext<'a> {
     pub now: Timestamp,
     /// Resolves the names of `-user` and `-group`.
     pub accounts: &'a dyn IdResolver,
+    /// Whether names are written to a terminal.
+    pub is_terminal: bool,
     /// Examines the file of `-newer` or `-samefile`, without following links.
     pub metadata: &'a dyn Fn(&Path) -> io::Result<Metadata>,
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 
 use super::strftime;
-use crate::list::escape::{escape, owner_text};
+use crate::list::escape::{escape, owner_text, without_controls};
 use crate::list::item::Item;
 use crate::list::long::mode_string;
 use crate::list::tree::{FileKind, Metadata, Tree};
@@ -74,11 +74,16 @@ impl Format {
         })
     }
 
-    pub(super) fn write(&self, item: &Item<'_, impl Tree>, output: &mut Vec<u8>) -> io::Result<()> {
+    pub(super) fn write(
+        &self,
+        item: &Item<'_, impl Tree>,
+        is_terminal: bool,
+        output: &mut Vec<u8>,
+    ) -> io::Result<()> {
         for piece in &self.0 {
             match piece {
                 Piece::Text(text) => output.extend_from_slice(text),
-                Piece::Directive(directive) => directive.write(item, output)?,
+                Piece::Directive(directive) => directive.write(item, is_terminal, output)?,
             }
         }
         Ok(())
@@ -160,8 +165,18 @@ impl Directive {
     }
 
     /// Writes the value, cut to the precision, and spaces up to the width.
-    fn write(&self, item: &Item<'_, impl Tree>, output: &mut Vec<u8>) -> io::Result<()> {
+    fn write(
+        &self,
+        item: &Item<'_, impl Tree>,
+        is_terminal: bool,
+        output: &mut Vec<u8>,
+    ) -> io::Result<()> {
         let value = self.value(item)?;
+        let value = if is_terminal {
+            without_controls(&value)
+        } else {
+            value
+        };
         // The precision of a number is its least number of digits.
         let cut = self.precision.filter(|_| !b"dm".contains(&self.letter));
         let len = cut.unwrap_or(usize::MAX).min(value.len());

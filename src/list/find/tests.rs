@@ -68,7 +68,9 @@ impl Fake {
             kind: self.metadata.map_or(FileKind::File, |it| it.kind),
             inode: FILE.inode,
         };
-        expression.evaluate(&Item::in_directory(self, &place, name), output)
+        let item = Item::in_directory(self, &place, name);
+        let (outcome, error) = expression.evaluate(&item, output);
+        error.map_or(Ok(outcome), Err)
     }
 }
 
@@ -115,6 +117,7 @@ fn parse_words(words: &[OsString]) -> Result<Expression, Error> {
     let context = ParseContext {
         now: at(NOW),
         accounts: &accounts,
+        is_terminal: false,
         metadata: &metadata,
     };
     Expression::parse(words, &context)

@@ -109,7 +109,7 @@ impl Run {
         visitor: impl FnOnce(Arc<DirectoryTree>, Arc<ChangeLog>) -> V,
         start: impl Fn(&V, &[u8]) -> Option<Start<DirectoryTree, V::State>>,
     ) -> anyhow::Result<ExitCode> {
-        let output = open_place::standard_output(self.quiet);
+        let output = open_place::standard_output(self.quiet)?;
         let log = Arc::new(ChangeLog::new(self.verbosity, Arc::clone(&output)));
         let visitor = Arc::new(visitor(Arc::clone(&self.tree), log));
         // One after the other, because one path may be below another.
@@ -119,7 +119,7 @@ impl Run {
                 let _never_broken = walk_parallel(&self.tree, &visitor, vec![start], jobs);
             }
         }
-        open_place::finish(&output)?;
+        open_place::finish(&output);
         Ok(if output.has_failed() {
             ExitCode::from(EXIT_PARTIAL)
         } else {

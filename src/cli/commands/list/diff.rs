@@ -65,7 +65,7 @@ pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
             compare(args, output, names, (a, base), (b, other))
         }
     }?;
-    let codes = [second.finish(EXIT_PARTIAL)?, first.finish(EXIT_PARTIAL)?];
+    let codes = [second.finish(EXIT_PARTIAL), first.finish(EXIT_PARTIAL)];
     Ok(ExitCode::from(if codes != [ExitCode::SUCCESS; 2] {
         output::EXIT_FAILURE
     } else if differs {

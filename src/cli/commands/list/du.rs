@@ -61,7 +61,7 @@ pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
         OpenTree::Index(tree) => sum(args, &place, tree, &Ino::ROOT),
         OpenTree::Directory(tree, base) => sum(args, &place, tree, base),
     }
-    place.finish(EXIT_PARTIAL)
+    Ok(place.finish(EXIT_PARTIAL))
 }
 
 fn options(args: &DuArgs) -> DuOptions {
@@ -78,6 +78,7 @@ fn options(args: &DuArgs) -> DuOptions {
         } else {
             args.max_depth.unwrap_or(usize::MAX)
         },
+        has_several_starts: false,
         format: match (args.human_readable, args.inodes) {
             (true, _) => human_size,
             (false, true) => |count| count.to_string(),
@@ -87,7 +88,11 @@ fn options(args: &DuArgs) -> DuOptions {
 }
 
 fn sum<T: Tree + Send + 'static>(args: &DuArgs, place: &Place, tree: &Arc<T>, base: &T::Directory) {
-    let usage = DiskUsage::new(options(args), Arc::clone(&place.output));
+    let options = DuOptions {
+        has_several_starts: place.starts.len() > 1,
+        ..options(args)
+    };
+    let usage = DiskUsage::new(options, Arc::clone(&place.output));
     let usage = Arc::new(usage);
     // One after the other, so that their lines are in order.
     for start in &place.starts {

@@ -1,6 +1,7 @@
 //! `tarfs find`: prints the files for which an expression is true.
 
 use std::ffi::OsString;
+use std::io::{IsTerminal, stdout};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
@@ -52,6 +53,7 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
             nanoseconds: now.subsec_nanos(),
         },
         accounts: &Accounts::load_system(),
+        is_terminal: stdout().is_terminal(),
         metadata: &|path| metadata_of(path),
     };
     let expression = match Expression::parse(words, &context) {
@@ -74,7 +76,7 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         OpenTree::Index(tree) => search(expression, &place, tree, &Ino::ROOT),
         OpenTree::Directory(tree, base) => search(expression, &place, tree, base),
     }
-    place.finish(EXIT_PARTIAL)
+    Ok(place.finish(EXIT_PARTIAL))
 }
 
 fn search<T: Tree + Send + 'static>(

@@ -135,7 +135,7 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         OpenTree::Index(tree) => list(args, &place, tree, &Ino::ROOT)?,
         OpenTree::Directory(tree, base) => list(args, &place, tree, base)?,
     }
-    place.finish(EXIT_MISSING)
+    Ok(place.finish(EXIT_MISSING))
 }
 
 /// Prints the paths of the archives that a mount of SOURCE shows as directories.

@@ -127,7 +127,7 @@ impl Place {
             has_all_paths: starts.len() == paths.len(),
             tree,
             starts,
-            output: standard_output(false),
+            output: standard_output(false)?,
             jobs: args.jobs.jobs,
             archive,
             has_problems: directory.is_none(),
@@ -172,22 +172,22 @@ impl Place {
     }
 
     /// Ends the output, and prints the problems of the archive. Returns the exit code, which is `missing` if one of the
-    /// paths was.
-    pub(crate) fn finish(&self, missing: u8) -> anyhow::Result<ExitCode> {
-        finish(&self.output)?;
+    /// paths was, or the output could not be written.
+    pub(crate) fn finish(&self, missing: u8) -> ExitCode {
+        let is_written = finish(&self.output);
         if let OpenTree::Index(tree) = &self.tree
             && self.has_problems
         {
             let problems = output::report_problems(tree.index());
             if problems != ExitCode::SUCCESS {
-                return Ok(problems);
+                return problems;
             }
         }
-        Ok(match (self.has_all_paths, self.output.has_failed()) {
+        match (self.has_all_paths && is_written, self.output.has_failed()) {
             (false, _) => ExitCode::from(missing),
             (true, true) => ExitCode::from(EXIT_PARTIAL),
             (true, false) => ExitCode::SUCCESS,
-        })
+        }
     }
 }
 
@@ -309,21 +309,28 @@ pub(crate) fn report(path: &[u8], error: &io::Error) {
 }
 
 /// Standard output, and errors about files, which are printed unless `quiet`.
-pub(crate) fn standard_output(quiet: bool) -> Arc<SharedOutput> {
+pub(crate) fn standard_output(quiet: bool) -> io::Result<Arc<SharedOutput>> {
     let is_terminal = stdout().is_terminal();
-    Arc::new(SharedOutput::new(stdout(), is_terminal, move |error| {
+    let print = move |error: &str| {
         if !quiet {
             output::print_error(error);
         }
-    }))
+    };
+    Ok(Arc::new(SharedOutput::new(
+        output::standard_output()?,
+        is_terminal,
+        print,
+    )))
 }
 
-/// Ends the output of a verb. A reader of the pipe that has ended is no error.
-pub(crate) fn finish(output: &SharedOutput) -> anyhow::Result<()> {
+/// Ends the output of a verb, and reports an error of writing. A reader of the pipe that has ended is no error.
+/// Returns whether all is written.
+pub(crate) fn finish(output: &SharedOutput) -> bool {
     match output.finish() {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(error).context("cannot write the output")
+            output.fail(&format!("cannot write the output: {}", error_chain(&error)));
+            false
         }
-        _ => Ok(()),
+        _ => true,
     }
 }
