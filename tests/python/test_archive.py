@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import tarfs
-from conftest import PACKERS, Server, write_tar
+from conftest import PACKERS, Server, run_filter, write_tar
 
 Contents = dict[str, bytes]
 
@@ -441,6 +441,23 @@ def test_iteration_goes_on_after_damage(server: Server) -> None:
     assert (found["f2"], found["f3"]) == (data["f2"], data["f3"])
     names = [member.name for member in tarfs.open(server.url(path.name), cache_size=False)]
     assert names == list(data)
+
+
+def test_iterations_go_on_side_by_side(server: Server) -> None:
+    data = {f"f{number:02}": random.Random(number).randbytes(1_000_000) for number in range(30)}
+    path = write_tar(server.directory / "side.tar", data)
+    for name in ("one.tar.zst", "two.tar.zst"):
+        packed = run_filter(["zstd", "-q", "-1", "-c"], path.read_bytes())
+        (server.directory / name).write_bytes(packed)
+    script = f"""
+import tarfs
+options = {{"cache_size": False, "memory": "64MiB"}}
+one, two = (tarfs.open(f"{server.directory}/{{name}}.tar.zst", **options) for name in ("one", "two"))
+for members in zip(one, one, two):
+    assert len({{member.read() for member in members}}) == 1
+    assert two.read_range("f29", -5) == one.open("f29").readall()[-5:]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 def test_content_is_never_silently_short() -> None:

@@ -274,6 +274,27 @@ mod tests {
     use crate::source::MemorySource;
 
     #[test]
+    fn scan_waits_until_other_scans_leave_memory() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let runtime = runtime.expect("a runtime");
+        let mut options = OpenOptions::default();
+        let resources = options.create_resources().expect("threads");
+        options.resources = Some(resources.clone());
+        let taken = resources.wait_for_scan_memory(options.half_memory());
+        let source: Arc<dyn Source> = Arc::new(MemorySource::new("a.tar", &b""[..]));
+        let was_left = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // The archive is empty, which is an error of the scan.
+                let opened = Archive::open(source, &options, runtime.handle(), &Arc::default());
+                assert!(opened.is_err() && was_left.load(std::sync::atomic::Ordering::SeqCst));
+            });
+            was_left.store(true, std::sync::atomic::Ordering::SeqCst);
+            drop(taken);
+        });
+    }
+
+    #[test]
     fn archives_with_shared_resources_queue_disk_writes_in_one_pool() {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let runtime = runtime.expect("a runtime");

@@ -10,7 +10,7 @@ use super::Reader;
 use super::packed::{FetchMode, PackedBytes};
 use crate::archive::error::{Error, ReadError};
 use crate::archive::scan::digest::sha256;
-use crate::base::buffer_pool::{Buffer, BufferPool, Closed, Reservation};
+use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::codec::seek_point::MAX_SPAN_LEN;
@@ -165,7 +165,9 @@ pub struct PlainStream<'a> {
     extent: Extent<Plain>,
     /// Whether digests verify all packed bytes, so that the last span need not be decoded to its end.
     is_digested: bool,
-    _reserved: Reservation,
+    /// Memory that is reserved while a span is decoded, and not while the caller has the bytes, because it may wait for
+    /// memory, too.
+    needed_bytes: u64,
 }
 
 impl fmt::Debug for PlainStream<'_> {
@@ -193,9 +195,8 @@ impl Reader {
         let needed_bytes = request.buffer_bytes()
             + codec::read_pool_bytes(self.compression())
             + codec::seek_point::MAX_SPAN_LEN;
-        let reserved = self.budget.reserve(needed_bytes);
         Ok(PlainStream {
-            _reserved: reserved.map_err(|Closed| read_error(Error::Interrupted))?,
+            needed_bytes,
             is_digested: request.blocks.are_all_digested(),
             decoder: self.resume_decoder(seek_point).map_err(read_error)?,
             packed: PackedBytes::open(self, request, FetchMode::Normal).map_err(read_error)?,
@@ -212,6 +213,9 @@ impl PlainStream<'_> {
     /// # Errors
     /// When the bytes are unavailable, or differ from the indexed ones.
     pub fn next_bytes(&mut self) -> Result<Option<Bytes>, ReadError> {
+        let reserved = self.reader.budget.reserve(self.needed_bytes);
+        let interrupted = |Closed| self.reader.read_error_at(self.extent, Error::Interrupted);
+        let _reserved = reserved.map_err(interrupted)?;
         while !self.extent.is_empty() {
             let mut span = self.reader.indexed_span(self.span)?;
             self.span = self.span.saturating_add(1);
