@@ -117,6 +117,7 @@ def test_links_to_directories_are_not_entered(tmp_path: Path) -> None:
     assert fs.isdir("top") and sorted(fs.ls("top", detail=False)) == ["top/A", "top/B", "top/x"]
     assert [fs.exists(name) for name in ("none", "file", "top")] == [False, True, True]
     assert (fs.info("file")["size"], fs.info("file")["destination"]) == (5, "bin/x")
+    assert (fs.info("none")["type"], fs.du("")) == ("other", 10)
     found = {info["name"]: info["type"] for info in fs.ls("")}
     assert found == {"bin": "directory", "top": "other", "none": "other", "file": "file"}
 

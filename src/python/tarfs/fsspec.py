@@ -132,17 +132,16 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
         return self.archive.exists(self._strip_protocol(path))
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Returns the attributes at ``path``; links are followed."""
-        path = self._strip_protocol(path)
-        entry, target = self.archive.stat(path, follow_symlinks=False), self.archive.stat(path)
-        return _info(entry, target, "directory")
+        """Returns the attributes at ``path``; links are followed if they lead to something."""
+        entry = self.archive.stat(self._strip_protocol(path), follow_symlinks=False)
+        return self._describe(entry, "directory")
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """Lists a directory, or one file. In the list, a link to a directory is no directory, so that it is not walked."""
         info = self.info(path)
         infos = [info]
         if info["type"] == "directory":
-            infos = list(map(self._listed, self.archive.ls(info["name"], detail=True)))
+            infos = list(map(self._describe, self.archive.ls(info["name"], detail=True)))
         return infos if detail else [info["name"] for info in infos]
 
     def find(
@@ -170,18 +169,31 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
                 if maxdepth is not None and entry.path.count("/") >= depth + maxdepth:
                     continue
                 if withdirs or not entry.is_dir():
-                    found[entry.path] = self._listed(entry)
+                    found[entry.path] = self._describe(entry)
         found = dict(sorted(found.items()))
         return found if detail else list(found)
 
-    def _listed(self, entry: _archive.Entry) -> dict[str, Any]:
-        target = entry
+    def _describe(self, entry: _archive.Entry, link_to_directory: str = "other") -> dict[str, Any]:
+        target, link = entry, {}
         if entry.is_symlink():
+            link = {"destination": entry.target}
             try:
                 target = self.archive.stat(entry.path)
             except FileNotFoundError:
                 pass
-        return _info(entry, target, "other")
+        kind = target.kind if target.kind in ("file", "directory") else "other"
+        return {
+            "name": entry.path,
+            "size": 0 if target.is_symlink() else target.size,
+            "type": link_to_directory if link and kind == "directory" else kind,
+            "mtime": target.mtime,
+            "mode": target.st_mode,
+            "uid": target.uid,
+            "gid": target.gid,
+            "ino": target.ino,
+            "islink": bool(link),
+            **link,
+        }
 
     def modified(self, path: str) -> datetime:
         """Returns the time of the last modification."""
@@ -242,25 +254,6 @@ def _is_path(fo: Any) -> bool:
     return isinstance(fo, (os.PathLike, str)) and not hasattr(fo, "read")
 
 
-def _info(entry: _archive.Entry, target: _archive.Entry, link_to_directory: str) -> dict[str, Any]:
-    """Describes ``entry`` with the attributes of the ``target`` to which it leads, if it is a link."""
-    kind = target.kind if target.kind in ("file", "directory") else "other"
-    if entry.is_symlink() and kind == "directory":
-        kind = link_to_directory
-    info = {
-        "name": entry.path,
-        "size": target.size,
-        "type": kind,
-        "mtime": target.mtime,
-        "mode": target.st_mode,
-        "uid": target.uid,
-        "gid": target.gid,
-        "ino": target.ino,
-        "islink": entry.is_symlink(),
-    }
-    return {**info, "destination": entry.target} if entry.is_symlink() else info
-
-
 def _own_options(options: dict[str, Any]) -> dict[str, Any]:
     """Returns those of :func:`tarfs.open`; an error for one that was meant to be."""
     for name in options.keys() - OPTIONS - _OPTIONS_OF_FSSPEC:
@@ -271,7 +264,7 @@ def _own_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _known(target: dict[str, Any]) -> dict[str, Any]:
     """Returns those of fsspec's options for a protocol that tarfs has, too."""
-    given = {**target.pop("client_kwargs", {}), **target}
+    given = {**(target.pop("client_kwargs", None) or {}), **target}
     found: dict[str, Any] = {
         name: given[name] for name in ("headers", "endpoint_url") if name in given
     }

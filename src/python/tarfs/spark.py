@@ -52,41 +52,36 @@ _MAX_CONTENT_BYTES = (1 << 31) - (1 << 20)
 _BOOLEANS = {"true": True, "false": False}
 _NUMBERS = {"connections": int, "retries": int, "max_entries": int, "timeout": float}
 
-_TYPES = {
-    "path": pa.string(),
-    "size": pa.int64(),
-    "mtime": pa.timestamp("us", tz="UTC"),
-    "mode": pa.int32(),
-    "content": pa.binary(),
-    "error": pa.string(),
+#: Columns with their types, of Spark and of Arrow. ``error`` is one only in the mode PERMISSIVE.
+_COLUMNS = {
+    "path": ("string", pa.string()),
+    "size": ("bigint", pa.int64()),
+    "mtime": ("timestamp", pa.timestamp("us", tz="UTC")),
+    "mode": ("int", pa.int32()),
+    "content": ("binary", pa.binary()),
+    "error": ("string", pa.string()),
 }
 
-#: Names in schemas of Spark, in their order. ``error`` is a column only in the mode PERMISSIVE.
-_SPARK_TYPES = {
-    "path": "string",
-    "size": "bigint",
-    "mtime": "timestamp",
-    "mode": "int",
-    "content": "binary",
-    "error": "string",
-}
-
-_OPERATORS: dict[type, Callable[[Any, Any], bool]] = {
+_EQUALS: dict[type, Callable[[Any, Any], bool]] = {
     EqualTo: operator.eq,
     In: lambda value, values: value in values,
-    StringStartsWith: str.startswith,
-    StringEndsWith: str.endswith,
-    StringContains: operator.contains,
-    GreaterThan: operator.gt,
-    GreaterThanOrEqual: operator.ge,
-    LessThan: operator.lt,
-    LessThanOrEqual: operator.le,
 }
 
-#: Filters that compare as Spark does: text by its bytes, which ``<`` does not.
-_EXACT = {
-    "path": {EqualTo, In, StringStartsWith, StringEndsWith, StringContains},
-    "size": {EqualTo, In, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual},
+#: Filters that give what Spark gives. It compares text by bytes, so that ``<`` of paths is not among them.
+_FILTERS: dict[str, dict[type, Callable[[Any, Any], bool]]] = {
+    "path": {
+        **_EQUALS,
+        StringStartsWith: str.startswith,
+        StringEndsWith: str.endswith,
+        StringContains: operator.contains,
+    },
+    "size": {
+        **_EQUALS,
+        GreaterThan: operator.gt,
+        GreaterThanOrEqual: operator.ge,
+        LessThan: operator.lt,
+        LessThanOrEqual: operator.le,
+    },
 }
 
 
@@ -134,17 +129,17 @@ class TarfsDataSource(DataSource):
 
     def schema(self) -> str:
         """A schema of the user may leave columns out. Without ``content`` no content is read."""
-        columns = [f"{name} {kind}" for name, kind in _SPARK_TYPES.items()]
+        columns = [f"{name} {kind}" for name, (kind, _) in _COLUMNS.items()]
         return ", ".join(columns if _is_permissive(dict(self.options)) else columns[:-1])
 
     def reader(self, schema: StructType) -> TarfsReader:
         """Returns the reader."""
         columns = {field.name: field.name.lower() for field in schema.fields}
-        unknown = sorted(name for name, known in columns.items() if known not in _TYPES)
+        unknown = sorted(name for name, known in columns.items() if known not in _COLUMNS)
         if unknown:
             raise InvalidArgument(f"there are no columns {', '.join(unknown)}")
         for field in schema.fields:
-            kind = _SPARK_TYPES[field.name.lower()]
+            kind, _ = _COLUMNS[field.name.lower()]
             if field.dataType.simpleString() != kind:
                 raise InvalidArgument(f"the column {field.name} is {kind}")
         return TarfsReader(columns, dict(self.options))
@@ -172,7 +167,7 @@ class TarfsReader(DataSourceReader):
         """Keeps the filters of path and size, and returns the others to Spark."""
         for filter in filters:
             names = [name.lower() for name in getattr(filter, "attribute", ())]
-            if len(names) == 1 and type(filter) in _EXACT.get(names[0], ()):
+            if len(names) == 1 and type(filter) in _FILTERS.get(names[0], ()):
                 self.filters.append((names[0], type(filter), filter.value))
             else:
                 yield filter
@@ -253,7 +248,7 @@ class TarfsReader(DataSourceReader):
     def _is_wanted(self, entry: Entry) -> bool:
         values = {"path": _shown(entry.path), "size": entry.size}
         return entry.is_file() and all(
-            _OPERATORS[kind](values[name], value) for name, kind, value in self.filters
+            _FILTERS[name][kind](values[name], value) for name, kind, value in self.filters
         )
 
     def _batch(self, rows: list[tuple[Entry, bytes | None, str | None]]) -> pa.RecordBatch:
@@ -266,7 +261,7 @@ class TarfsReader(DataSourceReader):
             "error": lambda _, content, error: error,
         }
         columns = {
-            name: pa.array([of[known](*row) for row in rows], _TYPES[known])
+            name: pa.array([of[known](*row) for row in rows], _COLUMNS[known][1])
             for name, known in self.columns.items()
         }
         return pa.RecordBatch.from_pydict(columns)
