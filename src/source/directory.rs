@@ -2,6 +2,7 @@
 
 use std::fs::Metadata;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -58,15 +59,35 @@ impl SourceDirectory {
     /// # Errors
     /// If it is not below this directory, or cannot be opened.
     pub(crate) fn open_file(&self, name: &str) -> Result<Arc<dyn Source>, Error> {
+        self.open_checked(name, None)
+    }
+
+    /// As [`open_file`](Self::open_file), for a file that vouches for the file `archive`. Only root, this user and the
+    /// owner of `archive` may be able to write it.
+    ///
+    /// # Errors
+    /// As `open_file`, and if another user can write it.
+    pub(crate) fn open_beside(&self, archive: &str, name: &str) -> Result<Arc<dyn Source>, Error> {
+        self.open_checked(name, Some(archive))
+    }
+
+    fn open_checked(&self, name: &str, archive: Option<&str>) -> Result<Arc<dyn Source>, Error> {
         let shown = format!("{}/{name}", self.name);
-        let source = match regular_file::open(&self.directory, name, BENEATH) {
-            Ok(Some(opened)) => file::from_file(opened, &shown, Arc::clone(&self.stats)),
+        let open = |name: &str| match regular_file::open(&self.directory, name, BENEATH) {
+            Ok(Some(opened)) => Ok(opened),
             Ok(None) => Err(Cause::Unsupported("a file that is not regular".to_owned())),
             Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => Err(
                 Cause::Unsupported("a file outside the directory".to_owned()),
             ),
             Err(error) => Err(error.into()),
         };
+        let source = open(name).and_then(|opened| {
+            if let Some(archive) = archive {
+                let owner = open(archive)?.metadata()?.uid();
+                file::check_writers(&self.directory, name, &opened, owner)?;
+            }
+            file::from_file(opened, &shown, Arc::clone(&self.stats))
+        });
         source.map_err(|cause| Error::new(shown, cause))
     }
 }

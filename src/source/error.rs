@@ -6,6 +6,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::regular_file::ForeignWriter;
+
 /// A failed read or upload. `Display` omits the cause, which is the error's `source()`.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
@@ -164,6 +166,9 @@ pub enum Cause {
     /// No source supports the kind of file at the path.
     #[error("{0} is not supported as a source")]
     Unsupported(String),
+    /// A file that vouches for an archive can be written by a user who is not trusted.
+    #[error("{0}, so it says nothing about the archive")]
+    ForeignWriter(ForeignWriter),
     /// A redirect leads from HTTPS to HTTP.
     #[error(
         "the server redirects from https:// to http://, which others on the network can change"
@@ -232,6 +237,10 @@ impl Cause {
                 "check its permissions"
             }
             Self::Unsupported(_) => "name an archive, or an image as oci:DIR",
+            Self::ForeignWriter(_) => {
+                "it must belong to root, to you or to the owner of the archive, and be writable only for \
+                 its owner"
+            }
             Self::UnknownScheme(_) => {
                 "known are http://, https://, s3://, gs://, az://, abfss://, oci:// and file://"
             }

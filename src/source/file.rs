@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
-use rustix::fs::fstatfs;
+use rustix::fs::{CWD, ResolveFlags, fstatfs};
+use rustix::process::geteuid;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::pipe::Pipe;
@@ -18,6 +19,7 @@ use super::{Access, Cause, Doubt, Error, Fingerprint, Location, Source, SourceIn
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 use crate::base::random_reads::{RandomReads, Wait};
+use crate::base::regular_file;
 use crate::base::stats::Stats;
 
 /// An open local file. Renaming or replacing it has no effect. A write to it is detected.
@@ -90,6 +92,32 @@ pub(super) fn from_file(
     let version = version(&file)?;
     let len = version.0.size();
     Ok(new_source(file, &version, len, name, stats))
+}
+
+/// Opens the regular file at `path`, which vouches for the file `archive`.
+pub(super) fn open_beside(
+    path: &Path,
+    archive: &Path,
+    stats: Arc<Stats>,
+) -> Result<Arc<dyn Source>, Cause> {
+    let name = path.to_string_lossy();
+    let opened = regular_file::open(CWD, &name, ResolveFlags::empty())?;
+    let opened = opened.ok_or_else(|| Cause::Unsupported("a file that is not regular".into()))?;
+    let owner = std::fs::metadata(archive)?.uid();
+    check_writers(CWD, &name, &opened, owner)?;
+    from_file(opened, &name, stats)
+}
+
+/// Checks that only root, this user and the owner of an archive can have written `file`, found at `path`.
+pub(super) fn check_writers(
+    directory: impl AsFd,
+    path: &str,
+    file: &StdFile,
+    archive_owner: u32,
+) -> Result<(), Cause> {
+    let owners = [0, geteuid().as_raw(), archive_owner];
+    let foreign = regular_file::foreign_writer(directory, path, file, &owners)?;
+    foreign.map_or(Ok(()), |writer| Err(Cause::ForeignWriter(writer)))
 }
 
 /// Metadata of a regular file, and the doubt about its version, if any.

@@ -51,7 +51,7 @@ pub use location::{Location, redact};
 pub use memory::MemorySource;
 #[doc(hidden)]
 pub use mirrors::{MirrorPlace, in_order, open as open_mirrors};
-pub(crate) use open::{is_same_origin, lacks_scheme};
+pub(crate) use open::{is_same_origin, lacks_scheme, open_beside};
 pub use open::{locator, open};
 pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
 pub use pipe::Pipe;

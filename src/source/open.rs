@@ -38,6 +38,27 @@ pub async fn open(spec: &str, mut options: Options) -> Result<Arc<dyn Source>, E
     open_path(file_path(spec)?, options.stats).await
 }
 
+/// As [`open`], for an index beside `archive`. A local file is opened only if no user can write it but root, this user
+/// and the owner of `archive`.
+///
+/// # Errors
+/// As `open`, and if another user can write it.
+pub(crate) async fn open_beside(
+    archive: &str,
+    spec: &str,
+    options: Options,
+) -> Result<Arc<dyn Source>, Error> {
+    let (Ok(path), Ok(archive)) = (file_path(spec), file_path(archive)) else {
+        return open(spec, options).await;
+    };
+    let shown = path.to_string_lossy().into_owned();
+    let opening = move || file::open_beside(&path, &archive, options.stats);
+    // The task fails only if the runtime ends.
+    let done = tokio::task::spawn_blocking(opening).await;
+    done.unwrap_or(Err(Cause::Cancelled))
+        .map_err(|cause| Error::new(shown, cause))
+}
+
 /// Returns the path of the local file `spec`, which is a path or a URL.
 ///
 /// # Errors

@@ -21,6 +21,42 @@ pub fn open(directory: impl AsFd, path: &str, resolve: ResolveFlags) -> io::Resu
     Ok(Some(openat(CWD, found, flags, Mode::empty())?.into()))
 }
 
+/// The user who can change the regular file at `path`, if it is none of `owners`; `None` if there is no such user.
+///
+/// # Errors
+/// As [`open`].
+pub fn foreign_writer(
+    directory: impl AsFd,
+    path: &str,
+    file: &File,
+    owners: &[u32],
+) -> io::Result<Option<ForeignWriter>> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // The entry may be a symbolic link, whose owner chooses the file.
+    let entry = fstat(openat(directory, path, flags, Mode::empty())?)?;
+    let found = fstat(file)?;
+    let mut owners_found = [entry.st_uid, found.st_uid].into_iter();
+    let others = Mode::WGRP | Mode::WOTH;
+    Ok(match owners_found.find(|owner| !owners.contains(owner)) {
+        Some(owner) => Some(ForeignWriter::Owner(owner)),
+        None if Mode::from_raw_mode(found.st_mode).intersects(others) => {
+            Some(ForeignWriter::OtherUsers)
+        }
+        None => None,
+    })
+}
+
+/// A user beside the trusted ones who can change a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ForeignWriter {
+    /// The user with this number, who owns it, or a symbolic link to it.
+    #[error("it belongs to user {0}")]
+    Owner(u32),
+    /// Users to whom its mode gives the right.
+    #[error("others than its owner can write it")]
+    OtherUsers,
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Read;

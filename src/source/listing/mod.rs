@@ -87,6 +87,17 @@ impl ArchivePlace {
             Kind::S3(_) => Err(Error::new(&self.name, Cause::NotFound)),
         }
     }
+
+    /// As [`open_file`](Self::open_file), for a file that vouches for the file `archive`.
+    ///
+    /// # Errors
+    /// As `open_file`, and if users can write it who are not trusted.
+    pub(crate) fn open_beside(&self, archive: &str, path: &str) -> Result<Arc<dyn Source>, Error> {
+        match &self.kind {
+            Kind::Local(directory) => directory.open_beside(archive, path),
+            Kind::S3(_) => Err(Error::new(&self.name, Cause::NotFound)),
+        }
+    }
 }
 
 /// Paths of the archives in `body`, a page of a listing of S3, for tests. `None` if it is none.
