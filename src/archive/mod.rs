@@ -34,9 +34,12 @@ pub use crate::cache::DiskCacheUsage;
 pub use error::{Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, ReadError};
 pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
 pub(crate) use open::opener::detect_compression;
-pub use open::published_index::{FindDigest, FindIndex, PublishedIndex, PublishedIndexError};
+pub use open::published_index::{
+    FindDigest, FindIndex, IndexPlace, PublishedIndex, PublishedIndexError,
+};
 pub use open::resources::SharedResources;
 pub use open::saved_index::SavedIndex;
+pub use open::tree_origin::TreeOrigin;
 pub use options::{DiskCacheMode, OpenOptions};
 pub(crate) use prefetch::access_log::AccessLog;
 pub use prefetch::access_log::AccessedRange;
@@ -133,14 +136,19 @@ impl Archive {
     pub fn notes(&self) -> Vec<String> {
         let scan = self.background_scan.as_ref();
         let mut notes = scan.map(BackgroundScan::notes).unwrap_or_default();
-        if let Some(checks) = &self.reader.header_checks {
-            notes.push(format!(
-                "the tree comes from the published index {}; each file is compared with its header in \
-                 the archive when it is read",
-                checks.location
-            ));
-        }
+        notes.extend(self.reader.tree.note());
         notes
+    }
+
+    /// Returns who vouches for the tree.
+    pub fn tree_origin(&self) -> TreeOrigin {
+        self.reader.tree.origin
+    }
+
+    /// A note that the archive does not vouch for the tree, nor the user or the image's manifest.
+    pub fn foreign_tree_note(&self) -> Option<String> {
+        let is_foreign = self.tree_origin() == TreeOrigin::Publisher;
+        self.reader.tree.note().filter(|_| is_foreign)
     }
 
     /// Whether some spans have no seek point, so that reads decode from far before them or need a disk cache.

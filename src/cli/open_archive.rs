@@ -16,10 +16,10 @@ use crate::cli::args::headers;
 use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::status_source::StatusSource;
 use crate::cli::daemon::{prefetch, privileges};
-use crate::cli::ui::output::{Progress, ProgressOptions};
+use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use tarfs::Stats;
 use tarfs::archive::directory::ArchiveDirectory;
-use tarfs::archive::{DiskCacheMode, Volume, scan};
+use tarfs::archive::{Archive, DiskCacheMode, TreeOrigin, Volume, scan};
 use tarfs::fetch;
 use tarfs::image::Image;
 use tarfs::index::MemoryLimit;
@@ -62,13 +62,13 @@ pub(crate) fn open_context(
     Ok(context)
 }
 
-fn apply_cache_flags(context: &mut OpenContext, cache: &CacheArgs) {
+fn apply_cache_flags(context: &mut OpenContext, cache: &CacheArgs, least_origin: TreeOrigin) {
     context.source.first_contact = if cache.offline {
         FirstContact::Never
     } else {
         FirstContact::UnlessUnreachable
     };
-    cache.saved.apply(context, true);
+    cache.saved.apply(context, least_origin);
     context.enclosing_disk_cache = if cache.no_disk_cache {
         DiskCacheMode::Disabled
     } else {
@@ -210,23 +210,41 @@ pub(crate) fn open_image(
     Ok(context.open_image(&args.source)?)
 }
 
+/// Origins of a tree that a verb accepts which only shows it.
+pub(crate) const SHOWN: TreeOrigin = TreeOrigin::Publisher;
+
+/// Origins of a tree that a verb accepts which writes it.
+pub(crate) const WRITTEN: TreeOrigin = TreeOrigin::Manifest;
+
 /// Opens and fully indexes SOURCE and its layers, and loads `rows` of a saved index; all if there are layers, because
 /// merging needs them. Refuses standard input, because it can be read only once. The volume uses the network's threads.
 pub(crate) fn open_tree(
     args: &SourceArgs,
     layers: &LayerArgs,
     cache: &CacheArgs,
+    least_origin: TreeOrigin,
     rows: RowsToLoad,
 ) -> anyhow::Result<(Runtime, Arc<dyn Volume>)> {
     let network = start_network_runtime()?;
     let quiet = !io::stderr().is_terminal();
     let (tree, mut context) = tree_context(args, layers, cache, &network, quiet)?;
+    cache.saved.apply(&mut context, least_origin);
     context.archive.scan.allow_skipping = true;
     if !tree.is_layered() {
         context.archive.index_rows = rows;
     }
     let volume = context.open(&tree)?;
+    let notes = foreign_tree_notes(&*volume);
+    notes.for_each(output::print_error);
     Ok((network, volume))
+}
+
+/// Notes about trees for which neither the archive nor the user nor the image's manifest vouches.
+fn foreign_tree_notes(volume: &dyn Volume) -> impl Iterator<Item = String> {
+    let archives = volume.archives().into_iter();
+    archives
+        .filter_map(Archive::foreign_tree_note)
+        .map(|note| format!("note: {note}"))
 }
 
 /// Returns the tree of SOURCE and its layers, and the settings to open it for a listing. Refuses standard input.
@@ -240,7 +258,7 @@ pub(crate) fn tree_context(
     let (tree, stats) = (layers.tree(args), Arc::default());
     let cache_dir = &cache.saved.cache_dir;
     let mut context = open_context(args, layers, cache_dir, network, &stats, quiet)?;
-    apply_cache_flags(&mut context, cache);
+    apply_cache_flags(&mut context, cache, SHOWN);
     ensure!(
         tree.is_layered() || !tree.source.is_stdin(),
         "standard input can only be materialized"
@@ -273,6 +291,9 @@ pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
     } else {
         context.open(&tree)?
     };
+    for note in foreign_tree_notes(&*volume) {
+        tracing::warn!("{note}");
+    }
     let (recording, prefetch_notes) = prefetch::start(&args.prefetch, &context, &volume)?;
     let status_source = StatusSource {
         volume,
@@ -329,12 +350,14 @@ fn mount_context(
 ) -> anyhow::Result<OpenContext> {
     let cache_dir = &args.cache.saved.cache_dir;
     let mut context = open_context(&args.source, &args.layers, cache_dir, network, stats, quiet)?;
-    apply_cache_flags(&mut context, &args.cache);
+    let is_copied = args.copy_to.is_some();
+    let least_origin = if is_copied { WRITTEN } else { SHOWN };
+    apply_cache_flags(&mut context, &args.cache, least_origin);
     context.archive.disk_cache = context.enclosing_disk_cache;
     // `--prefetch all` fetches everything, so the scan does it on its way.
     context.archive.scan.allow_skipping = args.prefetch.prefetch != Mode::All;
     // The copy contains files from an earlier scan.
-    context.archive.should_rescan_unproven = args.copy_to.is_some();
+    context.archive.should_rescan_unproven = is_copied;
     context.archive.should_log_problems = true;
     context.shown_version.clone_from(&args.shown_version);
     if args.shown_version.is_some() && !args.cache.offline {

@@ -46,7 +46,8 @@ pub(crate) struct LayerIndexes {
     network: Handle,
     image: OnceLock<Result<Manifest, Error>>,
     found: OnceLock<Result<Blobs, Error>>,
-    ztocs: OnceLock<Result<Blobs, Error>>,
+    named_ztocs: OnceLock<Result<Blobs, Error>>,
+    attached_ztocs: OnceLock<Result<Blobs, Error>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -63,7 +64,8 @@ impl LayerIndexes {
             network,
             image: OnceLock::new(),
             found: OnceLock::new(),
-            ztocs: OnceLock::new(),
+            named_ztocs: OnceLock::new(),
+            attached_ztocs: OnceLock::new(),
         }
     }
 
@@ -75,9 +77,30 @@ impl LayerIndexes {
         self.open_blob(self.found.get_or_init(|| self.find()), layer)
     }
 
-    /// As [`open`](Self::open), for the SOCI ztoc of the layer.
-    pub(crate) fn open_ztoc(&self, layer: Sha256) -> Result<Arc<dyn Source>, Error> {
-        self.open_blob(self.ztocs.get_or_init(|| self.find_ztocs()), layer)
+    /// As [`open`](Self::open), for a ztoc of the layer in the SOCI index that the image's manifest names.
+    pub(crate) fn open_named_ztoc(&self, layer: Sha256) -> Result<Arc<dyn Source>, Error> {
+        let find = || {
+            let annotations = self.image()?.annotations.as_ref();
+            let named = annotations.and_then(|all| all.get(SOCI_INDEX_ANNOTATION));
+            self.ztocs(named.and_then(|digest| digest.parse().ok()))
+        };
+        self.open_blob(self.named_ztocs.get_or_init(find), layer)
+    }
+
+    /// As [`open`](Self::open), for a ztoc of the layer in the newest SOCI index that refers to the image.
+    pub(crate) fn open_attached_ztoc(&self, layer: Sha256) -> Result<Arc<dyn Source>, Error> {
+        let find = || self.ztocs(self.newest_referrer(SOCI_ARTIFACT_TYPE)?);
+        self.open_blob(self.attached_ztocs.get_or_init(find), layer)
+    }
+
+    /// Whether the user's name of the image has a digest.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.repository.digest().is_some()
+    }
+
+    /// Distinguishes those who can attach indexes to this image from all others.
+    pub(crate) fn publisher(&self) -> String {
+        format!("{} sha256:{}", self.repository.name(), self.subject)
     }
 
     /// The digest of the eStargz TOC in the layer, by its annotation in the image's manifest.
@@ -112,14 +135,7 @@ impl LayerIndexes {
         }
     }
 
-    /// The ztocs of the SOCI index that the image names, or else of one that refers to the image.
-    fn find_ztocs(&self) -> Result<Blobs, Error> {
-        let annotations = self.image()?.annotations.as_ref();
-        let named = annotations.and_then(|all| all.get(SOCI_INDEX_ANNOTATION));
-        let index = match named.and_then(|digest| digest.parse().ok()) {
-            Some(index) => Some(index),
-            None => self.newest_referrer(SOCI_ARTIFACT_TYPE)?,
-        };
+    fn ztocs(&self, index: Option<Sha256>) -> Result<Blobs, Error> {
         match index {
             Some(index) => self.blobs(index, ZTOC_BLOB_TYPE, ZTOC_LAYER_ANNOTATION),
             None => Ok(Blobs::new()),

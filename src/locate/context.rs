@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -16,16 +16,14 @@ use super::glob;
 use super::spec::{SourceSpec, TreeSpec};
 use crate::archive::scan::{self, Digest};
 use crate::archive::{
-    Archive, Callback, DiskCacheMode, FindIndex, OpenError, OpenOptions, PublishedIndex, Volume,
-    WaitFor, detect_compression,
+    Archive, Callback, DiskCacheMode, OpenError, OpenOptions, TreeOrigin, Volume, WaitFor,
+    detect_compression,
 };
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
-use crate::base::sync::Mutex;
 use crate::codec::Compression;
 use crate::image::{self, Contents, Image, LayerIndexes, Layout, Platform, Transport};
-use crate::index::published;
 use crate::index::store::Store;
 use crate::index::{Locator, MemoryLimit};
 use crate::layers::{Layer, LayeredArchive};
@@ -41,14 +39,11 @@ const ENCLOSING_MEMORY_DIVISOR: u64 = 4;
 /// Maximum number of parts of a joined source that are opened at the same time.
 const MAX_CONCURRENT_OPENS: usize = 8;
 
-/// Timeout of a published index for which the user did not ask.
-const PUBLISHED_INDEX_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Which published indexes are used.
 #[derive(Clone, Debug, Default)]
 pub struct PublishedIndexChoice {
-    /// Whether an index is searched beside each archive.
-    pub is_searched: bool,
+    /// The weakest origin of a tree that is accepted. A name with a digest raises it to that of a manifest.
+    pub least_origin: TreeOrigin,
     /// Whether the search begins before it is known that an index is needed, to save time.
     pub is_searched_early: bool,
     /// Whether an archive is not opened without a published index, unless an index is saved.
@@ -182,7 +177,8 @@ impl OpenContext {
         }
         let mut options = self.archive_options(tree, false);
         // Its first request is sent before the archive's answer arrives.
-        options.published_index = self.published_index(&tree.source);
+        let is_pinned = self.expected_sha256.is_some();
+        options.published_index = self.published_index(&tree.source, is_pinned);
         self.open_single(self.open_source(&tree.source)?, &options, open_archive)
     }
 
@@ -222,7 +218,7 @@ impl OpenContext {
         for (number, spec) in tree.sources().enumerate() {
             let expected = self.expected_sha256.filter(|_| number == 0);
             if !spec.is_image() {
-                let published_index = self.published_index(spec);
+                let published_index = self.published_index(spec, expected.is_some());
                 let source = self.open_part(spec, memory)?;
                 let digest = expected.map_or(Digest::Ignore, Digest::Expect);
                 layers.push(Layer {
@@ -243,7 +239,10 @@ impl OpenContext {
                 }
             };
             layers.extend(sources.into_iter().map(|source| Layer {
-                published_index: self.index_of_layer(indexes.as_ref(), &*source),
+                published_index:
+                    indexes.as_ref().and_then(|indexes| {
+                        self.index_of_layer(indexes, &*source, expected.is_some())
+                    }),
                 source,
                 digest: Digest::Ignore,
             }));
@@ -318,37 +317,6 @@ impl OpenContext {
             Contents::Artifact { digest, .. } => *digest,
         };
         LayerIndexes::new(Arc::clone(repository), subject, self.network.clone())
-    }
-
-    fn index_of_layer(
-        &self,
-        indexes: Option<&Arc<LayerIndexes>>,
-        layer: &dyn Source,
-    ) -> Option<PublishedIndex> {
-        // With an expected digest of the image, its layers are verified as a whole.
-        if !self.published_index.is_searched || self.expected_sha256.is_some() {
-            return None;
-        }
-        let (indexes, digest) = (Arc::clone(indexes?), layer.fingerprint().sha256()?);
-        let (ztocs, tocs) = (Arc::clone(&indexes), Arc::clone(&indexes));
-        let find: FindIndex = Arc::new(move || indexes.open(digest));
-        Some(PublishedIndex {
-            find_ztoc: Some(Arc::new(move || ztocs.open_ztoc(digest))),
-            find_toc_digest: Some(Arc::new(move || tocs.toc_digest(digest))),
-            ..self.found_index(find)
-        })
-    }
-
-    pub(super) fn found_index(&self, find: FindIndex) -> PublishedIndex {
-        PublishedIndex {
-            find,
-            find_ztoc: None,
-            find_toc_digest: None,
-            network: self.network.clone(),
-            stats: Arc::clone(&self.source.stats),
-            is_required: self.published_index.is_required,
-            sha256: self.published_index.sha256,
-        }
     }
 
     pub(super) fn open_in_registry(
@@ -534,7 +502,7 @@ impl OpenContext {
     }
 
     /// Returns the keys of all saved indexes of `url`, and when they were last used; none of a path.
-    fn saved_indexes(&self, url: &str) -> Vec<(Locator, SystemTime)> {
+    pub(super) fn saved_indexes(&self, url: &str) -> Vec<(Locator, SystemTime)> {
         let Some(locator) = source::locator(url, &self.source) else {
             return Vec::new();
         };
@@ -545,65 +513,6 @@ impl OpenContext {
         saved
             .filter(|(saved, _)| saved.canonical == locator)
             .collect()
-    }
-
-    /// Returns where the index of `spec` is published, and starts to open it if none is saved.
-    pub(super) fn published_index(&self, spec: &SourceSpec) -> Option<PublishedIndex> {
-        let choice = &self.published_index;
-        let (location, mut options) = match &choice.location {
-            Some(named) => (named.clone(), self.source_options(named)),
-            None if choice.is_searched => self.place_beside(spec)?,
-            None => return None,
-        };
-        options.stats = Arc::default();
-        if !choice.is_required {
-            options.timeout = options.timeout.min(PUBLISHED_INDEX_TIMEOUT);
-            options.retry.attempts = 1;
-        }
-        let is_saved = match spec {
-            SourceSpec::Plain(archive) => archive
-                .to_str()
-                .is_some_and(|archive| !self.saved_indexes(archive).is_empty()),
-            _ => false,
-        };
-        let network = self.network.clone();
-        let open = move || {
-            let (location, options) = (location.clone(), options.clone());
-            async move { source::open(&location, options).await }
-        };
-        let early = (choice.is_searched_early && !is_saved).then(|| network.spawn(open()));
-        let early = Mutex::new(early);
-        let find = move || match early.lock().take() {
-            // The task fails only if the runtime ends.
-            Some(task) => network.block_on(task).unwrap_or_else(|_| {
-                Err(source::Error::new(
-                    "the published index",
-                    source::Cause::Cancelled,
-                ))
-            }),
-            None => network.block_on(open()),
-        };
-        Some(self.found_index(Arc::new(find)))
-    }
-
-    /// Returns the location at which the index of an archive is published, and the options for it, which are those
-    /// of the archive; `None` if there is no such place.
-    ///
-    /// A URL with a query is often signed for one object only, and a fragment can be a generation, so nothing is
-    /// expected beside them.
-    pub(super) fn place_beside(&self, spec: &SourceSpec) -> Option<(String, source::Options)> {
-        let SourceSpec::Plain(archive) = spec else {
-            return None;
-        };
-        let archive = archive.to_str()?;
-        let beside = |url: &str| {
-            let is_versioned = url.contains("://") && url.contains(['?', '#']);
-            (url != "-" && !is_versioned).then(|| format!("{url}{}", published::SUFFIX))
-        };
-        let mut options = self.source_options(archive);
-        let mirrors = options.mirror_urls.iter();
-        options.mirror_urls = mirrors.filter_map(|url| beside(url)).collect();
-        Some((beside(archive)?, options))
     }
 
     /// Memory of each of `count` enclosing archives.

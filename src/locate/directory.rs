@@ -139,7 +139,7 @@ impl ArchiveDirectory for SourceArchives {
             };
             let spec = SourceSpec::Plain(location.into());
             // Its first request is sent before the archive's answer arrives.
-            let published_index = context.published_index(&spec);
+            let published_index = context.published_index(&spec, false);
             (context.open_source(&spec)?, published_index)
         } else {
             let (place, index) = (
@@ -147,9 +147,9 @@ impl ArchiveDirectory for SourceArchives {
                 format!("{path}{}", published::SUFFIX),
             );
             // It is opened below the directory, too.
-            let find: FindIndex = Arc::new(move || place.open_file(&index));
-            let is_searched = context.published_index.is_searched;
-            let published_index = is_searched.then(|| context.found_index(find));
+            let archive = path.to_owned();
+            let find: FindIndex = Arc::new(move || place.open_beside(&archive, &index));
+            let published_index = context.index_beside(find, false);
             (self.place.open_file(path)?, published_index)
         };
         let options = OpenOptions {

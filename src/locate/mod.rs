@@ -19,6 +19,7 @@ mod error;
 mod glob;
 mod hint;
 mod publish;
+mod published;
 mod spec;
 
 pub use context::{OpenContext, ProgressFn, PublishedIndexChoice, Sources};

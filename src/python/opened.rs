@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use super::error::{ERROR, exception, of_error};
 use super::process::{ThisProcess, call, receive};
 use crate::archive::{
-    Archive, Callback, OpenError, PrefetchOptions, ReadError, Version, Volume, WaitFor,
+    Archive, Callback, OpenError, PrefetchOptions, ReadError, TreeOrigin, Version, Volume, WaitFor,
 };
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
@@ -23,6 +23,10 @@ pub(super) const MAX_READ_BYTES: usize = 8 << 20;
 
 /// Number of archives of a process that are scanned at once. The scans share the memory.
 const MAX_SCANS: u64 = 2;
+
+/// Error of a tree that is to be written, and for which only the publisher of an index vouches.
+const FOREIGN_TREE: &str = "the tree comes from an index that is published beside the archive, and what it says is not \
+                            written (open the archive with index=False, or name that index)";
 
 /// An archive and its index.
 pub(super) struct Opened {
@@ -97,6 +101,10 @@ impl Opened {
         plan: &ShardPlan,
         number: u32,
     ) -> Result<Summary, Box<dyn Error + Send + Sync>> {
+        let mut origins = self.volume.archives().into_iter().map(Archive::tree_origin);
+        if origins.any(|origin| origin == TreeOrigin::Publisher) {
+            return Err(FOREIGN_TREE.into());
+        }
         if number == 0 {
             return Ok(writer.finish_shards(&self.index, &self.version)?);
         }

@@ -11,7 +11,7 @@ use pyo3::types::{PyBool, PyDict};
 
 use super::error::{INVALID, exception};
 use super::process::{resources, runtime};
-use crate::archive::DiskCacheMode;
+use crate::archive::{DiskCacheMode, TreeOrigin};
 use crate::index::MemoryLimit;
 use crate::locate::{OpenContext, PublishedIndexChoice, SourceSpec};
 use crate::source::{self, Certificates, ClientCertificate, FirstContact, HeaderLoader, Via};
@@ -28,7 +28,7 @@ pub(super) fn context(
     context.source.first_contact = FirstContact::UnlessUnreachable;
     context.archive.scan.allow_skipping = true;
     context.archive.scan.workers = std::thread::available_parallelism().map_or(1, usize::from);
-    context.published_index.is_searched = true;
+    context.published_index.least_origin = TreeOrigin::Publisher;
     context.published_index.is_searched_early = true;
     for (name, value) in options {
         let option = Opt(&name.extract::<String>()?, value);
@@ -107,13 +107,17 @@ impl Opt<'_, '_> {
             "sha256" => context.expected_sha256 = Some(self.parsed()?),
             "platform" => context.platform = Some(self.parsed()?),
             "index" if value.is_instance_of::<PyBool>() => {
-                context.published_index.is_searched = value.extract()?;
+                let is_searched: bool = value.extract()?;
+                if !is_searched {
+                    context.published_index.least_origin = TreeOrigin::Archive;
+                }
             }
             "index" => {
                 let path: PathBuf = value.extract()?;
                 let url = path.to_str().filter(|path| path.contains("://"));
                 context.published_index = PublishedIndexChoice {
                     is_required: url.is_some(),
+                    least_origin: TreeOrigin::User,
                     location: url.map(str::to_owned),
                     ..PublishedIndexChoice::default()
                 };

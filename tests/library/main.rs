@@ -40,6 +40,7 @@ mod soci;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
+mod tree_origin;
 mod update;
 mod upload;
 mod verify;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
 use serde_json::json;
-use tarfs::archive::{ReadError, Volume};
+use tarfs::archive::{ReadError, TreeOrigin, Volume};
 use tarfs::index::{EntryKind, Ino};
 use tarfs::locate::{OpenContext, SourceSpec};
-use tarfs::{ArchivePath, Stats};
+use tarfs::{ArchivePath, Sha256, Stats};
 use tokio::runtime::Runtime;
 
 use crate::registry::{Registry, blob, blob_file, digest_of, nothing};
@@ -31,6 +31,12 @@ enum Version {
 
 /// A registry with an image of one layer, whose SOCI index has `ztoc`.
 fn served(ztoc: Vec<u8>, version: Version) -> (Registry, String) {
+    let (registry, layer, _) = served_image(ztoc, version);
+    (registry, layer)
+}
+
+/// The same, with the digest of the image's manifest.
+fn served_image(ztoc: Vec<u8>, version: Version) -> (Registry, String, String) {
     let mut files = Files::default();
     let mut plain = Vec::new();
     let packed = soci::layer();
@@ -79,7 +85,8 @@ fn served(ztoc: Vec<u8>, version: Version) -> (Registry, String) {
         Version::V2 => registry.tag("1", &files, &list),
     }
     assert!(files.get(&blob_file(&layer)).len() > 8000);
-    (registry, digest_of(&layer).to_owned())
+    let [layer, image] = [layer, image].map(|it| digest_of(&it).to_owned());
+    (registry, layer, image)
 }
 
 /// An opened image, and its counters.
@@ -91,12 +98,23 @@ pub(crate) struct Opened {
 
 impl Opened {
     pub(crate) fn new(registry: &Registry, is_searched: bool) -> Self {
+        let least = if is_searched {
+            TreeOrigin::Publisher
+        } else {
+            TreeOrigin::Archive
+        };
+        Self::open(&registry.name(":1"), least, None)
+    }
+
+    /// Opens the image `name`, of which `expected` is the digest if it is given.
+    pub(crate) fn open(name: &str, least: TreeOrigin, expected: Option<Sha256>) -> Self {
         let network = Runtime::new().expect("a runtime");
         let stats = Arc::<Stats>::default();
         let mut context = OpenContext::new(network.handle().clone());
         context.source.stats = Arc::clone(&stats);
-        context.published_index.is_searched = is_searched;
-        let source = SourceSpec::from(&*registry.name(":1"));
+        context.published_index.least_origin = least;
+        context.expected_sha256 = expected;
+        let source = SourceSpec::from(name);
         Self {
             volume: context.open(&source.into()).expect("opened"),
             stats,
@@ -187,6 +205,38 @@ fn ztoc_of_a_layer_gives_the_tree_of_a_scan() {
         listed.assert_used(0, 1);
         assert_eq!(listed.stats.index_mismatches.get(), 0);
         assert_eq!(listed.entries().len(), 13);
+    }
+}
+
+/// An index that others attached to an image is not one that the image's digest covers.
+#[test]
+fn image_with_a_digest_has_only_trees_that_it_covers() {
+    for (version, is_covered) in [(Version::V1, false), (Version::V2, true)] {
+        let (registry, _, image) = served_image(soci::ztoc(), version);
+        let digest: Sha256 = image.parse().expect("a digest");
+        let origin = |opened: &Opened| {
+            let archives = opened.volume.archives();
+            let notes = archives[0].foreign_tree_note();
+            (archives[0].tree_origin(), notes.is_some())
+        };
+        let [covered, shown] = if is_covered {
+            [(TreeOrigin::Manifest, false); 2]
+        } else {
+            [(TreeOrigin::Archive, false), (TreeOrigin::Publisher, true)]
+        };
+        let counts = |is_used: bool| (u64::from(!is_used), u64::from(is_used));
+        let names = [format!("@sha256:{image}"), ":1".to_owned()];
+        for (name, expected) in names.iter().zip([None, Some(digest)]) {
+            let opened = Opened::open(&registry.name(name), TreeOrigin::Publisher, expected);
+            let (scans, indexes) = counts(is_covered);
+            opened.assert_used(scans, indexes);
+            assert_eq!(origin(&opened), covered, "{version:?} {name}");
+        }
+        let written = Opened::open(&registry.name(":1"), TreeOrigin::Manifest, None);
+        assert_eq!(origin(&written), covered, "{version:?}");
+        let by_tag = Opened::new(&registry, true);
+        by_tag.assert_used(0, 1);
+        assert_eq!(origin(&by_tag), shown, "{version:?}");
     }
 }
 

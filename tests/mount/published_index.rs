@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -242,6 +243,78 @@ fn forged_names_sizes_and_modes_are_not_read() {
         assert!(place.counter("index_mismatches") > 0);
         place.umount();
     }
+}
+
+/// A directory in which all users can write, with root's archive and an index beside it whose link is forged.
+fn shared_directory() -> TestMount {
+    let place = TestMount::new(&["cache", "other", "in", "out"]);
+    let with = |target: &str| {
+        Archive::new()
+            .file("good", [7; 512])
+            .symlink("link", target)
+    };
+    place.put("in/a.tar", with("./good").end());
+    place.succeeds(&[
+        "index",
+        "--cache-dir",
+        "other",
+        "--output",
+        "index",
+        "in/a.tar",
+    ]);
+    let index = fs::read(place.path("index")).expect("written");
+    place.put("in/a.tar.tarfs", forged(&index, b"./good", b"./evil"));
+    let mode = fs::Permissions::from_mode(0o1777);
+    fs::set_permissions(place.path("in"), mode).expect("ours");
+    place
+}
+
+/// The target of the link, as `mount`, `ls` and `materialize` show it, and whether `ls` has a note.
+fn link_targets(place: &TestMount) -> ([String; 3], bool) {
+    place.succeeds(&["cache", "clear"]);
+    place.succeeds(&["mount", "--prefetch", "none", "in/a.tar", "mnt"]);
+    let link = fs::read_link(place.mounted("link")).expect("a link");
+    place.umount();
+    let done = place.tarfs(&["ls", "-l", "in/a.tar", "link"]);
+    let listed = String::from_utf8_lossy(&done.stdout).into_owned();
+    let shown = listed.trim().rsplit(' ').next().unwrap_or_default();
+    place.succeeds(&["materialize", "-q", "--update", "in/a.tar", "-C", "out"]);
+    let written = fs::read_link(place.path("out/link")).expect("a link");
+    let texts = [link, shown.into(), written].map(|it| it.to_string_lossy().into_owned());
+    (
+        texts,
+        stderr_text(&done).contains("note: the tree comes from"),
+    )
+}
+
+#[test]
+fn index_that_other_users_can_write_is_not_used() {
+    let place = shared_directory();
+    let index = place.path("in/a.tar.tarfs");
+    let change = |owner: u32, mode: u32| {
+        std::os::unix::fs::chown(&index, Some(owner), None).expect("root");
+        fs::set_permissions(&index, fs::Permissions::from_mode(mode)).expect("root");
+    };
+    let true_links = (["./good"; 3].map(str::to_owned), false);
+    for (owner, mode) in [(65534, 0o644), (0, 0o664), (0, 0o646)] {
+        change(owner, mode);
+        assert_eq!(link_targets(&place), true_links, "{owner} {mode:o}");
+    }
+    change(0, 0o644);
+    let by_link = place.path("in/index");
+    fs::rename(&index, &by_link).expect("root");
+    std::os::unix::fs::symlink("index", &index).expect("root");
+    std::os::unix::fs::lchown(&index, Some(65534), None).expect("root");
+    assert_eq!(link_targets(&place), true_links, "a link of another user");
+    std::os::unix::fs::lchown(&index, Some(0), None).expect("root");
+    let [_, shown, written] = link_targets(&place).0;
+    assert_eq!((&*shown, &*written), ("./evil", "./good"));
+    assert!(link_targets(&place).1, "ls has a note");
+    fs::remove_file(&index).expect("root");
+    fs::rename(&by_link, &index).expect("root");
+    std::os::unix::fs::chown(place.path("in/a.tar"), Some(65534), None).expect("root");
+    change(65534, 0o644);
+    assert_eq!(link_targets(&place).0[1], "./evil", "the archive's owner");
 }
 
 #[test]

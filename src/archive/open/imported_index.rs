@@ -4,8 +4,10 @@ use bytes::Bytes;
 
 use super::estargz_toc;
 use super::opener::Opener;
-use super::published_index::{PublishedIndex, PublishedIndexError, read_toc};
-use super::published_opener::log_unused;
+use super::published_index::{
+    FindDigest, FindIndex, PublishedIndex, PublishedIndexError, read_toc,
+};
+use super::tree_origin::{TreeOrigin, TreeSource};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::read::Reader;
 use crate::archive::read::checked_headers::HeaderChecks;
@@ -25,26 +27,16 @@ const MAX_ESTARGZ_BYTES: u64 = 64 << 20;
 const MAX_TOC_BYTES: u64 = 256 << 20;
 
 impl Opener {
-    /// Opens the archive by its ztoc, or else by its eStargz TOC. `None` if neither can be used.
-    pub(super) fn open_imported_index(&self, published: &PublishedIndex) -> Option<Reader> {
-        let scan = &self.options.scan;
-        // No table of contents describes the archive as it is with these options.
-        if scan.tar.ignore_zeros || !matches!(scan.compression, None | Some(Compression::Gzip)) {
-            return None;
-        }
-        let by_ztoc = self.try_ztoc(published).inspect_err(log_unused);
-        let reader = match by_ztoc.ok().flatten() {
-            Some(reader) => reader,
-            None => self.try_estargz(published).inspect_err(log_unused).ok()??,
-        };
-        self.check_entry_count(&reader.live_index.read()).ok()?;
-        Some(reader)
-    }
-
-    fn try_ztoc(&self, published: &PublishedIndex) -> Result<Option<Reader>, PublishedIndexError> {
-        let Some(find) = &published.find_ztoc else {
+    /// Opens the archive by its ztoc; `None` if none describes the archive as it is with these options.
+    pub(super) fn try_ztoc(
+        &self,
+        published: &PublishedIndex,
+        find: &FindIndex,
+        origin: TreeOrigin,
+    ) -> Result<Option<Reader>, PublishedIndexError> {
+        if !self.can_import() {
             return Ok(None);
-        };
+        }
         let limit = self.options.index_memory.bytes().min(MAX_TOC_BYTES);
         let (ztoc, location) = read_toc(published, find, limit)?;
         let len = self.source.fingerprint().len.unwrap_or_default();
@@ -55,19 +47,27 @@ impl Opener {
         })?;
         // Spans without hashes are not cached on disk.
         let mut reader = self.build_reader(LiveIndex::complete(index), None);
-        reader.header_checks = Some(HeaderChecks::new(location, None));
+        reader.tree = TreeSource { origin, location };
+        reader.header_checks = Some(HeaderChecks::new(None));
         reader.span_digests = Some(digests);
         Ok(Some(reader))
     }
 
-    /// Opens the archive by the eStargz TOC in it, if that has the digest in the image's manifest.
-    fn try_estargz(
+    /// Whether another program's table of contents describes the archive as it is with these options.
+    fn can_import(&self) -> bool {
+        let scan = &self.options.scan;
+        !scan.tar.ignore_zeros && matches!(scan.compression, None | Some(Compression::Gzip))
+    }
+
+    /// Opens the archive by the eStargz TOC in it, if that has the digest that `find_digest` finds.
+    pub(super) fn try_estargz(
         &self,
-        published: &PublishedIndex,
+        find_digest: &FindDigest,
+        origin: TreeOrigin,
     ) -> Result<Option<Reader>, PublishedIndexError> {
-        let Some(find_digest) = &published.find_toc_digest else {
+        if !self.can_import() {
             return Ok(None);
-        };
+        }
         let expected = find_digest()?;
         let location = format!("the TOC of {}", self.source.location());
         let unusable = |error| PublishedIndexError::Import {
@@ -94,6 +94,7 @@ impl Opener {
         let imported = import_estargz(toc, self.importer(), self.origin(start));
         let (index, digests) = imported.map_err(unusable)?;
         let mut reader = self.build_reader(LiveIndex::complete(index), None);
+        reader.tree = TreeSource { origin, location };
         reader.span_digests = Some(digests);
         Ok(Some(reader))
     }

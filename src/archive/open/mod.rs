@@ -11,6 +11,7 @@ pub(super) mod published_index;
 mod published_opener;
 pub(super) mod resources;
 pub(super) mod saved_index;
+pub(super) mod tree_origin;
 
 use std::sync::{Arc, OnceLock};
 
@@ -121,9 +122,6 @@ impl Archive {
             let found = opener.find_saved_index()?;
             if let Some(reader) = &found {
                 opener.check_entry_count(&reader.live_index.read())?;
-                if let Some(in_use) = reader.in_use.get() {
-                    in_use.touch();
-                }
             }
             match found {
                 Some(reader) => Some(reader),

@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 
 use super::resources::{MemoryBudgets, SharedResources};
 use super::saved_index::{IndexLocation, SavedIndex};
+use super::tree_origin::{TreeOrigin, TreeSource};
 use crate::archive::error::{Error, OpenError, ReadError};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::options::{DiskCacheMode, OpenOptions};
@@ -89,6 +90,7 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
 
 pub(super) fn hold_index(reader: &Reader, in_use: Option<IndexLock>) {
     if let Some(in_use) = in_use {
+        in_use.touch();
         // The slot is empty, because a reader loads or saves its index only once.
         drop(reader.in_use.set(in_use));
     }
@@ -113,11 +115,7 @@ impl Opener {
                 return Ok(None);
             }
         };
-        if index.is_published() {
-            let reader = self.open_saved_published_index(index);
-            return Ok(reader.inspect(|reader| hold_index(reader, in_use)));
-        }
-        if !self.matches_expected_digest(&index)? {
+        if index.is_published() || !self.matches_expected_digest(&index)? {
             return Ok(None);
         }
         let disk_cache = self.open_disk_cache(&index);
@@ -187,7 +185,11 @@ impl Opener {
         if !is_ours && !index.is_hashed() {
             return Err(foreign_index(path, &*self.source));
         }
-        let reader = self.build_reader(LiveIndex::complete(index), disk_cache);
+        let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
+        if !is_ours {
+            reader.tree.origin = TreeOrigin::User;
+            reader.tree.location = path.display().to_string();
+        }
         let verified = match (is_ours, reader.live_index.read().is_hashed()) {
             (true, false) => Ok(()),
             (true, true) => reader.verify_samples(Reader::verify),
@@ -331,6 +333,7 @@ impl Opener {
             memory_bytes: budgets.memory_bytes,
             stats: Arc::clone(&self.stats),
             first_read_hashes: FirstReadHashes::default(),
+            tree: TreeSource::default(),
             header_checks: None,
             span_digests: None,
             in_use: OnceLock::new(),

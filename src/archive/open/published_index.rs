@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
+use super::tree_origin::TreeOrigin;
 use crate::archive::scan::digest::sha256;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::error_chain::error_chain;
@@ -21,21 +22,28 @@ use crate::index::published::{self, PackedIndex};
 use crate::index::{Index, Locator, MemoryLimit, TooMuchMemory, format};
 use crate::source::{self, Access, Fingerprint, Source};
 
-/// Opens the source of a published index. Blocks, with a deadline.
+/// Opens the source of an index. Blocks, with a deadline.
 pub type FindIndex = Arc<dyn Fn() -> Result<Arc<dyn Source>, source::Error> + Send + Sync>;
 
 /// Finds a digest. Blocks, with a deadline.
 pub type FindDigest = Arc<dyn Fn() -> Result<Sha256, source::Error> + Send + Sync>;
 
-/// Where the index of an archive is published.
+/// Where an index is that can replace a scan, in the order in which they are tried.
+#[derive(Clone)]
+pub enum IndexPlace {
+    /// An index of this program. The text distinguishes its publishers.
+    Index(FindIndex, String),
+    /// A SOCI ztoc.
+    Ztoc(FindIndex),
+    /// The eStargz TOC in the archive, if it has this digest.
+    EstargzToc(FindDigest),
+}
+
+/// The indexes of an archive that a run accepts.
 #[derive(Clone)]
 pub struct PublishedIndex {
-    /// Opens its source.
-    pub find: FindIndex,
-    /// Opens the SOCI ztoc of the archive, which is used if there is no index.
-    pub find_ztoc: Option<FindIndex>,
-    /// Finds the digest of the eStargz TOC in the archive, which is used if there is neither.
-    pub find_toc_digest: Option<FindDigest>,
+    /// The indexes, and who vouches for each, in the order in which they are tried.
+    pub places: Vec<(TreeOrigin, IndexPlace)>,
     /// Runtime that reads it.
     pub network: Handle,
     /// Counters of its reads.
@@ -46,11 +54,22 @@ pub struct PublishedIndex {
     pub sha256: Option<Sha256>,
 }
 
+impl fmt::Debug for IndexPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Index(..) => "Index",
+            Self::Ztoc(_) => "Ztoc",
+            Self::EstargzToc(_) => "EstargzToc",
+        })
+    }
+}
+
 impl fmt::Debug for PublishedIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PublishedIndex")
             .field("is_required", &self.is_required)
             .field("sha256", &self.sha256)
+            .field("places", &self.places)
             .finish_non_exhaustive()
     }
 }
@@ -176,12 +195,13 @@ pub(super) fn read_toc(
     }
 }
 
-/// Opens the published index, and returns it with its location.
+/// Opens the index that `find` finds, and returns it with its location.
 pub(super) fn load(
     published: &PublishedIndex,
+    find: &FindIndex,
     limit: &MemoryLimit,
 ) -> Result<(Index, String), PublishedIndexError> {
-    let (mut packed, location, len) = open_packed(published, &published.find)?;
+    let (mut packed, location, len) = open_packed(published, find)?;
     let unusable = |error| PublishedIndexError::Format {
         location: location.clone(),
         error,

@@ -2,8 +2,11 @@
 
 use std::sync::{Arc, Weak};
 
-use super::opener::{Opener, disk_cache_name_of};
-use super::published_index::{PublishedIndex, PublishedIndexError, is_bound, load};
+use super::opener::{Opener, disk_cache_name_of, hold_index};
+use super::published_index::{
+    FindIndex, IndexPlace, PublishedIndex, PublishedIndexError, is_bound, load,
+};
+use super::tree_origin::{TreeOrigin, TreeSource};
 use crate::archive::error::{OpenError, ReadError};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::read::Reader;
@@ -11,17 +14,17 @@ use crate::archive::read::checked_headers::HeaderChecks;
 use crate::base::error_chain::error_chain;
 use crate::base::thread_pool::ThreadPool;
 use crate::index::published::{MissingRow, with_loading};
-use crate::index::{Index, format};
+use crate::index::{Index, Locator, format};
 use crate::source::{Access, Cause};
 
 /// Longest published index that is loaded as a whole in the background. Of longer ones, only what is used.
 const MAX_BACKGROUND_BYTES: u64 = 16 << 20;
 
 impl Opener {
-    /// Opens the archive by its published index, if there is one that matches.
+    /// Opens the archive by the first of the published indexes that matches.
     ///
     /// # Errors
-    /// When the user requires it, and it is missing, unusable or does not match.
+    /// When the user requires one, and it is missing, unusable or does not match.
     pub(super) fn open_published_index(&self) -> Result<Option<Reader>, OpenError> {
         let Some(published) = &self.options.published_index else {
             return Ok(None);
@@ -29,20 +32,34 @@ impl Opener {
         if !self.may_trust_published(published.sha256.is_some()) {
             return Ok(None);
         }
-        let reader = self.try_published_index(published);
-        match reader {
-            Ok(reader) => {
-                self.check_entry_count(&reader.live_index.read())?;
-                self.stats.published_indexes.increment();
-                Ok(Some(reader))
-            }
-            Err(error) if published.is_required => Err(OpenError::PublishedIndex(Box::new(error))),
-            Err(error) => {
-                log_unused(&error);
-                let listed = self.open_imported_index(published);
-                Ok(listed.inspect(|_| self.stats.published_indexes.increment()))
+        for (origin, place) in &published.places {
+            let opened = match place {
+                IndexPlace::Index(find, publisher) => {
+                    let locator = self.copy_locator(publisher);
+                    if let Some(reader) = self.find_saved_copy(published, *origin, &locator) {
+                        self.check_entry_count(&reader.live_index.read())?;
+                        return Ok(Some(reader));
+                    }
+                    let opened = self.try_published_index(published, find, *origin, &locator);
+                    opened.map(Some)
+                }
+                IndexPlace::Ztoc(find) => self.try_ztoc(published, find, *origin),
+                IndexPlace::EstargzToc(find_digest) => self.try_estargz(find_digest, *origin),
+            };
+            match opened {
+                Ok(Some(reader)) => {
+                    self.check_entry_count(&reader.live_index.read())?;
+                    self.stats.published_indexes.increment();
+                    return Ok(Some(reader));
+                }
+                Ok(None) => {}
+                Err(error) if published.is_required => {
+                    return Err(OpenError::PublishedIndex(Box::new(error)));
+                }
+                Err(error) => log_unused(&error),
             }
         }
+        Ok(None)
     }
 
     /// Whether an index may replace reading the archive. A digest that the user expects must be computed,
@@ -59,9 +76,12 @@ impl Opener {
     fn try_published_index(
         &self,
         published: &PublishedIndex,
+        find: &FindIndex,
+        origin: TreeOrigin,
+        copy: &Locator,
     ) -> Result<Reader, PublishedIndexError> {
         let limit = &self.options.index_memory;
-        let (index, location) = load(published, limit)?;
+        let (index, location) = load(published, find, limit)?;
         let Some(is_bound) = is_bound(&index, self.source.fingerprint(), &self.locator) else {
             return Err(PublishedIndexError::Foreign(location));
         };
@@ -70,39 +90,68 @@ impl Opener {
         if expected.is_some() && index.origin().sha256 != expected {
             return Err(PublishedIndexError::Foreign(location));
         }
-        let reader = self.checking_reader(index, location.clone());
+        let tree = TreeSource { origin, location };
+        let reader = self.checking_reader(index, tree, copy, is_bound);
         if !is_bound {
-            compare_samples(&reader, &location)?;
+            compare_samples(&reader)?;
         }
         Ok(reader)
     }
 
-    /// Opens the archive by a copy of the published index that another run saved; `None` if the user wants
-    /// another index or none.
-    pub(super) fn open_saved_published_index(&self, index: Index) -> Option<Reader> {
-        let published = self.options.published_index.as_ref();
-        let is_wanted = published.is_some_and(|one| !one.is_required && one.sha256.is_none());
-        let is_bound = self.source.fingerprint().is_strong();
-        let path = self.store.as_ref()?.path(&self.locator);
-        let is_used = is_wanted && is_bound && self.may_trust_published(false);
-        is_used.then(|| self.checking_reader(index, path.display().to_string()))
+    /// The key of a saved copy of the index of `publisher`, which no other index of the archive has.
+    fn copy_locator(&self, publisher: &str) -> Locator {
+        let mut locator = self.locator.clone();
+        locator.options.push_str(" published-by=");
+        locator.options.push_str(publisher);
+        locator
     }
 
-    /// Builds a reader that compares the entries of `index`, from `location`, with the archive.
-    fn checking_reader(&self, index: Index, location: String) -> Reader {
-        // Named by this archive's place and version, because the index may claim any content ID.
-        let disk_cache = self.open_disk_cache_named(&index, &disk_cache_name_of(&self.locator));
-        let is_bound = is_bound(&index, self.source.fingerprint(), &self.locator) == Some(true);
-        let copy = self.store.clone().filter(|_| is_bound);
-        let copy = copy.map(|store| (store, self.locator.clone()));
+    /// Opens the archive by a copy of a published index that another run saved; `None` if the user names or pins one.
+    fn find_saved_copy(
+        &self,
+        published: &PublishedIndex,
+        origin: TreeOrigin,
+        locator: &Locator,
+    ) -> Option<Reader> {
+        let is_wanted = !published.is_required && published.sha256.is_none();
+        let is_bound = self.source.fingerprint().is_strong();
+        let store = self.store.as_ref().filter(|_| is_wanted && is_bound)?;
+        let (limit, rows) = (&self.options.index_memory, self.options.index_rows);
+        let found = store
+            .find_locked(locator, limit, rows)
+            .inspect_err(|error| {
+                tracing::warn!(error = error_chain(error), "cannot use the saved index");
+            });
+        let (index, in_use) = found.ok()??;
+        let location = store.path(locator).display().to_string();
+        let tree = TreeSource { origin, location };
+        let reader = self.checking_reader(index, tree, locator, is_bound);
+        hold_index(&reader, in_use);
+        Some(reader)
+    }
+
+    /// Builds a reader that compares the entries of `index`, the tree of `tree`, with the archive. If the index is proven
+    /// to be of the archive's version, it is saved as `copy`.
+    fn checking_reader(
+        &self,
+        index: Index,
+        tree: TreeSource,
+        copy: &Locator,
+        is_bound: bool,
+    ) -> Reader {
+        // Not named by the content ID, which the index may claim, and shared with no other index.
+        let disk_cache = self.open_disk_cache_named(&index, &disk_cache_name_of(copy));
+        let store = self.store.clone().filter(|_| is_bound);
+        let saved_copy = store.map(|store| (store, copy.clone()));
         let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
-        reader.header_checks = Some(HeaderChecks::new(location, copy));
+        reader.header_checks = Some(HeaderChecks::new(saved_copy));
+        reader.tree = tree;
         reader
     }
 }
 
 /// Logs why a published index or another program's table of contents is not used.
-pub(super) fn log_unused(error: &PublishedIndexError) {
+fn log_unused(error: &PublishedIndexError) {
     let chain = error_chain(error);
     if is_absent(error) {
         tracing::debug!(error = chain, "there is no published index");
@@ -126,7 +175,7 @@ fn is_absent(error: &PublishedIndexError) -> bool {
 }
 
 /// Compares samples of the archive with an index whose version is not proven.
-fn compare_samples(reader: &Reader, location: &str) -> Result<(), PublishedIndexError> {
+fn compare_samples(reader: &Reader) -> Result<(), PublishedIndexError> {
     let compared = with_loading(|| {
         reader.verify_samples(Reader::verify_source)?;
         reader.verify_header_samples()
@@ -134,7 +183,7 @@ fn compare_samples(reader: &Reader, location: &str) -> Result<(), PublishedIndex
     match compared {
         Ok(Ok(())) => Ok(()),
         Ok(Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::IndexMismatch)) => {
-            Err(PublishedIndexError::Foreign(location.to_owned()))
+            Err(PublishedIndexError::Foreign(reader.tree.location.clone()))
         }
         Ok(Err(error)) => Err(PublishedIndexError::Compare(error.into())),
         Err(missing @ (MissingRow::NotLoaded | MissingRow::Unavailable)) => {

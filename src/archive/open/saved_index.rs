@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::published_index::{self, PublishedIndex};
+use super::published_index::{self, IndexPlace, PublishedIndex};
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
@@ -61,7 +61,12 @@ impl SavedIndex {
 
     /// Loads all of the published index, if it is proven to be of the source's version.
     fn load_published(&self) -> Option<Arc<Index>> {
-        let (index, _) = published_index::load(self.published.as_ref()?, &self.limit)
+        let published = self.published.as_ref()?;
+        let find = published.places.iter().find_map(|(_, place)| match place {
+            IndexPlace::Index(find, _) => Some(find),
+            IndexPlace::Ztoc(_) | IndexPlace::EstargzToc(_) => None,
+        })?;
+        let (index, _) = published_index::load(published, find, &self.limit)
             .inspect_err(|error| tracing::debug!(%error, "cannot use the published index"))
             .ok()?;
         let is_bound = published_index::is_bound(&index, &self.fingerprint, &self.locator);

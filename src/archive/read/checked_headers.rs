@@ -11,8 +11,6 @@ use crate::index::{Index, Ino, Locator};
 /// The files whose headers matched, by inode number.
 #[derive(Debug, Default)]
 pub(crate) struct HeaderChecks {
-    /// Location of the published index, without secrets.
-    pub(crate) location: String,
     /// A bit for each number, as long as the highest that matched.
     matched: Mutex<Vec<u64>>,
     /// Place of the index in the cache, if it is proven to be of the archive's version.
@@ -21,9 +19,8 @@ pub(crate) struct HeaderChecks {
 }
 
 impl HeaderChecks {
-    pub(crate) fn new(location: String, copy: Option<(Store, Locator)>) -> Self {
+    pub(crate) fn new(copy: Option<(Store, Locator)>) -> Self {
         Self {
-            location,
             copy,
             ..Self::default()
         }

@@ -40,6 +40,7 @@ use self::single_flight::SingleFlight;
 use self::window_layout::{LONG_READ_BYTES, Windows};
 use super::error::ReadError;
 use super::live_index::LiveIndex;
+use super::open::tree_origin::TreeSource;
 use super::prefetch::lag_limit::LagLimit;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::free_list::FreeList;
@@ -81,6 +82,8 @@ pub(crate) struct Reader {
     pub(crate) memory_bytes: u64,
     pub(crate) stats: Arc<Stats>,
     pub(crate) first_read_hashes: FirstReadHashes,
+    /// Who vouches for the tree.
+    pub(crate) tree: TreeSource,
     /// For a published index, the files whose headers matched.
     pub(crate) header_checks: Option<HeaderChecks>,
     /// Digests that came with an imported index.
@@ -321,6 +324,7 @@ mod tests {
             memory_bytes: 0,
             stats: Arc::default(),
             first_read_hashes: FirstReadHashes::default(),
+            tree: TreeSource::default(),
             header_checks: None,
             span_digests: None,
             in_use: OnceLock::new(),

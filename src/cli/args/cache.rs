@@ -7,6 +7,7 @@ use clap::Args;
 use super::size::Size;
 use crate::cli::environment;
 use tarfs::Sha256;
+use tarfs::archive::TreeOrigin;
 use tarfs::locate::{OpenContext, PublishedIndexChoice};
 
 /// Location of the cache.
@@ -62,8 +63,8 @@ pub(crate) struct SavedIndexArgs {
 }
 
 impl SavedIndexArgs {
-    /// Sets which indexes `context` uses. With `early` an open archive usually needs one.
-    pub(crate) fn apply(&self, context: &mut OpenContext, early: bool) {
+    /// Sets which indexes `context` uses: those of the origin `least`, which the verb accepts, or a stronger one.
+    pub(crate) fn apply(&self, context: &mut OpenContext, least: TreeOrigin) {
         let url = self.index.as_deref().and_then(Path::to_str);
         let url = url.filter(|name| name.contains("://"));
         let is_pinned_file = self.index_sha256.is_some() && self.index.is_some();
@@ -76,8 +77,13 @@ impl SavedIndexArgs {
             context.archive.index_file.clone_from(&self.index);
         }
         context.published_index = PublishedIndexChoice {
-            is_searched: !self.no_published_index && self.index.is_none(),
-            is_searched_early: early,
+            least_origin: match (&self.index, self.no_published_index) {
+                (Some(_), _) => TreeOrigin::User,
+                (None, true) => TreeOrigin::Archive,
+                (None, false) => least,
+            },
+            // A verb that reads usually needs one.
+            is_searched_early: least == TreeOrigin::Publisher,
             is_required: location.is_some() || self.index_sha256.is_some(),
             location,
             sha256: self.index_sha256,

@@ -22,9 +22,10 @@ use crate::cli::args::{
     self, CacheDirArgs, LayerArgs, SavedIndexArgs, ShardArg, Size, SourceArgs, XattrArgs,
 };
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
+use crate::cli::open_archive::{self, WRITTEN};
+use crate::cli::shards;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
-use crate::cli::{open_archive, shards};
 use tarfs::ArchivePath;
 use tarfs::Plain;
 use tarfs::Stats;
@@ -534,7 +535,7 @@ impl MaterializeOptions {
         let (layers, cache_dir) = (&self.layers, &self.saved.cache_dir);
         let mut context =
             open_archive::open_context(source, layers, cache_dir, network, stats, self.quiet)?;
-        self.saved.apply(&mut context, false);
+        self.saved.apply(&mut context, WRITTEN);
         if let Some(size) = self.max_unpacked_size {
             context.archive.scan.tar.limits.size = size.0;
         }

@@ -17,8 +17,9 @@ use tokio::runtime::Runtime;
 use crate::cli::args::TreeArgs;
 use crate::cli::daemon::control_socket;
 use crate::cli::environment;
+use crate::cli::open_archive::{self, SHOWN};
+use crate::cli::shards;
 use crate::cli::ui::output;
-use crate::cli::{open_archive, shards};
 use tarfs::ArchivePath;
 use tarfs::archive::Volume;
 use tarfs::index::format::Error as Cause;
@@ -114,7 +115,8 @@ impl Place {
                 IndexTree::new(Arc::new(index), needs.order)
             } else {
                 let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
-                let (network, volume) = open_archive::open_tree(source, layers, cache, needs.rows)?;
+                let (network, volume) =
+                    open_archive::open_tree(source, layers, cache, SHOWN, needs.rows)?;
                 let tree = volume_tree(&volume, needs)?;
                 archive = Some((volume, network));
                 tree
