@@ -617,6 +617,36 @@ fn process_ending_late_leaves_next_mount_alone() {
 }
 
 #[test]
+fn stopped_mount_delays_no_command_for_another() {
+    let place = Place::with_archive();
+    place.mount();
+    let (pid, process) = place.server();
+    kill_process(pid, Signal::STOP).expect("running");
+    fs::create_dir(place.path("other")).expect("made");
+    let other = |verb: &str| {
+        let mut command = place.verb(verb);
+        if verb == "mount" {
+            command.arg(place.path("a.tar"));
+        }
+        command.arg(place.path("other")).output().expect("started")
+    };
+    for verb in ["mount", "status", "umount"] {
+        let done = other(verb);
+        assert!(done.status.success(), "{verb}: {}", stderr_text(&done));
+        assert_eq!(stderr_text(&done), "", "{verb} waits for no other process");
+    }
+    let again = place.mount_command().output().expect("started");
+    let error = stderr_text(&again);
+    assert!(
+        !again.status.success() && error.contains("does not answer"),
+        "{error}"
+    );
+    kill_process(pid, Signal::CONT).expect("stopped");
+    assert!(place.umount_with(&[]).status.success());
+    assert!(process_exits(&process));
+}
+
+#[test]
 fn service_manager_is_notified_of_ready_status_and_stop() {
     let place = Place::with_archive();
     let manager = UnixDatagram::bind(place.path("notify")).expect("bound");

@@ -35,8 +35,19 @@ pub(crate) struct StatusArgs {
 pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let mut statuses: Vec<Status> = Vec::new();
     let mut code = ExitCode::SUCCESS;
+    let mountpoint = args.mountpoint.as_deref().map(|path| {
+        fuse::canonical_mountpoint(path).with_context(|| format!("cannot find {}", path.display()))
+    });
+    let mountpoint = mountpoint.transpose()?;
     for directory in environment::runtime_dirs() {
-        match control_socket::list_statuses(&directory) {
+        let found = match &mountpoint {
+            None => control_socket::list_statuses(&directory),
+            Some(mountpoint) => {
+                let is_wanted = |status: &Status| status.is_mounted_on(mountpoint);
+                control_socket::find_status(&directory, is_wanted).map(Vec::from_iter)
+            }
+        };
+        match found {
             Ok(found) => statuses.extend(found),
             // Continue with mounts in other directories.
             Err(error) => {
@@ -46,13 +57,8 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    if let Some(path) = &args.mountpoint {
-        let mountpoint = fuse::canonical_mountpoint(path)
-            .with_context(|| format!("cannot find {}", path.display()))?;
-        statuses.retain(|status| status.is_mounted_on(&mountpoint));
-        if statuses.is_empty() {
-            bail!("no process of this user serves {}", mountpoint.display());
-        }
+    if let Some(mountpoint) = mountpoint.filter(|_| statuses.is_empty()) {
+        bail!("no process of this user serves {}", mountpoint.display());
     }
     for status in &statuses {
         let text = if args.json {

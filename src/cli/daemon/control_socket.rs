@@ -15,11 +15,15 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{Shutdown, shutdown};
+use rustix::io::retry_on_intr;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
+    socket_with,
+};
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +42,8 @@ const MAX_RESPONSE_BYTES: u64 = 16 << 20;
 /// Maximum length of a text in a status, in bytes. All texts together stay below [`MAX_RESPONSE_BYTES`].
 const MAX_TEXT_BYTES: usize = 2048;
 const IO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for the statuses of all mounts together.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Timeout for a process to exit after its unmount.
 const PROCESS_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -368,12 +374,87 @@ fn check_private_dir(directory: &Path) -> io::Result<()> {
 
 /// Returns the status of each mount with a socket in `directory`, by mountpoint. Removes other sockets.
 pub(crate) fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
-    let mut statuses: Vec<_> = list_sockets(directory)?
-        .iter()
-        .filter_map(|socket| request_status(socket))
-        .collect();
+    let answers = StatusRequests::send(directory)?;
+    let mut statuses: Vec<_> = answers.map(|(_, status)| status).collect();
     statuses.sort_by(|one, other| one.mountpoint.cmp(&other.mountpoint));
     Ok(statuses)
+}
+
+/// Returns the first status that is `wanted` of the mounts with a socket in `directory`. Does not wait for the others.
+pub(crate) fn find_status(
+    directory: &Path,
+    wanted: impl Fn(&Status) -> bool,
+) -> io::Result<Option<Status>> {
+    let mut answers = StatusRequests::send(directory)?;
+    let found = answers.find(|(_, status)| wanted(status));
+    Ok(found.map(|(_, status)| status))
+}
+
+/// Requests for the statuses of all mounts, which are sent at once. Iterates over the answers as they arrive, each with
+/// its socket.
+struct StatusRequests {
+    pending: Vec<(PathBuf, BufReader<UnixStream>)>,
+    deadline: Instant,
+}
+
+impl StatusRequests {
+    /// Asks all processes with a socket in `directory`. Removes the sockets of processes that have ended.
+    fn send(directory: &Path) -> io::Result<Self> {
+        let mut pending = Vec::new();
+        for socket in list_sockets(directory)? {
+            match connect_at_once(&socket).and_then(|stream| request(stream, Request::Status)) {
+                Ok(stream) => pending.push((socket, stream)),
+                Err(error) => {
+                    if error.kind() == ErrorKind::ConnectionRefused {
+                        // The process died without removing its socket.
+                        drop(fs::remove_file(&socket));
+                    }
+                    tracing::debug!(%error, socket = %socket.display(), "no status");
+                }
+            }
+        }
+        Ok(Self {
+            pending,
+            deadline: Instant::now() + STATUS_TIMEOUT,
+        })
+    }
+
+    /// Waits until one of the processes answers; `None` if the rest does not answer in time.
+    fn wait(&self) -> Option<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok()?;
+        let streams = self.pending.iter().map(|(_, stream)| stream.get_ref());
+        let mut polled: Vec<_> = streams.map(|it| PollFd::new(it, PollFlags::IN)).collect();
+        if polled.is_empty() {
+            return None;
+        }
+        let count = retry_on_intr(|| poll(&mut polled, Some(&left))).ok()?;
+        if count == 0 {
+            for (socket, _) in &self.pending {
+                tracing::warn!(
+                    "{}: the process of this mount does not answer",
+                    socket.display()
+                );
+            }
+        }
+        polled.iter().position(|it| !it.revents().is_empty())
+    }
+}
+
+impl Iterator for StatusRequests {
+    type Item = (PathBuf, Status);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while let Some(number) = self.wait() {
+            let (socket, mut stream) = self.pending.swap_remove(number);
+            match read_response(&mut stream) {
+                Ok(Response::Status(status)) => return Some((socket, *status)),
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%error, socket = %socket.display(), "no status"),
+            }
+        }
+        None
+    }
 }
 
 impl Status {
@@ -432,40 +513,33 @@ pub(crate) fn request_umount(
     mountpoint: &Path,
     force: bool,
 ) -> io::Result<Option<UmountOutcome>> {
-    let mut refused = None;
     let top = tarfs::fuse::top_mount(mountpoint);
-    for socket in list_sockets(directory)? {
-        let is_target = |status: &Status| status.matches_top_mount(mountpoint, &top);
-        let Some(status) = request_status(&socket).filter(is_target) else {
-            continue;
-        };
-        let (pid, process) = (status.pid, open_pidfd(&socket, status.pid));
-        if status.is_another_mount(&top) {
-            return Ok(Some(UmountOutcome::OtherMount { pid, process }));
-        }
-        match send_request(&socket, Request::Umount { force })? {
-            Response::Unmounted {
-                elsewhere: true, ..
-            } => {
-                return Ok(Some(UmountOutcome::InUseElsewhere { pid }));
-            }
-            Response::Unmounted { .. } => {
-                let has_ended = process.map_or(Ok(true), |process| {
-                    wait_for_exit(&process, PROCESS_EXIT_TIMEOUT)
-                })?;
-                return Ok(Some(if has_ended {
-                    UmountOutcome::ProcessEnded
-                } else {
-                    UmountOutcome::ProcessRemains { pid }
-                }));
-            }
-            Response::Error { error, hint } => {
-                refused = Some(UmountOutcome::Failed { error, hint });
-            }
-            Response::Status(_) | Response::Index(_) | Response::IndexFollows { .. } => {}
-        }
+    let mut answers = StatusRequests::send(directory)?;
+    let target = answers.find(|(_, status)| status.matches_top_mount(mountpoint, &top));
+    let Some((socket, status)) = target else {
+        return Ok(None);
+    };
+    let (pid, process) = (status.pid, open_pidfd(&socket, status.pid));
+    if status.is_another_mount(&top) {
+        return Ok(Some(UmountOutcome::OtherMount { pid, process }));
     }
-    Ok(refused)
+    Ok(match send_request(&socket, Request::Umount { force })? {
+        Response::Unmounted {
+            elsewhere: true, ..
+        } => Some(UmountOutcome::InUseElsewhere { pid }),
+        Response::Unmounted { .. } => {
+            let has_ended = process.map_or(Ok(true), |process| {
+                wait_for_exit(&process, PROCESS_EXIT_TIMEOUT)
+            })?;
+            Some(if has_ended {
+                UmountOutcome::ProcessEnded
+            } else {
+                UmountOutcome::ProcessRemains { pid }
+            })
+        }
+        Response::Error { error, hint } => Some(UmountOutcome::Failed { error, hint }),
+        Response::Status(_) | Response::Index(_) | Response::IndexFollows { .. } => None,
+    })
 }
 
 /// Asks the process that serves the file system `device` for its index. `None` without a socket, or if the mount
@@ -476,24 +550,22 @@ pub(crate) fn request_index(
     limit: &MemoryLimit,
 ) -> anyhow::Result<Option<Index>> {
     let device = format_device(device);
-    for socket in list_sockets(directory)? {
-        let is_target = |status: &Status| status.device.as_ref() == Some(&device);
-        if !request_status(&socket).is_some_and(|status| is_target(&status)) {
-            continue;
+    let mut answers = StatusRequests::send(directory)?;
+    let Some((socket, _)) = answers.find(|(_, status)| status.device.as_ref() == Some(&device))
+    else {
+        return Ok(None);
+    };
+    let mut stream = request(UnixStream::connect(socket)?, Request::Index)?;
+    let Response::IndexFollows { index_bytes } = read_response(&mut stream)? else {
+        return Ok(None);
+    };
+    ensure!(
+        index_bytes <= limit.bytes(),
+        TooMuchMemory {
+            limit: limit.bytes()
         }
-        let mut stream = start_request(&socket, Request::Index)?;
-        let Response::IndexFollows { index_bytes } = read_response(&mut stream)? else {
-            return Ok(None);
-        };
-        ensure!(
-            index_bytes <= limit.bytes(),
-            TooMuchMemory {
-                limit: limit.bytes()
-            }
-        );
-        return Ok(Some(format::read(stream, index_bytes)?));
-    }
-    Ok(None)
+    );
+    Ok(Some(format::read(stream, index_bytes)?))
 }
 
 fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
@@ -514,31 +586,24 @@ fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(sockets)
 }
 
-/// Requests a status; `None` if no process listens, or a different program does.
-fn request_status(socket: &Path) -> Option<Status> {
-    match send_request(socket, Request::Status) {
-        Ok(Response::Status(status)) => Some(*status),
-        Ok(_) => None,
-        Err(error) => {
-            if error.kind() == ErrorKind::ConnectionRefused {
-                // The process died without removing its socket.
-                drop(fs::remove_file(socket));
-            }
-            tracing::debug!(%error, socket = %socket.display(), "no status");
-            None
-        }
-    }
+fn send_request(socket: &Path, message: Request) -> io::Result<Response> {
+    read_response(&mut request(UnixStream::connect(socket)?, message)?)
 }
 
-fn send_request(socket: &Path, request: Request) -> io::Result<Response> {
-    read_response(&mut start_request(socket, request)?)
-}
-
-fn start_request(socket: &Path, request: Request) -> io::Result<BufReader<UnixStream>> {
-    let stream = UnixStream::connect(socket)?;
+fn request(stream: UnixStream, message: Request) -> io::Result<BufReader<UnixStream>> {
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
-    send_line(&stream, &request)?;
+    send_line(&stream, &message)?;
     Ok(BufReader::new(stream))
+}
+
+/// Connects without waiting for a process that accepts no connections.
+fn connect_at_once(socket: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    let stream = UnixStream::from(stream);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 fn read_response(stream: &mut BufReader<UnixStream>) -> io::Result<Response> {
@@ -685,6 +750,22 @@ mod tests {
         assert_eq!((status.errors.len(), status.layers.len()), (16, 1000));
         let path = &status.errors[0].path;
         assert!(path.len() <= MAX_TEXT_BYTES + 3 && path.starts_with('é') && path.ends_with('…'));
+    }
+
+    #[test]
+    fn silent_process_delays_no_answer_of_another() {
+        let directory = private_directory();
+        let silent = UnixListener::bind(directory.path().join("1-2.sock"));
+        let _silent = silent.expect("a socket");
+        let _control = ControlSocket::serve(directory.path(), |_| {
+            Response::Status(Box::new(Status::example()))
+        });
+        let mut answers = StatusRequests::send(directory.path()).expect("readable");
+        let (_, status) = answers.next().expect("an answer");
+        assert_eq!(status, Status::example());
+        assert_eq!(answers.pending.len(), 1, "the silent one");
+        answers.deadline = Instant::now();
+        assert!(answers.next().is_none());
     }
 
     #[test]

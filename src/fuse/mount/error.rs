@@ -42,6 +42,9 @@ pub enum MountError {
          kernel reads {1}"
     )]
     OverlayOptionsTooLong(usize, usize),
+    /// A mount is at the mountpoint, and its process does not answer.
+    #[error("cannot mount on {}: the process of the mount there does not answer", .0.display())]
+    Silent(PathBuf),
     /// The mount did not answer, and was unmounted again.
     #[error("the mount did not answer in time")]
     NotReady,
@@ -81,6 +84,9 @@ impl MountError {
             }
             Self::Mountpoint(_, cause) if cause.kind() == io::ErrorKind::NotConnected => {
                 Some("a dead mount is in the way: `umount -l` removes it")
+            }
+            Self::Silent(_) => {
+                Some("continue its process if it is stopped, or remove the mount with `umount -l`")
             }
             Self::NotADirectory(_) => Some("mount on a directory"),
             Self::Namespace { .. } => {

@@ -17,6 +17,7 @@ pub use mountinfo::{Attachment, TopMount, canonical_mountpoint, top_mount};
 pub use namespace::{Namespace, OpenNamespace};
 pub use options::{MountOptions, OptionError};
 pub use overlay::{LOWER_DIR_NAME, OverlayKind, SCRATCH_PREFIX, UpperDirs, unmount_dead_overlay};
+pub use pinned::Liveness;
 pub use session::{
     Force, Mount, clear_dead_mounts, is_mounted, is_still_mounted, unmount, unmount_bind_mount,
 };

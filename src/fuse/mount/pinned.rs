@@ -9,12 +9,15 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, fstatfs, open, openat};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::mountinfo;
+use crate::base::thread::Thread;
 
 #[derive(Debug)]
 pub(super) struct PinnedMount {
@@ -69,9 +72,40 @@ impl PinnedMount {
     }
 }
 
-/// Whether no process serves the mount any more. Asks for the free space, which the kernel never caches.
-pub(super) fn is_dead(mount: impl AsFd) -> bool {
-    matches!(fstatfs(mount), Err(Errno::NOTCONN | Errno::CONNABORTED))
+/// Answer of a mount's process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Liveness {
+    /// A process serves the mount.
+    Alive,
+    /// No process serves the mount any more.
+    Dead,
+    /// The process does not answer within [`ANSWER_TIMEOUT`], because it is stopped or hangs.
+    Silent,
+}
+
+/// Timeout for the answer of a mount's process, which waits for nothing.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Asks the process of `mount` for the free space, which the kernel never caches.
+pub(super) fn ask_for_liveness(mount: impl AsFd) -> io::Result<Liveness> {
+    let mount = mount.as_fd().try_clone_to_owned()?;
+    let (sender, answer) = sync_channel(1);
+    let ask = move || {
+        let is_dead = matches!(fstatfs(mount), Err(Errno::NOTCONN | Errno::CONNABORTED));
+        // The receiver may have given up.
+        drop(sender.send(if is_dead {
+            Liveness::Dead
+        } else {
+            Liveness::Alive
+        }));
+    };
+    let thread = Thread::spawn("tarfs-liveness", ask)?;
+    let answer = answer.recv_timeout(ANSWER_TIMEOUT);
+    if answer.is_err() {
+        // It cannot be joined before the process answers. It ends with this process.
+        std::mem::forget(thread);
+    }
+    Ok(answer.unwrap_or(Liveness::Silent))
 }
 
 /// The place of a mount, which may have ended.

@@ -26,7 +26,9 @@ use rustix::process::{getgid, getuid};
 use super::error::{FUSE_DEVICE, FUSERMOUNT, MountError, UnmountError};
 use super::mountinfo;
 use super::options::MountOptions;
-use super::pinned::{MountpointEntry, PinnedMount, UnmountMode, is_dead, proc_fd_path};
+use super::pinned::{
+    Liveness, MountpointEntry, PinnedMount, UnmountMode, ask_for_liveness, proc_fd_path,
+};
 use crate::base::passwd::Accounts;
 
 /// Major number of the FUSE device on every Linux: a miscellaneous character device.
@@ -50,7 +52,9 @@ impl Mountpoint {
 
 pub(super) fn open_mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
     let at = |errno: Errno| MountError::at(path, errno.into());
-    unmount_dead(path);
+    if unmount_dead(path) == Liveness::Silent {
+        return Err(MountError::Silent(path.to_owned()));
+    }
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty()).map_err(at)?;
     let stat = fstat(&directory).map_err(at)?;
@@ -61,19 +65,23 @@ pub(super) fn open_mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
     }
 }
 
-/// Unmounts a dead tarfs mount at `path`, if there is one.
-pub fn unmount_dead(path: &Path) {
-    let Ok(canonical) = mountinfo::canonical_mountpoint(path) else {
-        return;
+/// Unmounts the tarfs mount at `path` if it is dead. Returns its liveness, which is [`Liveness::Dead`] without a mount.
+pub fn unmount_dead(path: &Path) -> Liveness {
+    let found = mountinfo::canonical_mountpoint(path).and_then(|canonical| {
+        let mount = PinnedMount::open(&canonical, TARFS_FS_TYPE)?;
+        Ok(mount.map(|mount| (canonical, mount)))
+    });
+    let Ok(Some((canonical, mount))) = found else {
+        return Liveness::Dead;
     };
-    if let Ok(Some(mount)) = PinnedMount::open(&canonical, TARFS_FS_TYPE)
-        && is_dead(&mount.mount)
-    {
+    let liveness = ask_for_liveness(&mount.mount).unwrap_or(Liveness::Alive);
+    if liveness == Liveness::Dead {
         match unmount_pinned(mount, &canonical, UnmountMode::Force) {
             Ok(()) => tracing::info!(mountpoint = %canonical.display(), "unmounted a dead mount"),
             Err(error) => tracing::debug!(%error, "cannot unmount a dead mount"),
         }
     }
+    liveness
 }
 
 pub(super) fn check_available() -> Result<(), MountError> {
@@ -334,7 +342,7 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
 /// Whether `mount` belongs to `connection`, if both have the same device number. The number is unique while
 /// the connection is alive. A dead mount of that number may be unmounted, even if it is another connection's.
 pub(super) fn is_mount_of_connection(connection: impl AsFd, mount: impl AsFd) -> bool {
-    is_connected(connection) || is_dead(mount)
+    is_connected(connection) || ask_for_liveness(mount).is_ok_and(|it| it == Liveness::Dead)
 }
 
 pub(super) fn unmount_or_warn(fs_type: &str, mountpoint: &Path, device: Option<(u32, u32)>) {
