@@ -43,7 +43,7 @@ impl Proxied {
     }
 
     fn open(&self, sends_credentials: bool) -> Arc<dyn Source> {
-        self.open_at("/a?x=1&sig=secret", sends_credentials)
+        self.open_at("/a?versionId=1&sig=secret", sends_credentials)
     }
 
     fn open_at(&self, place: &str, sends_credentials: bool) -> Arc<dyn Source> {
@@ -84,7 +84,7 @@ fn caching_proxy_serves_all_but_the_first_request() {
     assert_eq!(proxied.origin.requests("/a").len(), 1);
     assert_eq!(proxied.proxy.requests(&proxied.path).len(), 3);
     // Saved state is that of the origin.
-    let url = proxied.origin.url("/a?x=1");
+    let url = proxied.origin.url("/a?versionId=1");
     let other = source::locator(&url, &Options::default());
     assert_eq!(Some(source.locator()), other.as_deref());
 }
@@ -99,9 +99,9 @@ fn caching_proxy_gets_credentials_only_if_told() {
             let token = seen.request.header("x-token");
             assert_eq!(token, sends_credentials.then_some("one"));
             let query = if sends_credentials {
-                "x=1&sig=secret"
+                "versionId=1&sig=secret"
             } else {
-                "x=1"
+                "versionId=1"
             };
             assert_eq!(seen.request.query, query);
             let password = seen.request.header("authorization");

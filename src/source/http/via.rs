@@ -13,23 +13,15 @@ use crate::source::retry::FailureBlock;
 /// Timeout for an answer of the proxy, which may have to ask the origin.
 pub(super) const VIA_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Names of parameters that a proxy does not get either. The list of secret parameters lacks them, because locators of
-/// saved indexes depend on that list.
-const CREDENTIAL_NAMES: [&str; 10] = [
-    "jwt",
-    "verify",
-    "auth",
-    "password",
-    "apikey",
-    "api_key",
-    "private_token",
-    "job_token",
-    "access_token",
-    "token",
-];
+/// Names of parameters, in small letters, that choose an object or its version, and are no secrets.
+const HARMLESS_NAMES: [&str; 5] = ["alt", "generation", "ns", "snapshot", "versionid"];
 
-fn name(pair: &str) -> &str {
-    pair.split('=').next().unwrap_or_default()
+/// Whether the parameter `pair` of a query says nothing about the user.
+fn is_harmless(pair: &str) -> bool {
+    let name = pair.split('=').next().unwrap_or_default();
+    HARMLESS_NAMES
+        .iter()
+        .any(|harmless| name.eq_ignore_ascii_case(harmless))
 }
 
 /// A caching proxy, and its failures. It serves `https://HOST/PATH` as `PREFIX/https/HOST/PATH`.
@@ -65,20 +57,27 @@ impl Via {
         self.block.lock().until(Instant::now()).is_none()
     }
 
-    /// Returns the proxy's URL for `url`. Parameters with signatures are credentials, too.
+    /// Returns the proxy's URL for `url`. Without permission for credentials, signatures are left out. `None` if the URL
+    /// has another parameter, which may be a secret, or choose what is read.
     pub(super) fn url(&self, url: &Url) -> Option<Url> {
         let mut proxied = self.prefix.clone();
         let port = url.port().map(|port| format!(":{port}"));
         let (prefix, scheme) = (self.prefix.path().trim_end_matches('/'), url.scheme());
         let (host, port, path) = (url.host_str()?, port.unwrap_or_default(), url.path());
         proxied.set_path(&format!("{prefix}/{scheme}/{host}{port}{path}"));
-        let is_credential = |pair: &str| is_secret(pair) || CREDENTIAL_NAMES.contains(&name(pair));
-        let sent =
-            |pair: &&str| !pair.is_empty() && (self.sends_credentials || !is_credential(pair));
-        let pairs = url.query().unwrap_or_default().split('&').filter(sent);
-        let query = pairs.collect::<Vec<_>>().join("&");
+        let pairs = url.query().unwrap_or_default().split('&');
+        let mut query = Vec::new();
+        for pair in pairs.filter(|pair| !pair.is_empty()) {
+            if self.sends_credentials || is_harmless(pair) {
+                query.push(pair);
+            } else if !is_secret(pair) {
+                return None;
+            }
+        }
+        let query = query.join("&");
         proxied.set_query((!query.is_empty()).then_some(&query));
-        if self.sends_credentials && !url.authority().starts_with(url.host_str()?) {
+        let has_user = !url.username().is_empty() || url.password().is_some();
+        if self.sends_credentials && has_user {
             // They fail only for URLs without a host.
             proxied.set_username(url.username()).ok()?;
             proxied.set_password(url.password()).ok()?;
@@ -114,8 +113,14 @@ mod tests {
             (
                 "http://cache",
                 false,
-                "https://example.com/a.tar?jwt=a&id=1&token=b&private_token=c",
-                "http://cache/https/example.com/a.tar?id=1",
+                "https://example.com/a.tar?GENERATION=7&Token=b&sig=c",
+                "http://cache/https/example.com/a.tar?GENERATION=7",
+            ),
+            (
+                "http://cache/",
+                true,
+                "https://example.com:pw@example.com/a.tar?id=1",
+                "http://example.com:pw@cache/https/example.com/a.tar?id=1",
             ),
             (
                 "http://cache/",
@@ -127,6 +132,22 @@ mod tests {
             let url = Url::parse(url).expect("well-formed");
             let proxied = via(prefix, sends_credentials).url(&url);
             assert_eq!(proxied.as_ref().map(Url::as_str), Some(expected));
+        }
+    }
+
+    #[test]
+    fn proxy_is_not_asked_for_a_url_with_an_unknown_parameter() {
+        for query in [
+            "id=1",
+            "apiKey=s",
+            "Password=s",
+            "Private_Token=s",
+            "code=s",
+            "versionId=7&key=s",
+        ] {
+            let url = Url::parse(&format!("https://example.com/a.tar?{query}")).expect("a URL");
+            assert_eq!(via("http://cache", false).url(&url), None, "{query}");
+            assert!(via("http://cache", true).url(&url).is_some(), "{query}");
         }
     }
 
