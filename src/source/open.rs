@@ -136,27 +136,29 @@ pub(super) async fn http_target(
 
 /// Returns the target of `url`, which takes the headers of `options` if they can be loaded again.
 ///
-/// Without a password in the URL and the header Authorization, it adds that of the netrc file.
+/// Without a password in the URL and the header Authorization, it adds that of the netrc file after a challenge.
 async fn authorized_target(url: Url, options: &mut Options) -> Result<Target, Cause> {
     let mut target = Target::from(url);
-    let mut headers = parse_headers(&options.headers)?;
+    let headers = parse_headers(&options.headers)?;
     let netrc = options.netrc.take();
     let netrc = netrc.filter(|_| !headers.contains_key(AUTHORIZATION));
     let netrc = netrc.and_then(|path| Netrc::new(path, &target.url));
     let mut load = options.reload_headers.take();
     let mut origin = "the headers of --header and TARFS_HEADERS".to_owned();
+    let mut needs_challenge = false;
     if let Some((netrc, file)) = netrc.map(|netrc| (netrc.clone(), netrc))
-        && let Ok(Some(value)) = tokio::task::spawn_blocking(move || file.authorization()).await
+        && let Ok(Some(_)) = tokio::task::spawn_blocking(move || file.authorization()).await
     {
+        needs_challenge = load.is_none();
         origin = netrc.file();
         let fixed = options.headers.clone();
         let others = load.unwrap_or_else(|| HeaderLoader::new(move || Ok(fixed.clone())));
         load = Some(netrc.loader(others));
-        headers.extend(parse_headers(&[("authorization".to_owned(), value)])?);
     }
     if let Some(load) = load {
         options.headers.clear();
-        target.authorizer = Some(Arc::new(ReloadedHeaders::new(headers, load, origin)));
+        let authorizer = ReloadedHeaders::new(headers, load, origin, needs_challenge);
+        target.authorizer = Some(Arc::new(authorizer));
     }
     Ok(target)
 }

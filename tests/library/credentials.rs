@@ -190,7 +190,8 @@ fn netrc_is_read_again_when_its_password_is_refused() {
         let found = read(&network, &source, 200_000).expect("renewed");
         assert_eq!(found, bytes[200_000..200_009]);
     }
-    assert_eq!(stats.source_renewed_credentials.get(), 2);
+    // One for the first password, which is sent only after a challenge.
+    assert_eq!(stats.source_renewed_credentials.get(), 3);
     for seen in server.requests("/a") {
         assert_eq!(seen.request.header("x-more"), Some("more"));
     }
@@ -209,7 +210,10 @@ fn netrc_password_never_reaches_another_host() {
     place.put("netrc", netrc);
     server.serve("/b", Resource::new(random_bytes(300_000)));
     let elsewhere = server.other_url("/b");
-    server.route("/a", move |_| Response::redirect(&elsewhere));
+    server.route("/a", move |request| match request.header("authorization") {
+        Some(_) => Response::redirect(&elsewhere),
+        None => Response::new(401),
+    });
     let options = Options {
         netrc: Some(place.path("netrc")),
         ..Options::default()
@@ -224,46 +228,65 @@ fn netrc_password_never_reaches_another_host() {
         let sent = requests.map(|seen| seen.request.header("authorization").map(str::to_owned));
         sent.collect::<Vec<_>>()
     };
-    assert_eq!(sent("/a"), [Some("Basic bWU6b25l".to_owned())]);
+    assert_eq!(sent("/a"), [None, Some("Basic bWU6b25l".to_owned())]);
     assert_eq!(sent("/b"), [None, None]);
 }
 
+/// The header Authorization of each request for `path`, while `ls` runs with `flags` and the file `netrc`.
+fn sent_authorizations(
+    (server, place): (&Server, &TestDir),
+    (source, path): (&str, &str),
+    flags: &[&str],
+    netrc: Option<&str>,
+) -> Vec<Option<String>> {
+    let before = server.requests(path).len();
+    let mut command = place.command(&["ls", "--no-published-index", source]);
+    command.args(flags).env("HOME", place.path("home"));
+    command
+        .env_remove("NETRC")
+        .envs(netrc.map(|file| ("NETRC", file)));
+    command.output().expect("it runs");
+    let requests = server.requests(path).into_iter().skip(before);
+    let sent = requests.map(|seen| seen.request.header("authorization").map(str::to_owned));
+    let mut sent: Vec<_> = sent.collect();
+    sent.dedup();
+    sent
+}
+
 #[test]
-fn netrc_is_used_without_other_credentials() {
+fn netrc_is_used_only_after_a_challenge() {
     let (server, place) = (Server::start(), TestDir::new(&["cache", "home"]));
-    server.serve("/a.tar", Resource::new(Tree::mixed().tar.clone()));
+    let archive = Resource::new(Tree::mixed().tar.clone()).etag("\"1\"");
+    server.serve("/open.tar", archive.clone());
+    for (path, status) in [("/a.tar", 401), ("/b.tar", 403)] {
+        let archive = archive.clone();
+        server.route(path, move |request| match request.header("authorization") {
+            Some(_) => archive.answer(request),
+            None => Response::new(status),
+        });
+    }
     place.put("home/.netrc", "machine 127.0.0.1 login me password one\n");
     place.put("other", "default login me password two\n");
-    let url = server.url("/a.tar");
-    let with_login = url.replace("http://", "http://me:three@");
     let basic = |text: &str| Some(format!("Basic {text}"));
-    for (source, flags, netrc, expected) in [
-        (&url, &[][..], None, basic("bWU6b25l")),
-        (&url, &[], Some("other"), basic("bWU6dHdv")),
-        (&url, &[], Some("missing"), None),
-        (&url, &[], Some("/dev/null"), None),
-        (&url, &["--header", "X-More: more"], None, basic("bWU6b25l")),
-        (
-            &url,
-            &["--header", "authorization: Bearer token"],
-            None,
-            Some("Bearer token".to_owned()),
-        ),
-        (&with_login, &[], None, basic("bWU6dGhyZWU=")),
+    let asked = vec![None, basic("bWU6b25l")];
+    let token = ["--header", "authorization: Bearer token"];
+    let bearer = Some("Bearer token".to_owned());
+    for (path, flags, netrc, expected) in [
+        ("/open.tar", &[][..], None, vec![None]),
+        ("/a.tar", &[], None, asked.clone()),
+        ("/a.tar", &["--header", "X-More: more"], None, asked),
+        ("/a.tar", &token, None, vec![bearer]),
+        ("/a.tar", &[], Some("other"), vec![None]),
+        ("/a.tar", &[], Some("missing"), vec![None]),
+        ("/a.tar", &[], Some("/dev/null"), vec![None]),
+        ("/b.tar", &[], None, vec![None]),
     ] {
-        let seen = server.requests("/a.tar").len();
-        let mut command = place.command(&["ls", source]);
-        command.args(flags).env("HOME", place.path("home"));
-        command
-            .env_remove("NETRC")
-            .envs(netrc.map(|file| ("NETRC", file)));
-        let done = command.output().expect("it runs");
-        assert!(done.status.success(), "{}", stderr_text(&done));
-        for seen in server.requests("/a.tar").iter().skip(seen) {
-            let sent = seen.request.header("authorization");
-            assert_eq!(sent, expected.as_deref(), "{flags:?} {netrc:?}");
-        }
+        let sent = sent_authorizations((&server, &place), (&server.url(path), path), flags, netrc);
+        assert_eq!(sent, expected, "{path} {flags:?} {netrc:?}");
     }
+    let with_login = server.url("/a.tar").replace("http://", "http://me:three@");
+    let sent = sent_authorizations((&server, &place), (&with_login, "/a.tar"), &[], None);
+    assert_eq!(sent, [basic("bWU6dGhyZWU=")]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Headers of the user, loaded again when the server refuses them.
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
+use reqwest::StatusCode;
 use reqwest::header::HeaderMap;
 
 use crate::base::sync::Mutex;
@@ -13,6 +14,8 @@ pub(crate) struct ReloadedHeaders {
     load: HeaderLoader,
     /// Name of their place in errors.
     origin: String,
+    /// Whether only status 401, and not 403, makes it load headers for the first time.
+    needs_challenge: bool,
     state: Mutex<State>,
 }
 
@@ -24,12 +27,19 @@ struct State {
 }
 
 impl ReloadedHeaders {
-    /// Sends `headers`, which are from `origin`, until the server refuses them.
-    pub(crate) fn new(headers: HeaderMap, load: HeaderLoader, origin: String) -> Self {
+    /// Sends `headers`, which are from `origin`, until the server refuses them, the first time with 401 if it
+    /// `needs_challenge`.
+    pub(crate) fn new(
+        headers: HeaderMap,
+        load: HeaderLoader,
+        origin: String,
+        needs_challenge: bool,
+    ) -> Self {
         let state = Mutex::new(State { headers, number: 0 });
         Self {
             load,
             origin,
+            needs_challenge,
             state,
         }
     }
@@ -74,8 +84,11 @@ impl Authorizer for ReloadedHeaders {
     }
 
     fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool> {
-        let (is_unauthorized, number) = (refusal.is_unauthorized(), request.generation);
-        async move { is_unauthorized && self.reload(number).await }.boxed()
+        let number = request.generation;
+        let is_first = self.needs_challenge && number == 0;
+        let is_asked = !is_first || refusal.status == StatusCode::UNAUTHORIZED;
+        let should_load = is_asked && refusal.is_unauthorized();
+        async move { should_load && self.reload(number).await }.boxed()
     }
 
     fn credentials_origin(&self) -> String {

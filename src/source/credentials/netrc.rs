@@ -17,6 +17,8 @@ const AUTHORIZATION: &str = "authorization";
 pub(crate) struct Netrc {
     path: PathBuf,
     host: String,
+    /// Whether the entry for every host is used. Without TLS, any server on the way could get it.
+    allows_default: bool,
 }
 
 impl Netrc {
@@ -24,7 +26,12 @@ impl Netrc {
     pub(crate) fn new(path: PathBuf, url: &Url) -> Option<Self> {
         let host = url.host_str()?.trim_matches(['[', ']']).to_owned();
         let has_user = !url.username().is_empty() || url.password().is_some();
-        (!has_user).then_some(Self { path, host })
+        let allows_default = url.scheme() == "https";
+        (!has_user).then_some(Self {
+            path,
+            host,
+            allows_default,
+        })
     }
 
     /// Name of the file, for errors.
@@ -42,7 +49,7 @@ impl Netrc {
         let warn = |error: &_| tracing::warn!("cannot read {}: {error}", self.file());
         let bytes = read.inspect_err(warn).ok()?;
         let text = String::from_utf8_lossy(&bytes);
-        let (login, password) = find(&text, &self.host)?;
+        let (login, password) = find(&text, &self.host, self.allows_default)?;
         let credentials = BASE64_STANDARD.encode(format!("{login}:{password}"));
         Some(format!("Basic {credentials}"))
     }
@@ -64,13 +71,13 @@ impl Netrc {
 
 /// Finds login and password for `host` in the text of a netrc file.
 ///
-/// As in curl, the first entry counts, and `default` is for every host.
-fn find(text: &str, host: &str) -> Option<(String, String)> {
+/// As in curl, the first entry counts, and `default` is for every host, if it is allowed.
+fn find(text: &str, host: &str, allows_default: bool) -> Option<(String, String)> {
     let mut tokens = tokens(text).into_iter().peekable();
     while let Some(token) = tokens.next() {
         let is_for_host = match token.as_str() {
             "machine" => tokens.next()?.eq_ignore_ascii_case(host),
-            "default" => true,
+            "default" => allows_default,
             _ => continue,
         };
         let (mut login, mut password) = (None, None);
@@ -144,7 +151,21 @@ machine example.com login you password two machine empty.example.com
 default login anonymous password guest";
 
     fn find_in(text: &str, host: &str) -> Option<String> {
-        find(text, host).map(|(login, password)| format!("{login}:{password}"))
+        find(text, host, true).map(|(login, password)| format!("{login}:{password}"))
+    }
+
+    #[test]
+    fn default_entry_of_netrc_is_only_for_tls() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), "default login me password one").expect("written");
+        let authorization = |url: &str| {
+            let url = Url::parse(url).expect("well-formed");
+            let netrc = Netrc::new(file.path().to_owned(), &url);
+            netrc.expect("no user").authorization()
+        };
+        assert_eq!(authorization("http://example.com/a"), None);
+        let sent = authorization("https://example.com/a");
+        assert_eq!(sent.as_deref(), Some("Basic bWU6b25l"));
     }
 
     #[test]
