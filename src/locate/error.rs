@@ -125,6 +125,9 @@ pub enum Error {
         "--publish needs an archive at a path or at a URL without a query, or an image in a registry          (write the index with --output, and upload that)"
     )]
     NoPlaceForIndex,
+    /// A name in a registry means another image than the one that was indexed.
+    #[error("{0}: it means another image now than when it was indexed (run it again)")]
+    ImageChanged(String),
     /// An index cannot be brought into the framed form.
     #[error("cannot pack the index")]
     PackIndex(#[source] std::io::Error),

@@ -1,13 +1,15 @@
 //! Publishes the indexes of an opened SOURCE beside it.
 
 use std::io;
+use std::sync::Arc;
 
 use super::context::OpenContext;
 use super::error::Error;
 use super::spec::SourceSpec;
 use crate::archive::{Archive, Volume};
+use crate::image::Contents;
 use crate::index::store;
-use crate::source::{self, UploadContent};
+use crate::source::{self, Source, UploadContent};
 
 impl OpenContext {
     /// Uploads the indexes of `volume`, which was opened from `spec`, to where other machines search them:
@@ -19,6 +21,20 @@ impl OpenContext {
         let archives = volume.archives();
         if let SourceSpec::Registry(name) = spec {
             let (contents, repository) = self.open_in_registry(name)?;
+            let digest = |source: &Arc<dyn Source>| source.fingerprint().sha256();
+            let indexed = archives
+                .iter()
+                .filter_map(|archive| digest(archive.source()));
+            let is_same = match &contents {
+                Contents::Image(image) => {
+                    let layers = image.layers.iter();
+                    indexed.eq(layers.filter_map(|layer| digest(&layer.source)))
+                }
+                Contents::Artifact { archive, .. } => indexed.eq(digest(archive)),
+            };
+            if !is_same {
+                return Err(Error::ImageChanged(repository.name().to_owned()));
+            }
             let layers = archives.into_iter().filter_map(|archive| {
                 let layer = archive.source().fingerprint().sha256()?;
                 Some(packed_index(archive).map(|content| (layer, content)))

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use tarfs::locate::{OpenContext, SourceSpec};
+use tarfs::locate::{Error, OpenContext, SourceSpec};
 use tarfs::source::{BufferPool, Source};
 use tarfs::{Packed, Stats};
 use tokio::runtime::Runtime;
@@ -154,6 +154,21 @@ fn image_in_a_registry_is_a_source_of_every_verb() {
     let place = TestDir::new(&[]);
     succeeds(&place, &["bundle", "-q", &registry.name(":1"), "bundle"]);
     assert_eq!(names_in(&place.path("bundle")), ["config.json", "rootfs"]);
+}
+
+#[test]
+fn index_is_not_published_for_a_tag_that_was_moved() {
+    let registry = Registry::with(&one());
+    let network = Runtime::new().expect("a runtime");
+    let context = OpenContext::new(network.handle().clone());
+    let spec = SourceSpec::from(&*registry.name(":1"));
+    let volume = context.open(&spec.clone().into()).expect("opened");
+    let mut files = Files::default();
+    let manifest = files.manifest(&two());
+    registry.push(&files);
+    registry.tag("1", &files, &manifest);
+    let refused = context.publish_index(&spec, &*volume);
+    assert!(matches!(refused, Err(Error::ImageChanged(_))));
 }
 
 #[test]
