@@ -24,13 +24,14 @@ use commands::{
     bundle, cache, generate, image, index, materialize, mount, plan, profile, status, umount,
     verify,
 };
-use daemon::inherited_fds;
+use daemon::{inherited_fds, privileges};
 use ui::{logging, output, panic_hook};
 
 /// Runs the program with this process's command line and environment. Exit codes: 0 for success, 2 for a
 /// failure, 64 for an invalid command line. As a helper of mount(8), the codes are those of mount(8).
 pub(crate) fn run() -> ExitCode {
     panic_hook::install();
+    privileges::disable_core_dumps();
     let completion = CompleteEnv::with_factory(command_line::command).var(environment::COMPLETE);
     let words: Vec<_> = std::env::args_os().collect();
     match completion.try_complete(&words, std::env::current_dir().ok().as_deref()) {

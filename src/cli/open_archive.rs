@@ -14,8 +14,8 @@ use super::args::{CacheArgs, CacheDirArgs, LayerArgs, Mode, MountArgs, SourceArg
 use super::environment;
 use crate::cli::args::headers;
 use crate::cli::daemon::opened_archive::OpenedArchive;
+use crate::cli::daemon::prefetch;
 use crate::cli::daemon::status_source::StatusSource;
-use crate::cli::daemon::{prefetch, privileges};
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use tarfs::Stats;
 use tarfs::archive::directory::ArchiveDirectory;
@@ -43,13 +43,11 @@ pub(crate) fn start_network_runtime() -> anyhow::Result<Runtime> {
 /// Returns the settings with which a verb opens SOURCE. Reads the files of headers and certificates.
 pub(crate) fn open_context(
     args: &SourceArgs,
-    layers: &LayerArgs,
     cache_dir: &CacheDirArgs,
     network: &Runtime,
     stats: &Arc<Stats>,
     quiet: bool,
 ) -> anyhow::Result<OpenContext> {
-    privileges::disable_core_dumps(args, layers);
     let mut context = OpenContext::new(network.handle().clone());
     context.source = source_options(args, stats)?;
     context.headers_origin = args.origin().to_string_lossy().into_owned();
@@ -205,8 +203,7 @@ pub(crate) fn open_image(
     quiet: bool,
 ) -> anyhow::Result<Image> {
     let (network, stats) = (start_network_runtime()?, Arc::default());
-    let layers = LayerArgs::default();
-    let context = open_context(args, &layers, cache_dir, &network, &stats, quiet)?;
+    let context = open_context(args, cache_dir, &network, &stats, quiet)?;
     Ok(context.open_image(&args.source)?)
 }
 
@@ -257,7 +254,7 @@ pub(crate) fn tree_context(
 ) -> anyhow::Result<(TreeSpec, OpenContext)> {
     let (tree, stats) = (layers.tree(args), Arc::default());
     let cache_dir = &cache.saved.cache_dir;
-    let mut context = open_context(args, layers, cache_dir, network, &stats, quiet)?;
+    let mut context = open_context(args, cache_dir, network, &stats, quiet)?;
     apply_cache_flags(&mut context, cache, SHOWN);
     ensure!(
         tree.is_layered() || !tree.source.is_stdin(),
@@ -349,7 +346,7 @@ fn mount_context(
     quiet: bool,
 ) -> anyhow::Result<OpenContext> {
     let cache_dir = &args.cache.saved.cache_dir;
-    let mut context = open_context(&args.source, &args.layers, cache_dir, network, stats, quiet)?;
+    let mut context = open_context(&args.source, cache_dir, network, stats, quiet)?;
     let is_copied = args.copy_to.is_some();
     let least_origin = if is_copied { WRITTEN } else { SHOWN };
     apply_cache_flags(&mut context, &args.cache, least_origin);

@@ -59,7 +59,13 @@ fn saved_copy_of_an_index_is_only_for_its_publisher() {
     let none: FindIndex = Arc::new(|| Err(source::Error::new("index", Cause::NotFound)));
     let (first, scans) = open(&options(&cache, find, "one", &network));
     assert_eq!((first.tree_origin(), scans), (TreeOrigin::Publisher, 0));
-    let saved = || fs::read_dir(cache.join("index")).map_or(0, Iterator::count);
+    let saved = || {
+        let files = fs::read_dir(cache.join("index")).into_iter().flatten();
+        let names = files.map(|file| file.expect("a name").file_name());
+        names
+            .filter(|name| name.to_string_lossy().ends_with(".idx"))
+            .count()
+    };
     wait::wait_until("the copy is saved", || saved() == 1);
     let (again, scans) = open(&options(&cache, Arc::clone(&none), "one", &network));
     assert_eq!((again.tree_origin(), scans), (TreeOrigin::Publisher, 0));

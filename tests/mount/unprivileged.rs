@@ -83,7 +83,7 @@ fn ordinary_user_mounts_reads_and_unmounts() {
          user umount mnt
          ls mnt; ls run/tarfs",
     );
-    let expected = "open\nclosed\nnot even root\n65534:600\ndumpable 65534\n1\n";
+    let expected = "open\nclosed\nnot even root\n65534:600\ndumpable 0\n1\n";
     assert_eq!(said, expected);
 }
 

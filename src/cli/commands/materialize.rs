@@ -532,9 +532,9 @@ impl MaterializeOptions {
         network: &Runtime,
         stats: &Arc<Stats>,
     ) -> anyhow::Result<OpenContext> {
-        let (layers, cache_dir) = (&self.layers, &self.saved.cache_dir);
+        let cache_dir = &self.saved.cache_dir;
         let mut context =
-            open_archive::open_context(source, layers, cache_dir, network, stats, self.quiet)?;
+            open_archive::open_context(source, cache_dir, network, stats, self.quiet)?;
         self.saved.apply(&mut context, WRITTEN);
         if let Some(size) = self.max_unpacked_size {
             context.archive.scan.tar.limits.size = size.0;

@@ -63,7 +63,6 @@ pub(crate) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if role.is_some() || args.foreground && !is_supervisor {
         inherited.set_cloexec();
     }
-    privileges::disable_core_dumps(&args.source, &args.layers);
     let log = || LogTarget::open(args.log_file.as_deref());
     match role {
         Some(Role::Supervisor) => supervisor::run(args, inherited),

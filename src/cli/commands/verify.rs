@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use crate::cli::args::{CacheDirArgs, LayerArgs, SourceArgs};
+use crate::cli::args::{CacheDirArgs, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use tarfs::Sha256;
@@ -71,14 +71,8 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let limit = MemoryLimit::new(args.source.index_memory.0);
     let index = index.map(|path| store::read(path, &limit));
     let mut index = index.transpose()?;
-    let mut context = open_archive::open_context(
-        &args.source,
-        &LayerArgs::default(),
-        &args.cache_dir,
-        &network,
-        &stats,
-        args.quiet,
-    )?;
+    let mut context =
+        open_archive::open_context(&args.source, &args.cache_dir, &network, &stats, args.quiet)?;
     context.archive.index_file.clone_from(&args.index);
     let source = TreeSpec::from(args.source.source.clone());
     let sources = context.open_sources(&source)?;

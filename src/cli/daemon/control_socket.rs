@@ -402,15 +402,8 @@ impl StatusRequests {
     fn send(directory: &Path) -> io::Result<Self> {
         let mut pending = Vec::new();
         for socket in list_sockets(directory)? {
-            match connect_at_once(&socket).and_then(|stream| request(stream, Request::Status)) {
-                Ok(stream) => pending.push((socket, stream)),
-                Err(error) => {
-                    if error.kind() == ErrorKind::ConnectionRefused {
-                        // The process died without removing its socket.
-                        drop(fs::remove_file(&socket));
-                    }
-                    tracing::debug!(%error, socket = %socket.display(), "no status");
-                }
+            if let Some(stream) = ask(&socket) {
+                pending.push((socket, stream));
             }
         }
         Ok(Self {
@@ -584,6 +577,19 @@ fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
         }
     }
     Ok(sockets)
+}
+
+/// Asks for a status; `None` if no process listens.
+fn ask(socket: &Path) -> Option<BufReader<UnixStream>> {
+    let asked = connect_at_once(socket).and_then(|stream| request(stream, Request::Status));
+    let asked = asked.inspect_err(|error| {
+        if error.kind() == ErrorKind::ConnectionRefused {
+            // The process died without removing its socket.
+            drop(fs::remove_file(socket));
+        }
+        tracing::debug!(%error, socket = %socket.display(), "no status");
+    });
+    asked.ok()
 }
 
 fn send_request(socket: &Path, message: Request) -> io::Result<Response> {
@@ -819,7 +825,7 @@ mod tests {
         let followed = Arc::clone(&reached);
         let prober = Thread::spawn("prober", move || {
             while let Some(socket) = sockets.get(followed.load(Ordering::SeqCst)) {
-                request_status(socket);
+                ask(socket);
             }
         });
         let prober = prober.expect("a thread");

@@ -8,8 +8,7 @@ use rustix::thread::{
     set_no_new_privs,
 };
 
-use crate::cli::args::{LayerArgs, MountArgs, SourceArgs};
-use crate::cli::environment;
+use crate::cli::args::MountArgs;
 
 /// Capabilities that a mount needs for its whole lifetime. It mounts, unmounts, lists names in a clone of the
 /// mount, and passes files to the kernel. It must also reach mountpoint and archive in directories that
@@ -99,17 +98,10 @@ fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) 
     }
 }
 
-/// Disables core files and tracing if there are headers, or URLs, whose servers may redirect with secrets.
-pub(crate) fn disable_core_dumps(args: &SourceArgs, layers: &LayerArgs) {
-    let tree = layers.tree(args);
-    let has_url = tree
-        .sources()
-        .any(|source| source.to_string().contains("://"));
-    if !has_url && args.headers.is_empty() && environment::headers().is_none() {
-        return;
-    }
+/// Disables core files and tracing by other processes of the user, because flags and files of any verb may have secrets.
+pub(crate) fn disable_core_dumps() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!(%error, "cannot disable core files, which would contain secrets");
+        tracing::warn!(%error, "cannot disable core files, which may contain secrets");
     }
 }
 

@@ -92,12 +92,13 @@ pub(super) fn ask_for_liveness(mount: impl AsFd) -> io::Result<Liveness> {
     let (sender, answer) = sync_channel(1);
     let ask = move || {
         let is_dead = matches!(fstatfs(mount), Err(Errno::NOTCONN | Errno::CONNABORTED));
-        // The receiver may have given up.
-        drop(sender.send(if is_dead {
+        let liveness = if is_dead {
             Liveness::Dead
         } else {
             Liveness::Alive
-        }));
+        };
+        // The receiver may have given up.
+        sender.send(liveness).ok();
     };
     let thread = Thread::spawn("tarfs-liveness", ask)?;
     let answer = answer.recv_timeout(ANSWER_TIMEOUT);
