@@ -111,7 +111,7 @@ impl OpenContext {
         let is_saved = archive
             .as_ref()
             .is_some_and(|archive| !self.saved_indexes(archive).is_empty());
-        // An index that the user names or pins may belong to anybody.
+        // The owner of an index that the user names or pins does not matter.
         let beside = archive.filter(|_| choice.location.is_none() && choice.sha256.is_none());
         let network = self.network.clone();
         let open = move || {

@@ -1,4 +1,4 @@
-//! Who vouches for the tree of an archive.
+//! The party that vouches for the tree of an archive.
 
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! Who vouches for the tree of an archive.
+//! The origin of a tree: the party that vouches for it.
 
-/// Who vouches for a tree, from the weakest to the strongest.
+/// The party that vouches for a tree, from the weakest to the strongest.
 ///
-/// A run accepts an origin or those that are stronger. Who writes an index chooses names, links, owners and modes, and
+/// A run accepts an origin and those that are stronger. The writer of an index chooses names, links, owners and modes, and
 /// with decoder windows also contents.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum TreeOrigin {

@@ -82,7 +82,7 @@ pub(crate) struct Reader {
     pub(crate) memory_bytes: u64,
     pub(crate) stats: Arc<Stats>,
     pub(crate) first_read_hashes: FirstReadHashes,
-    /// Who vouches for the tree.
+    /// The party that vouches for the tree.
     pub(crate) tree: TreeSource,
     /// For a published index, the files whose headers matched.
     pub(crate) header_checks: Option<HeaderChecks>,
