@@ -33,7 +33,7 @@ use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::resolve::{self, PathError, ResolveError};
 use crate::base::xattr::XATTR_NAME_MAX;
 use crate::codec::{Compression, SeekPoint};
-use crate::tar::{Member, MemberKind, Segment};
+use crate::tar::{Member, MemberKind, RECORD, Segment};
 
 /// Maximum number of passes over forward hard links, first and last link in turn; usually one resolves all.
 /// Each pass resolves at least one of those that wait for each other.
@@ -591,6 +591,8 @@ impl Builder {
                 inode.mode = (SYMLINK | 0o777).into();
                 inode.data = (self.tree.index.arrays.arena.push(target) as u64).into();
                 inode.size = (target.len() as u64).into();
+                let records = u32::try_from(member.payload.start().0 / RECORD);
+                inode.children = records.unwrap_or_default().into();
             }
             MemberKind::CharDevice(device) | MemberKind::BlockDevice(device) => {
                 if device.linux_number().is_none() {

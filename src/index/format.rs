@@ -20,12 +20,12 @@ use crate::base::trusted_dir::PermissionProblem;
 use crate::codec::Compression;
 
 /// The format version that this program writes, and the only one it reads.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
 /// Number of sections of an index file.
-pub const SECTIONS: u32 = 16;
+pub const SECTIONS: u32 = 17;
 const HAS_XATTRS: u32 = 1;
 const IS_PUBLISHED: u32 = 2;
 const HAS_SHA256: u32 = 1;
@@ -157,6 +157,7 @@ fn sections<'a>(
     texts: &'a [u8],
     problems: &'a [u8],
 ) -> [&'a [u8]; SECTIONS as usize] {
+    let plain_sha256 = index.origin.plain_sha256.as_ref();
     let arrays = &index.arrays;
     [
         layer.as_bytes(),
@@ -175,6 +176,7 @@ fn sections<'a>(
         arrays.blocks.as_bytes(),
         arrays.checksums.as_bytes(),
         problems,
+        plain_sha256.map_or_else(Default::default, |digest| digest.0.as_slice()),
     ]
 }
 
@@ -218,6 +220,7 @@ struct Contents {
     texts: Rows<u8>,
     arrays: Arrays,
     problems: Rows<u8>,
+    plain_sha256: Rows<[u8; 32]>,
 }
 
 /// Sections, read in order.
@@ -250,12 +253,13 @@ impl Contents {
             .get(0)
             .ok_or_else(unavailable)?;
         let texts = input.rows::<u8>(texts)?;
-        let (arrays, problems) = read_arrays(input, &header.sections)?;
+        let (arrays, problems, plain_sha256) = read_arrays(input, &header.sections)?;
         Ok(Self {
             layer,
             texts,
             arrays,
             problems,
+            plain_sha256,
         })
     }
 
@@ -265,6 +269,7 @@ impl Contents {
             texts,
             arrays,
             problems,
+            plain_sha256,
         } = self;
         // A published file of a format with longer texts could claim any length.
         if texts.len() as u64 > MAX_ORIGIN_TEXT_BYTES {
@@ -273,7 +278,11 @@ impl Contents {
         let all = |rows: &Rows<u8>| rows.range(0..rows.len()).map(<[u8]>::to_vec);
         let texts = all(&texts).ok_or_else(unavailable)?;
         let problems = all(&problems).ok_or_else(unavailable)?;
-        let origin = layer.origin(decode_texts(&texts)?)?;
+        let mut origin = layer.origin(decode_texts(&texts)?)?;
+        if !plain_sha256.is_empty() {
+            let digest = plain_sha256.get(0).ok_or_else(unavailable)?;
+            origin.plain_sha256 = Some(Sha256(*digest));
+        }
         let block_len = layer.block_len()?;
         let index = Index {
             // The end of the stream, or 0 without blocks.
@@ -310,7 +319,7 @@ impl Contents {
 fn read_arrays(
     input: &mut impl SectionReader,
     sections: &[Section; SECTIONS as usize],
-) -> Result<(Arrays, Rows<u8>), Error> {
+) -> Result<(Arrays, Rows<u8>, Rows<[u8; 32]>), Error> {
     let &[
         _,
         _,
@@ -328,6 +337,7 @@ fn read_arrays(
         blocks,
         checksums,
         problems,
+        plain_sha256,
     ] = sections;
     let arrays = Arrays {
         inodes: input.rows(inodes)?,
@@ -347,7 +357,11 @@ fn read_arrays(
     if problems.len.get() > problem::MAX_SECTION_BYTES {
         return Err(Error::Malformed("too many problems"));
     }
-    Ok((arrays, input.rows(problems)?))
+    if plain_sha256.len.get() > size_of::<Sha256>() as u64 {
+        return Err(Error::Malformed("more than one digest of the plain stream"));
+    }
+    let problems = input.rows(problems)?;
+    Ok((arrays, problems, input.rows(plain_sha256)?))
 }
 
 impl Header {
@@ -442,6 +456,7 @@ impl Layer {
             locator,
             content_id: self.content_id,
             sha256: (self.flags.get() & HAS_SHA256 != 0).then_some(Sha256(self.sha256)),
+            plain_sha256: None,
             compression: compression.ok_or(Error::Malformed("an unknown compression"))?,
             packed_bytes: self.packed_bytes.get(),
             plain_bytes: self.plain_bytes.get(),
@@ -587,6 +602,7 @@ mod tests {
             locator: locator(),
             content_id: [7; 32],
             sha256: Some(Sha256([9; 32])),
+            plain_sha256: Some(Sha256([8; 32])),
             compression: Compression::Gzip,
             packed_bytes: 10,
             plain_bytes: 4100,
@@ -659,6 +675,35 @@ mod tests {
     fn an_empty_archive_is_written_and_read() {
         let bytes = written(&test_support::index(&[]));
         assert_eq!(load(&bytes).unwrap().entry_count(), 1);
+    }
+
+    #[test]
+    fn digest_of_the_plain_stream_is_optional_and_single() {
+        let mut index = sample();
+        index.origin.plain_sha256 = None;
+        assert_eq!(load(&written(&index)).unwrap().origin(), index.origin());
+        let bytes = written(&sample());
+        let with_len = |len: u64| {
+            // Its length is the last field of the section table, and the last section has that many bytes.
+            let table_end = size_of::<Header>();
+            let mut bytes = bytes.clone();
+            bytes[table_end - 8..table_end].copy_from_slice(&len.to_le_bytes());
+            let end = bytes.len() - size_of::<Footer>();
+            let digest = end - 32..end;
+            let row = bytes[digest.clone()].to_vec();
+            let count = usize::try_from(len).unwrap().div_ceil(32);
+            let rows = row.repeat(count)[..usize::try_from(len).unwrap()].to_vec();
+            bytes.splice(digest, rows);
+            let file_bytes = bytes.len() as u64;
+            bytes[16..24].copy_from_slice(&file_bytes.to_le_bytes());
+            seal(&mut bytes);
+            load(&bytes)
+        };
+        assert_eq!(with_len(32).unwrap().origin(), sample().origin());
+        assert_eq!(with_len(0).unwrap().origin().plain_sha256, None);
+        for len in [31, 33, 64, 96] {
+            assert!(matches!(with_len(len), Err(Error::Malformed(_))), "{len}");
+        }
     }
 
     #[test]

@@ -336,6 +336,7 @@ impl<'a> Merger<'a, '_> {
                 let target = arrays.target(&inode);
                 let offset = self.arrays.arena.push(target.unwrap_or_default());
                 inode.data = (offset as u64).into();
+                inode.children = 0.into();
             }
             DIRECTORY => {
                 inode.data = 0.into();

@@ -37,7 +37,7 @@ pub(super) struct InodeRow {
     pub(super) uid: U32,
     pub(super) gid: U32,
     pub(super) links: U32,
-    /// Directory: number of its dirents.
+    /// Directory: number of its dirents. Symbolic link: number of the record after its header; 0 if it does not fit.
     pub(super) children: U32,
     /// The dirent under which it first appeared; [`NONE`] for the root.
     pub(super) dirent: U32,

@@ -13,7 +13,7 @@ use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
 use crate::base::span_hash;
 use crate::codec::{Compression, SeekPoint};
-use crate::tar::{Device, Timestamp};
+use crate::tar::{Device, RECORD, Timestamp};
 
 use super::arrays::{Arrays, NameTable, is_valid_component};
 use super::blocks::{self, Blocks};
@@ -56,6 +56,8 @@ pub struct Origin {
     pub content_id: [u8; 32],
     /// SHA-256 of the packed bytes, if the caller asked for it.
     pub sha256: Option<Sha256>,
+    /// SHA-256 of the plain stream, if a scan computed it.
+    pub plain_sha256: Option<Sha256>,
     /// How the bytes are packed.
     pub compression: Compression,
     /// Length of the packed stream.
@@ -629,6 +631,15 @@ impl<'a> Entry<'a> {
             FIFO => EntryKind::Fifo,
             _ => EntryKind::File,
         }
+    }
+
+    /// End of the header of a symbolic link in the plain stream, if it is known.
+    pub(crate) fn header_end(&self) -> Option<Plain> {
+        let records = match self.inode.kind() {
+            SYMLINK => self.inode.children.get(),
+            _ => 0,
+        };
+        (records != 0).then(|| Plain(u64::from(records) * RECORD))
     }
 
     /// Permission bits, the low twelve.

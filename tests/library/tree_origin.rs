@@ -4,12 +4,23 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use tarfs::Stats;
-use tarfs::archive::{Archive, FindIndex, IndexPlace, OpenOptions, PublishedIndex, TreeOrigin};
-use tarfs::index::store;
-use tarfs::source::{self, Cause, MemorySource, Source, Validator};
+use serde_json::json;
+use tarfs::archive::scan::{self, Digest};
+use tarfs::archive::{
+    Archive, FindIndex, IndexPlace, OpenOptions, PublishedIndex, TreeOrigin, sha256,
+};
+use tarfs::index::{WhiteoutFormat, store};
+use tarfs::locate::{OpenContext, SourceSpec};
+use tarfs::source::{
+    self, Cause, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE, INDEX_LAYER_ANNOTATION, MemorySource,
+    Source, Validator,
+};
+use tarfs::{Sha256, Stats};
 use tokio::runtime::Runtime;
 
+use crate::registry::{Registry, digest_of, nothing};
+use crate::support::image::{Files, INDEX, Image, MANIFEST};
+use crate::support::packing::Packing;
 use crate::support::raw;
 use crate::support::wait;
 
@@ -71,4 +82,68 @@ fn saved_copy_of_an_index_is_only_for_its_publisher() {
     assert_eq!((again.tree_origin(), scans), (TreeOrigin::Publisher, 0));
     let (other, scans) = open(&options(&cache, none, "other", &network));
     assert_eq!((other.tree_origin(), scans), (TreeOrigin::Archive, 1));
+}
+
+/// A registry with an image of one layer, and an attached index that was made with `plain_sha256`.
+fn registry_with_index(plain_sha256: Digest) -> (Registry, Sha256) {
+    let network = Runtime::new().expect("threads");
+    let plain = raw::Archive::new().file("a", [7; 512]).end();
+    let image = Image::new("", vec![plain.clone()]);
+    let mut files = Files::default();
+    let config = files.blob("application/vnd.oci.image.config.v1+json", image.config());
+    let packed = Packing::Gzip.pack(&plain.clone().into());
+    let layer = files.blob(
+        "application/vnd.oci.image.layer.v1.tar+gzip",
+        packed.to_vec(),
+    );
+    let options = OpenOptions {
+        layer: Some(WhiteoutFormat::Oci),
+        scan: scan::Options {
+            sha256: Digest::Compute,
+            plain_sha256,
+            ..scan::Options::default()
+        },
+        ..OpenOptions::default()
+    };
+    let source = Arc::new(MemorySource::new("layer", packed));
+    let indexed = Archive::open(source, &options, network.handle(), &Arc::default());
+    let path = tempfile::NamedTempFile::new().expect("a file");
+    store::write(path.path(), &indexed.expect("an archive").index()).expect("written");
+    let index = fs::read(path.path()).expect("written");
+    let mut index = files.blob(INDEX_BLOB_TYPE, index);
+    index["annotations"] = json!({ INDEX_LAYER_ANNOTATION: layer["digest"] });
+    let empty = files.blob(INDEX_ARTIFACT_TYPE, b"{}".to_vec());
+    let artifact =
+        json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": empty, "layers": [index] });
+    let mut artifact = files.blob(MANIFEST, artifact.to_string().into_bytes());
+    artifact["artifactType"] = json!(INDEX_ARTIFACT_TYPE);
+    let manifest =
+        json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer] });
+    let manifest = files.blob(MANIFEST, manifest.to_string().into_bytes());
+    let list = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": [artifact] });
+    let list = files.blob(INDEX, list.to_string().into_bytes());
+    let registry = Registry::new(nothing());
+    registry.push(&files);
+    registry.tag("1", &files, &manifest);
+    registry.tag(&format!("sha256-{}", digest_of(&manifest)), &files, &list);
+    (registry, sha256(&plain))
+}
+
+/// Otherwise an image could name the diff ID of another, and a layer with other contents.
+#[test]
+fn attached_index_of_a_layer_must_have_its_diff_id() {
+    for (computed, origin) in [
+        (Digest::Ignore, TreeOrigin::Archive),
+        (Digest::Compute, TreeOrigin::Publisher),
+    ] {
+        let (registry, diff_id) = registry_with_index(computed);
+        let network = Runtime::new().expect("threads");
+        let mut context = OpenContext::new(network.handle().clone());
+        context.published_index.least_origin = TreeOrigin::Publisher;
+        let spec = SourceSpec::from(&*registry.name(":1"));
+        let volume = context.open(&spec.into()).expect("an image");
+        let archives = volume.archives();
+        assert_eq!(archives[0].tree_origin(), origin, "{computed:?}");
+        assert_eq!(archives[0].index().origin().plain_sha256, Some(diff_id));
+    }
 }

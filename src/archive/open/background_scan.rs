@@ -16,6 +16,7 @@ use crate::base::extent::{Extent, Plain};
 use crate::base::memory_reclaim::{MemoryBroker, MemoryGrant, Reclaim};
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
+use crate::codec::Compression;
 use crate::index::Origin;
 use crate::source::Access;
 
@@ -184,6 +185,11 @@ impl ScanThread {
             locator: self.opener.locator.clone(),
             content_id: summary.content_id.unwrap_or_default(),
             sha256: summary.sha256,
+            plain_sha256: match summary.compression {
+                // Its packed bytes are the plain ones.
+                Compression::None => summary.plain_sha256.or(summary.sha256),
+                _ => summary.plain_sha256,
+            },
             compression: summary.compression,
             packed_bytes: summary.packed_len,
             plain_bytes: summary.plain_len,

@@ -127,10 +127,9 @@ impl Opener {
     /// Whether `index` has the expected digest, and the source still has it; an error if it has another one.
     /// Only a strong validator proves that, because no other validator covers all bytes.
     fn matches_expected_digest(&self, index: &Index) -> Result<bool, OpenError> {
-        // The locator contains only the plain digest that the source itself names.
-        let own = self.source.fingerprint().plain_sha256();
+        let known = index.origin().plain_sha256;
         if let Digest::Expect(expected) = self.options.scan.plain_sha256
-            && own != Some(expected)
+            && known != Some(expected)
         {
             return Ok(false);
         }

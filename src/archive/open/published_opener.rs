@@ -90,6 +90,11 @@ impl Opener {
         if expected.is_some() && index.origin().sha256 != expected {
             return Err(PublishedIndexError::Foreign(location));
         }
+        // A layer's diff ID is not compared by a scan, so the index must have been made from such bytes.
+        let diff_id = self.options.scan.plain_sha256.expected();
+        if diff_id.is_some() && index.origin().plain_sha256 != diff_id {
+            return Err(PublishedIndexError::Foreign(location));
+        }
         let tree = TreeSource { origin, location };
         let reader = self.checking_reader(index, tree, copy, is_bound);
         if !is_bound {

@@ -290,6 +290,7 @@ mod tests {
             locator: Locator::default(),
             content_id: [0; 32],
             sha256: None,
+            plain_sha256: None,
             compression: Compression::None,
             packed_bytes: 512,
             plain_bytes: 1 << 50,

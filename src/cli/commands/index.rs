@@ -9,6 +9,7 @@ use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::archive::Archive;
+use tarfs::archive::scan::Digest;
 use tarfs::index::store;
 
 /// Arguments of `tarfs index`.
@@ -47,8 +48,12 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let mut cache = args.cache.clone();
     // A new index describes the archive, and not another index of it.
     cache.saved.no_published_index = true;
-    let (tree, context) =
+    let (tree, mut context) =
         open_archive::tree_context(&args.source, &layers, &cache, &network, args.quiet)?;
+    if !is_image {
+        // The index is for other machines, and they cannot know the digest otherwise.
+        context.archive.scan.plain_sha256 = Digest::Compute;
+    }
     let volume = context.open(&tree)?;
     if !is_image {
         let notes = volume.archives().into_iter().flat_map(Archive::notes);

@@ -71,6 +71,7 @@ fn origin(layers: &[&Index], whiteouts: WhiteoutFormat) -> Origin {
         locator: Locator::default(),
         content_id: *hasher.finalize().as_bytes(),
         sha256: None,
+        plain_sha256: None,
         compression: Compression::None,
         packed_bytes,
         plain_bytes: 0,
