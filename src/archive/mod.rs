@@ -51,7 +51,7 @@ pub use scan::digest::sha256;
 pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;
 pub use version::{ParseVersionError, Version};
-pub use volume::{ReadReply, RowsLoaded, TouchRows, Volume};
+pub use volume::{Compared, ReadReply, RowsLoaded, TouchRows, Volume};
 
 /// An opened archive: its tree, as far as the scan has found it, and any byte of any file.
 #[derive(Debug)]

@@ -22,6 +22,9 @@ pub type TouchRows = Box<dyn FnOnce(&Index) + Send>;
 /// Callback that receives whether rows could be loaded.
 pub type RowsLoaded = Box<dyn FnOnce(Result<(), MissingRow>) + Send>;
 
+/// Callback that receives whether an entry equals its header in the archive.
+pub type Compared = Box<dyn FnOnce(Result<(), ReadError>) + Send>;
+
 /// An opened tree, for a mount, a listing or a copy.
 pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// As [`Archive::index`].
@@ -40,6 +43,16 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// Runs `touch`, which uses rows of the index, on another thread if they must be loaded, and then `done`
     /// with whether they were. Only for indexes on demand.
     fn load_rows(&self, _touch: TouchRows, done: RowsLoaded) {
+        done(Ok(()));
+    }
+
+    /// Whether `ino` must be compared with its header in the archive before it is used.
+    fn must_compare(&self, _ino: Ino) -> bool {
+        false
+    }
+
+    /// Compares `ino` with its header on another thread, and then runs `done`.
+    fn compare(&self, _ino: Ino, done: Compared) {
         done(Ok(()));
     }
 
@@ -125,6 +138,16 @@ impl Volume for Archive {
             drop(index);
             done(loaded);
         });
+    }
+
+    fn must_compare(&self, ino: Ino) -> bool {
+        self.reader.must_check_header(ino)
+    }
+
+    fn compare(&self, ino: Ino, done: Compared) {
+        let reader = Arc::clone(&self.reader);
+        self.read_threads
+            .submit(move || done(reader.check_header(ino)));
     }
 
     fn watch(&self, watcher: Watcher) {

@@ -29,7 +29,7 @@ use crate::archive::directory::ArchiveDirectory;
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::{EntryKind, Index, Ino};
+use crate::index::{Index, Ino};
 
 /// Maximum bytes of a request from the kernel. Its read-ahead sends at most 1 MiB.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
@@ -378,13 +378,9 @@ impl Filesystem for TarFilesystem {
 
     fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
         let _span = trace_span!("readlink", inode = ino.0).entered();
+        let caller = req.pid();
         self.route(req, (ino, false), reply, move |this, reply| {
-            let index = this.content.index();
-            match this.state.entry(&index, ino).map(|entry| entry.kind()) {
-                Ok(EntryKind::Symlink(target)) => reply.data(target),
-                Ok(_) => reply.error(Errno::EINVAL),
-                Err(errno) => reply.error(errno),
-            }
+            this.state.answer_link(&this.content, caller, ino, reply);
         });
     }
 

@@ -14,6 +14,7 @@ mod archives;
 mod attr;
 mod caller;
 mod filesystem;
+mod link;
 mod mount;
 mod passthrough;
 mod pending_replies;

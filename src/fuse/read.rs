@@ -93,7 +93,7 @@ impl FailReply for ReadRequest {
 }
 
 /// The errno for a read that failed. Exhaustive, so that a new error needs an errno.
-fn errno_of(error: &ReadError) -> Errno {
+pub(super) fn errno_of(error: &ReadError) -> Errno {
     match error {
         ReadError::NotAFile => Errno::EINVAL,
         // NFS uses ESTALE for the same case: the handle is good, but its file has disappeared.

@@ -11,8 +11,8 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 
 use crate::archive::{
-    AccessLog, AccessedRange, Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache,
-    PrefetchMode, PrefetchOptions, ReadError, ReadReply, Volume, WaitFor,
+    AccessLog, AccessedRange, Archive, Callback, Compared, IndexGuard, IsWanted, MemoryUse,
+    PageCache, PrefetchMode, PrefetchOptions, ReadError, ReadReply, Volume, WaitFor,
 };
 use crate::base::sync::Mutex;
 use crate::index::{Index, Ino, LayerIno, MergedIndex};
@@ -67,6 +67,18 @@ impl Volume for LayeredArchive {
 
     fn on_available(&self, _awaited: WaitFor, then: Callback) {
         then.run();
+    }
+
+    fn must_compare(&self, ino: Ino) -> bool {
+        self.locate(ino)
+            .is_some_and(|(layer, ino)| layer.must_compare(ino))
+    }
+
+    fn compare(&self, ino: Ino, done: Compared) {
+        match self.locate(ino) {
+            Some((layer, ino)) => layer.compare(ino, done),
+            None => done(Err(ReadError::NotAFile)),
+        }
     }
 
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {

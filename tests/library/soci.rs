@@ -169,6 +169,22 @@ impl Opened {
         Ok(bytes.to_vec())
     }
 
+    /// Compares all symbolic links with their headers in the layer.
+    fn assert_links_match(&self) {
+        let links: Vec<_> = {
+            let index = self.volume.index();
+            let entries = (1..=index.last_ino().0).filter_map(|ino| index.entry(Ino(ino)));
+            let links = entries.filter(|entry| matches!(entry.kind(), EntryKind::Symlink(_)));
+            links.map(|link| link.ino()).collect()
+        };
+        for ino in links {
+            let (sender, compared) = std::sync::mpsc::channel();
+            let done = move |result| sender.send(result).expect("a receiver");
+            self.volume.compare(ino, Box::new(done));
+            compared.recv().expect("an answer").expect("equal");
+        }
+    }
+
     fn assert_equals(&self, other: &Self) {
         assert_eq!(self.entries(), other.entries());
         assert!(self.contents() == other.contents());
@@ -202,6 +218,7 @@ fn ztoc_of_a_layer_gives_the_tree_of_a_scan() {
         listed.assert_used(0, 1);
         assert_eq!(registry.requests(&blob(&layer)), requests, "{version:?}");
         listed.assert_equals(&scanned);
+        listed.assert_links_match();
         listed.assert_used(0, 1);
         assert_eq!(listed.stats.index_mismatches.get(), 0);
         assert_eq!(listed.entries().len(), 13);

@@ -273,7 +273,8 @@ fn shared_directory() -> TestMount {
 fn link_targets(place: &TestMount) -> ([String; 3], bool) {
     place.succeeds(&["cache", "clear"]);
     place.succeeds(&["mount", "--prefetch", "none", "in/a.tar", "mnt"]);
-    let link = fs::read_link(place.mounted("link")).expect("a link");
+    let link = fs::read_link(place.mounted("link"));
+    let link = link.unwrap_or_else(|error| error.kind().to_string().into());
     place.umount();
     let done = place.tarfs(&["ls", "-l", "in/a.tar", "link"]);
     let listed = String::from_utf8_lossy(&done.stdout).into_owned();
@@ -315,6 +316,31 @@ fn index_that_other_users_can_write_is_not_used() {
     std::os::unix::fs::chown(place.path("in/a.tar"), Some(65534), None).expect("root");
     change(65534, 0o644);
     assert_eq!(link_targets(&place).0[1], "./evil", "the archive's owner");
+}
+
+#[test]
+fn forged_target_of_a_link_is_not_read() {
+    let archive = Archive::new()
+        .file("good", [7; 512])
+        .pax(&[("comment", "before the header")])
+        .symlink("link", "./good")
+        .symlink("other", "good");
+    let place = published(archive, Packing::Gzip);
+    let index = fs::read(place.path("index")).expect("written");
+    let forged = forged(&index, b"./good", b"./evil");
+    place.serve(INDEX, Resource::new(forged).etag("\"forged\""));
+    mount(&place, &[]);
+    assert_eq!(place.counter("published_indexes"), 1);
+    let other = fs::read_link(place.mounted("other")).expect("a link");
+    assert_eq!(other.to_string_lossy(), "good");
+    assert_eq!(place.counter("index_mismatches"), 0);
+    let error = fs::read_link(place.mounted("link")).expect_err("forged");
+    let errno = rustix::io::Errno::IO.raw_os_error();
+    assert_eq!(error.raw_os_error(), Some(errno));
+    assert_eq!(place.counter("index_mismatches"), 1);
+    let status = place.status();
+    assert_eq!(status["errors"][0]["path"], "link");
+    place.umount();
 }
 
 #[test]

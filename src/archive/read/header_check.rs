@@ -1,7 +1,7 @@
-//! Comparison of a published index with the headers of the files that are read.
+//! Comparison of a published index with the headers of the files and links that are read.
 //!
-//! Digests prove that packed bytes are those of the index, but its names, sizes and modes could be anything.
-//! So the reader parses the header of each file before the first read of it. The header is usually in the
+//! Digests prove that packed bytes are those of the index, but its names, sizes, modes and targets could be anything.
+//! So the reader parses the header of each file and symbolic link before the first read of it. The header is usually in the
 //! span that the read needs.
 
 use std::slice;
@@ -24,7 +24,7 @@ const FAR_BYTES: u64 = 1 << 20;
 
 impl Reader {
     /// Whether the header of `ino` must be compared before its bytes are returned.
-    pub(super) fn must_check_header(&self, ino: Ino) -> bool {
+    pub(crate) fn must_check_header(&self, ino: Ino) -> bool {
         let checks = self.header_checks.as_ref();
         checks.is_some_and(|checks| !checks.contains(ino))
     }
@@ -33,7 +33,7 @@ impl Reader {
     ///
     /// # Errors
     /// When they differ, or the header or rows of the index are unavailable.
-    pub(super) fn check_header(&self, ino: Ino) -> Result<(), ReadError> {
+    pub(crate) fn check_header(&self, ino: Ino) -> Result<(), ReadError> {
         if !self.with_rows(|| self.matches_header(ino))? {
             let path = self.live_index.read().path(ino).unwrap_or_default();
             tracing::error!("{path}: the published index contradicts the archive");
@@ -52,17 +52,24 @@ impl Reader {
     fn matches_header(&self, ino: Ino) -> Result<bool, ReadError> {
         let index = self.live_index.read();
         let entry = index.entry(ino).ok_or(ReadError::NotAFile)?;
-        // A file of holes only has no bytes, and its size is not compared.
-        let Some(piece) = entry.pieces(0, entry.size()).next() else {
-            return Ok(true);
+        let payload = if let EntryKind::Symlink(_) = entry.kind() {
+            let Some(header_end) = entry.header_end() else {
+                return Ok(false);
+            };
+            header_end
+        } else {
+            // A file of holes only has no bytes, and its size is not compared.
+            let Some(piece) = entry.pieces(0, entry.size()).next() else {
+                return Ok(true);
+            };
+            piece.plain.start()
         };
-        let payload = piece.plain.start();
         let near = self.member_before(&index, payload, NEAR_BYTES)?;
         let member = match near {
             Some(near) => Some(near),
             None => self.member_before(&index, payload, FAR_BYTES)?,
         };
-        Ok(member.is_some_and(|member| is_same_file(&index, entry, &member)))
+        Ok(member.is_some_and(|member| is_same_entry(&index, entry, &member)))
     }
 
     /// The member whose payload begins at `payload`, searched in at most `len` bytes before.
@@ -90,19 +97,20 @@ impl Reader {
     }
 }
 
-/// Whether `member` is the file `entry` of `index`. Owner and time are not compared, because global pax headers
-/// anywhere in the archive may replace them.
-fn is_same_file(index: &Index, entry: Entry<'_>, member: &Member) -> bool {
-    entry.kind() == EntryKind::File
-        && member.kind == MemberKind::File
-        && entry.size() == member.size
-        && entry.mode() == member.mode
-        && entry.pieces(0, entry.size()).eq(stored_pieces(member))
-        && is_same_name(
-            index,
-            entry.ino(),
-            &ArchivePath::sanitize(&member.name).path,
-        )
+/// Whether `member` is the file or symbolic link `entry` of `index`. Owner and time are not compared, because global pax
+/// headers anywhere in the archive may replace them.
+fn is_same_entry(index: &Index, entry: Entry<'_>, member: &Member) -> bool {
+    let is_same = match (entry.kind(), &member.kind) {
+        (EntryKind::File, MemberKind::File) => {
+            entry.size() == member.size
+                && entry.mode() == member.mode
+                && entry.pieces(0, entry.size()).eq(stored_pieces(member))
+        }
+        (EntryKind::Symlink(target), MemberKind::Symlink(stored)) => target == stored,
+        _ => false,
+    };
+    let path = ArchivePath::sanitize(&member.name).path;
+    is_same && is_same_name(index, entry.ino(), &path)
 }
 
 /// The stored pieces of a file, which follow each other in its payload.
