@@ -206,6 +206,9 @@ pub enum ReadError {
     /// The scan ended before these bytes.
     #[error("the scan of the archive ended before these bytes")]
     Unscanned,
+    /// The archive ends before these bytes, which was allowed.
+    #[error("the archive ends in the middle of this file; the bytes before that can be read")]
+    Truncated,
     /// The index contradicts itself.
     #[error("the index is damaged; delete it and mount again")]
     Index,
@@ -234,6 +237,7 @@ impl FlightError for ReadError {
             Self::Damaged { .. }
             | Self::NotAFile
             | Self::Unscanned
+            | Self::Truncated
             | Self::Index
             | Self::IndexUnavailable
             | Self::IndexMismatch => false,

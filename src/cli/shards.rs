@@ -8,7 +8,7 @@ use crate::cli::args::ShardArg;
 use tarfs::archive::scan::Sink;
 use tarfs::archive::{Archive, Volume};
 use tarfs::index::{Index, ShardPlan};
-use tarfs::materialize::{ShardError, read_entries};
+use tarfs::materialize::{EntryError, read_entries};
 
 /// Cuts `volume` into `count` shards.
 pub(crate) fn plan_of(
@@ -35,18 +35,25 @@ pub(crate) fn send<S: Sink<Error = tarfs::materialize::Error>>(
     shard: ShardArg,
     sink: &mut S,
 ) -> anyhow::Result<bool> {
-    let read = read_entries(archive, index, plan.entries(shard.number), sink);
-    whether_complete(read.map(|damaged| damaged == 0))
+    let limits = tarfs::tar::Limits::default();
+    whether_complete(read_entries(
+        archive,
+        index,
+        plan.entries(shard.number),
+        &limits,
+        sink,
+    ))
 }
 
 /// Whether entries that were read had no damage.
 pub(crate) fn whether_complete(
-    read: Result<bool, ShardError<tarfs::materialize::Error>>,
+    read: Result<u64, EntryError<tarfs::materialize::Error>>,
 ) -> anyhow::Result<bool> {
     match read {
-        Ok(is_complete) => Ok(is_complete),
-        Err(ShardError::Sink(error)) => Err(error.into()),
-        Err(ShardError::Read(path, error)) => {
+        Ok(damaged) => Ok(damaged == 0),
+        Err(EntryError::Sink(error)) => Err(error.into()),
+        Err(EntryError::Limit(error)) => Err(error.into()),
+        Err(EntryError::Read(path, error)) => {
             Err(anyhow::Error::new(error).context(format!("{path}: cannot read it")))
         }
     }

@@ -104,6 +104,7 @@ pub(super) fn errno_of(error: &ReadError) -> Errno {
         ReadError::Unreachable(_)
         | ReadError::Damaged { .. }
         | ReadError::Unscanned
+        | ReadError::Truncated
         | ReadError::Index
         | ReadError::IndexUnavailable
         | ReadError::IndexMismatch => Errno::EIO,

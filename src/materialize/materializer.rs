@@ -333,6 +333,11 @@ impl Sink for Materializer {
     }
 
     fn damage(&mut self, _offset: Plain, text: &str) {
-        self.tree.context.problems.damage(text);
+        let problems = &self.tree.context.problems;
+        match self.current {
+            CurrentFile::Nothing => problems.damage(text),
+            // The end of the content counts it.
+            CurrentFile::Waiting(_) | CurrentFile::Streaming => problems.report(text),
+        }
     }
 }

@@ -11,6 +11,7 @@
 mod background_copy;
 mod copy_tree;
 mod dry_run;
+mod entry_reader;
 mod error;
 mod layers;
 mod materializer;
@@ -33,12 +34,12 @@ pub use self::background_copy::{
     BackgroundCopy, BackgroundCopyProgress, CopyState, ReadFn, RunningCopy,
 };
 pub use self::dry_run::DryRunSink;
+pub use self::entry_reader::{EntryError, read_entries};
 pub use self::error::{Cause, Error, Problem, Reporter, StepError};
 pub use self::layers::UNPLACED_FILES;
 pub use self::materializer::{Materializer, StopOnDrop};
 pub use self::options::{Existing, Options, Summary};
 pub use self::selection::{SelectedPath, Selection};
-pub use self::shard::{ShardError, read_entries};
 pub use self::staging::Staging;
 pub use self::to_stdout::ContentSink;
 pub use self::update::{Step, UpdatePlan, UpdatePlanner};

@@ -1,9 +1,7 @@
 //! Records of the versions whose shards are below a destination.
 //!
-//! A hidden directory has an empty file for each, named by the version. So no two writers must agree on its content, on
-//! any file system that machines share.
-
-use std::os::fd::OwnedFd;
+//! Each is an empty hidden file, named by the version. So no two writers must agree on a content, on any file system that
+//! machines share.
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::io::Errno;
@@ -13,24 +11,23 @@ use super::write::Directory;
 use crate::archive::Version;
 use crate::index::{Index, Ino};
 
-const NAME: &str = ".tarfs-shards";
+const PREFIX: &str = ".tarfs-shards-";
 
 /// The records below one destination.
 pub(super) struct ShardRecords<'a> {
     top: &'a Directory,
-    /// A name that no entry of the archive has.
-    name: String,
+    index: &'a Index,
     version: &'a Version,
 }
 
 impl<'a> ShardRecords<'a> {
     /// The records in `top` for shards of `index`, which has this version.
-    pub(super) fn new(top: &'a Directory, index: &Index, version: &'a Version) -> Self {
-        let mut name = NAME.to_owned();
-        while index.lookup(Ino::ROOT, name.as_bytes()).is_some() {
-            name.push('~');
+    pub(super) fn new(top: &'a Directory, index: &'a Index, version: &'a Version) -> Self {
+        Self {
+            top,
+            index,
+            version,
         }
-        Self { top, name, version }
     }
 
     /// Records the version before a shard is written.
@@ -39,25 +36,16 @@ impl<'a> ShardRecords<'a> {
     /// [`Error::OtherVersion`], and [`Error::ShardRecord`] when the destination cannot be written.
     pub(super) fn add(&self) -> Result<(), Error> {
         self.check()?;
-        self.try_add().map_err(Error::ShardRecord)?;
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let name = format!("{PREFIX}{}", self.version);
+        let made = rustix::fs::openat(self.top, name, flags, Mode::from_raw_mode(0o666));
+        made.map_err(Error::ShardRecord)?;
         // Another version may have come meanwhile.
         let checked = self.check();
         if checked.is_err() {
-            // The other version has a record there, too, so the directory stays.
             self.remove().ok();
         }
         checked
-    }
-
-    fn try_add(&self) -> Result<(), Errno> {
-        match rustix::fs::mkdirat(self.top, &*self.name, Mode::from_raw_mode(0o777)) {
-            Err(Errno::EXIST) | Ok(()) => {}
-            Err(error) => return Err(error),
-        }
-        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::from_raw_mode(0o666);
-        rustix::fs::openat(self.open()?, self.version.to_string(), flags, mode)?;
-        Ok(())
     }
 
     /// Checks that no other version is recorded.
@@ -72,34 +60,28 @@ impl<'a> ShardRecords<'a> {
 
     /// Removes the records of this version, once all shards are written.
     pub(super) fn remove(&self) -> Result<(), Errno> {
-        let records = match self.open() {
-            Err(Errno::NOENT) => return Ok(()),
-            records => records?,
-        };
         for version in self.recorded()? {
             if version.is_same(self.version) {
-                rustix::fs::unlinkat(&records, version.to_string(), AtFlags::empty())?;
+                let name = format!("{PREFIX}{version}");
+                rustix::fs::unlinkat(self.top, name, AtFlags::empty())?;
             }
         }
-        rustix::fs::unlinkat(self.top, &*self.name, AtFlags::REMOVEDIR)
+        Ok(())
     }
 
-    fn open(&self) -> Result<OwnedFd, Errno> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(self.top, &*self.name, flags, Mode::empty())
-    }
-
+    /// The recorded versions. An entry of the archive is no record.
     fn recorded(&self) -> Result<Vec<Version>, Errno> {
-        let records = match self.open() {
-            Err(Errno::NOENT) => return Ok(Vec::new()),
-            records => records?,
-        };
-        let names = Dir::read_from(records)?.map(|entry| {
+        let mut versions = Vec::new();
+        for entry in Dir::read_from(self.top)? {
             let entry = entry?;
-            let name = entry.file_name().to_str().ok();
-            Ok(name.and_then(|name| name.parse().ok()))
-        });
-        let versions: Result<Vec<_>, Errno> = names.collect();
-        Ok(versions?.into_iter().flatten().collect())
+            let name = entry.file_name().to_bytes();
+            let version = str::from_utf8(name).ok();
+            let version = version.and_then(|name| name.strip_prefix(PREFIX)?.parse().ok());
+            if let Some(version) = version.filter(|_| self.index.lookup(Ino::ROOT, name).is_none())
+            {
+                versions.push(version);
+            }
+        }
+        Ok(versions)
     }
 }

@@ -16,7 +16,8 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::index::{Index, Ino, ShardPlan};
 use crate::locate::{self, OpenContext, SourceSpec};
-use crate::materialize::{self, Materializer, ShardError, Summary};
+use crate::materialize::{self, EntryError, Materializer, Summary};
+use crate::tar::Limits;
 
 /// Maximum length of one read of the archive.
 pub(super) const MAX_READ_BYTES: usize = 8 << 20;
@@ -109,7 +110,8 @@ impl Opened {
             return Ok(writer.finish_shards(&self.index, &self.version)?);
         }
         let archive = self.volume.as_archive().ok_or(ReadError::NotAFile)?;
-        let (read, summary) = writer.write_shard(archive, &self.index, plan, number);
+        let (read, summary) =
+            writer.write_shard(archive, &self.index, plan, number, &Limits::default());
         // An error of the destination stops the reading, too.
         let summary = summary?;
         read.map_err(cause)?;
@@ -162,9 +164,10 @@ impl Failure {
 }
 
 /// The error of the archive or of the sink.
-pub(super) fn cause(error: ShardError<materialize::Error>) -> Box<dyn Error + Send + Sync> {
+pub(super) fn cause(error: EntryError<materialize::Error>) -> Box<dyn Error + Send + Sync> {
     match error {
-        ShardError::Read(_, error) => error.into(),
-        ShardError::Sink(error) => error.into(),
+        EntryError::Read(_, error) => error.into(),
+        EntryError::Sink(error) => error.into(),
+        EntryError::Limit(error) => error,
     }
 }

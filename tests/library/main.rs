@@ -41,6 +41,7 @@ mod soci;
 mod support;
 mod terminal;
 mod tree_origin;
+mod truncated;
 mod update;
 mod upload;
 mod verify;

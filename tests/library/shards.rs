@@ -12,11 +12,11 @@ use tarfs::archive::scan::Sink;
 use tarfs::archive::{Archive, ReadError, Version, Volume};
 use tarfs::index::{EntryKind, Index, Ino, ShardPlan};
 use tarfs::materialize::read_entries;
-use tarfs::tar::{Member, MemberKind};
+use tarfs::tar::{Limits, Member, MemberKind};
 
 use crate::support::archive_env::TestEnv;
 use crate::support::cli::Place;
-use crate::support::http::Resource;
+use crate::support::http::{Resource, Server};
 use crate::support::image::{self, Image};
 use crate::support::packing::Packing;
 use crate::support::raw::{self, Header};
@@ -91,7 +91,14 @@ impl Sink for Collector {
 
 fn collect(archive: &Archive, index: &Index, plan: &ShardPlan, number: u32) -> Collector {
     let mut collector = Collector::default();
-    let damaged = read_entries(archive, index, plan.entries(number), &mut collector).expect("read");
+    let damaged = read_entries(
+        archive,
+        index,
+        plan.entries(number),
+        &Limits::default(),
+        &mut collector,
+    )
+    .expect("read");
     assert_eq!(damaged, 0);
     collector
 }
@@ -244,8 +251,14 @@ fn damaged_content_is_cut_and_the_others_are_read() {
     let mut whole = 0;
     for number in 1..=2 {
         let mut collector = DamageCollector::default();
-        damaged +=
-            read_entries(&archive, &index, plan.entries(number), &mut collector).expect("read");
+        damaged += read_entries(
+            &archive,
+            &index,
+            plan.entries(number),
+            &Limits::default(),
+            &mut collector,
+        )
+        .expect("read");
         let found = collector.collector.files;
         whole += found
             .iter()
@@ -378,6 +391,47 @@ fn shards_and_finish_write_the_tree_of_one_run() {
         assert_eq!(
             facts(&place.path("out"), true),
             facts(&place.path("whole"), true)
+        );
+    }
+}
+
+#[test]
+fn limit_of_sizes_holds_with_a_saved_index() {
+    let place = place();
+    place.succeeds(&["index", "-q", "a.tar"]);
+    for mode in [&["--update"][..], &["--shard", "1/1"]] {
+        let limited = materialize(&["--max-unpacked-size", "1MiB", "-C", "out"]);
+        place.fails(
+            &[&limited, mode].concat(),
+            &["brings the sizes of all files to", "--max-unpacked-size"],
+        );
+        assert!(!place.path("out/last").exists());
+    }
+}
+
+#[test]
+fn damaged_file_counts_once() {
+    let (_, tar) = archive();
+    let packed = Packing::Gzip.pack(&tar);
+    let server = Server::start();
+    let serve = |bytes| server.serve("/a.tar.gz", Resource::new(bytes).etag("\"1\""));
+    serve(packed.clone());
+    let place = Place::new();
+    let url = server.url("/a.tar.gz");
+    place.succeeds(&["index", "-q", &url]);
+    let mut damaged = packed.to_vec();
+    let middle = damaged.len() / 2;
+    damaged[middle..middle + 64].fill(0);
+    serve(Bytes::from(damaged));
+    for mode in [&["--update"][..], &["--shard", "1/1"]] {
+        let outcome = place.run(&[&["materialize", &url, "-C", "out"], mode].concat());
+        assert_eq!(outcome.code, 2, "{}", outcome.complaints);
+        let named = outcome.complaints.matches("are damaged").count();
+        let counted = format!("{named} entries are missing or incomplete");
+        assert!(
+            named > 1 && outcome.complaints.contains(&counted),
+            "{}",
+            outcome.complaints
         );
     }
 }

@@ -202,6 +202,7 @@ impl Opener {
                 | ReadError::IndexUnavailable
                 | ReadError::IndexMismatch
                 | ReadError::Unscanned
+                | ReadError::Truncated
                 | ReadError::NotAFile,
             ) => Err(foreign_index(path, &*self.source)),
             Err(

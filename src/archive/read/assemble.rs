@@ -73,6 +73,9 @@ fn add_parts(
     parts: &mut Vec<SpanPart>,
 ) -> Result<(), ReadError> {
     while !wanted.is_empty() {
+        if wanted.start().0 >= index.origin().plain_bytes {
+            return Err(ReadError::Truncated);
+        }
         let span = index.span_at(wanted.start()).ok_or(ReadError::Index)?;
         let extent = index.span_extent(span).ok_or(ReadError::Index)?;
         let plain = extent.intersection(&wanted).ok_or(ReadError::Index)?;

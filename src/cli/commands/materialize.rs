@@ -42,7 +42,7 @@ use tarfs::materialize::{
     SelectedPath, Selection, Staging, Step, Summary, UpdatePlan, UpdatePlanner,
 };
 use tarfs::source::{Access, Source};
-use tarfs::tar::Member;
+use tarfs::tar::{Limits, Member};
 
 /// Flags for layers. They conflict with all flags that select a part of SOURCE.
 const LAYER_FLAGS: [&str; 2] = ["layers", "whiteouts"];
@@ -344,7 +344,7 @@ fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::R
     materialize::check_empty_destination(args.directory())?;
     let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
     let output = Output::new(source_args, args, &stats);
-    let volume = output.open_indexed(&network, "shards need")?;
+    let (volume, limits) = output.open_indexed(&network, "shards need")?;
     let count = args.shard.map_or(1, |shard| shard.count);
     let (archive, index, plan) = shards::plan_of(&*volume, count)?;
     let write = |sink: Materializer| {
@@ -352,8 +352,7 @@ fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::R
             let version = Version::of(archive);
             return (Ok(true), sink.finish_shards(&index, &version));
         };
-        let (read, finished) = sink.write_shard(archive, &index, &plan, shard.number);
-        let read = read.map(|damaged| damaged == 0);
+        let (read, finished) = sink.write_shard(archive, &index, &plan, shard.number, &limits);
         (shards::whether_complete(read), finished)
     };
     let outcome = output.to_disk("run the same command again", None, write);
@@ -367,7 +366,7 @@ fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::R
 fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result<ExitCode> {
     let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
     let output = Output::new(source_args, args, &stats);
-    let volume = output.open_indexed(&network, "--update needs")?;
+    let (volume, limits) = output.open_indexed(&network, "--update needs")?;
     let index = volume.complete_index();
     let index = index.context("the archive is not indexed")?;
     index.load_tree_rows().context("cannot list the tree")?;
@@ -376,7 +375,7 @@ fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result
     let root = (b".".as_slice(), Ino::ROOT.0.into());
     let plan = args.plan_update(source, &Ino::ROOT, root, &output.options())?;
     output.update(&plan, is_whole, |sink, delete| {
-        let (read, finished) = sink.update(&*volume, &index, &plan, delete);
+        let (read, finished) = sink.update(&*volume, &index, &plan, delete, &limits);
         (shards::whether_complete(read), finished)
     })
 }
@@ -736,7 +735,11 @@ impl<'a> Output<'a> {
     }
 
     /// Opens and indexes SOURCE, which the flag or noun `user` needs.
-    fn open_indexed(&self, network: &Runtime, user: &str) -> anyhow::Result<Arc<dyn Volume>> {
+    fn open_indexed(
+        &self,
+        network: &Runtime,
+        user: &str,
+    ) -> anyhow::Result<(Arc<dyn Volume>, Limits)> {
         let tree = self.args.layers.tree(self.source_args);
         ensure!(
             !tree.source.is_stdin(),
@@ -746,7 +749,8 @@ impl<'a> Output<'a> {
             .args
             .open_context(self.source_args, network, self.stats)?;
         context.archive.scan.allow_skipping = true;
-        Ok(context.open(&tree)?)
+        let volume = context.open(&tree)?;
+        Ok((volume, context.archive.scan.tar.limits))
     }
 
     /// Writes to the destination by `write`, with files of layers in `layers_directory`. An interrupted run gives
@@ -1197,11 +1201,11 @@ pub(super) struct TerminalReporter {
 
 impl TerminalReporter {
     /// Reports only problems.
-    pub(super) fn for_contents() -> Self {
+    pub(super) fn for_contents(reports_truncation: bool) -> Self {
         Self {
             prints_entries: false,
             escapes_names: stdout().is_terminal(),
-            reports_truncation: false,
+            reports_truncation,
         }
     }
 }

@@ -72,7 +72,7 @@ pub(crate) fn cat(args: &CatArgs) -> anyhow::Result<ExitCode> {
         open_archive::open_tree(&args.source, &layers, &args.cache, WRITTEN, RowsToLoad::All)?;
     let (archive, index, plan) = shards::plan_of(&*volume, args.shard.count)?;
     let output = output::binary_stdout()?;
-    let reporter = Arc::new(TerminalReporter::for_contents());
+    let reporter = Arc::new(TerminalReporter::for_contents(args.source.allow_truncated));
     let mut sink = ContentSink::tar(output, Some(reporter));
     let read = shards::send(archive, &index, &plan, args.shard, &mut sink);
     // After an error, the archive must not look complete.

@@ -1,42 +1,29 @@
 //! Carries out the plan of an update from an archive.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
 
-use bytes::Bytes;
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
 use super::plan::{Change, UpdatePlan};
-use crate::archive::scan::Sink;
 use crate::archive::{ReadError, Volume};
 use crate::base::archive_path::ArchivePath;
-use crate::base::buffer_pool::BufferPool;
-use crate::base::extent::Plain;
 use crate::base::resolve::ResolveError;
 use crate::index::{Entry, EntryKind, Index, Ino};
 use crate::list::change::{is_mount, remove_tree};
+use crate::materialize::entry_reader::{EntryError, EntryReader};
 use crate::materialize::error::{Error, StepError, WithAction};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Summary;
-use crate::materialize::shard::{ShardError, named};
 use crate::materialize::write::{
     AttributeTarget, Attributes, Directory, IfMissing, PendingDirectory, name_of, parent_of,
 };
-use crate::tar::{Member, MemberKind};
+use crate::tar::{Limits, Member, MemberKind};
 
-/// Memory for contents that the writers have not written yet.
-const BUFFER_BYTES: u64 = 32 << 20;
-/// Maximum bytes of one read.
-const READ_BYTES: u64 = 1 << 20;
-/// Reads that are in flight, or whose bytes wait for their turn.
-const MAX_READS_AHEAD: usize = 16;
-
-/// Whether the archive was read without damage, or why not.
-type Read = Result<bool, ShardError<Error>>;
+/// Number of damaged files, or why the archive was not read to its end.
+type Read = Result<u64, EntryError<Error>>;
 
 impl Materializer {
     /// Brings the destination to the state of `index`, whose contents `volume` has, as `plan` says. Removes what the
@@ -50,14 +37,15 @@ impl Materializer {
         index: &Index,
         plan: &UpdatePlan,
         delete: bool,
+        limits: &Limits,
     ) -> (Read, Result<Summary, Error>) {
         let root = index.entry(Ino::ROOT);
         self.tree.was_empty &= root.is_some_and(|root| root.is_implied());
         self.prepare(plan, delete);
-        let read = self.write_entries(volume, index, plan);
+        let read = self.write_entries(volume, index, plan, limits);
         self.cut_payload();
         if read.is_ok() && self.tree.context.problems.fatal().is_none() {
-            self.change_existing(plan, delete && matches!(read, Ok(true)));
+            self.change_existing(plan, delete && matches!(read, Ok(0)));
         }
         (read, self.finish())
     }
@@ -143,64 +131,30 @@ impl Materializer {
         }
     }
 
-    fn write_entries(&mut self, volume: &dyn Volume, index: &Index, plan: &UpdatePlan) -> Read {
-        let mut names: BTreeMap<Ino, Vec<&ArchivePath>> = BTreeMap::new();
+    fn write_entries(
+        &mut self,
+        volume: &dyn Volume,
+        index: &Index,
+        plan: &UpdatePlan,
+        limits: &Limits,
+    ) -> Read {
+        let mut names: BTreeMap<Ino, Vec<ArchivePath>> = BTreeMap::new();
         for (path, &inode) in &plan.written {
             let ino = u32::try_from(inode);
-            let ino = ino.map_err(|_| ShardError::Read(path.clone(), ReadError::Index))?;
-            names.entry(Ino(ino)).or_default().push(path);
+            let ino = ino.map_err(|_| EntryError::Read(path.clone(), ReadError::Index))?;
+            names.entry(Ino(ino)).or_default().push(path.clone());
         }
         let found = names.keys().filter_map(|ino| index.entry(*ino));
-        let mut entries: Vec<_> = found.filter(|entry| !entry.is_implied()).collect();
+        let mut entries: Vec<_> = found.collect();
         // Directories first, those above others before them, and then files in the order of their contents.
         let start = |entry: &Entry<'_>| entry.pieces(0, u64::MAX).next().map(|it| it.plain.start());
         entries.sort_by_key(|entry| {
             let is_directory = entry.kind() == EntryKind::Directory;
             (!is_directory, start(entry), entry.ino())
         });
-        let mut reads = ReadsAhead {
-            volume,
-            requests: entries.iter().flat_map(|entry| requests(*entry)),
-            in_flight: VecDeque::new(),
-            pool: BufferPool::new(BUFFER_BYTES),
-        };
-        let mut is_complete = true;
-        for &entry in &entries {
-            let paths = names.get(&entry.ino()).map(Vec::as_slice);
-            let Some((path, others)) = paths.and_then(<[_]>::split_first) else {
-                continue;
-            };
-            self.member(named(entry, path)).map_err(ShardError::Sink)?;
-            let read = self.send(entry, path, &mut reads)?;
-            if let Err(error) = &read {
-                is_complete = false;
-                self.damage(Plain(0), &format!("{path}: {error}"));
-            }
-            self.member_end(read.is_err()).map_err(ShardError::Sink)?;
-            for other in others {
-                self.link(other, path);
-            }
-        }
-        Ok(is_complete)
-    }
-
-    /// Sends the content of `entry` to the writers. Returns why it is damaged, if it is.
-    fn send(
-        &mut self,
-        entry: Entry<'_>,
-        path: &ArchivePath,
-        reads: &mut ReadsAhead<'_, impl Iterator<Item = Request>>,
-    ) -> Result<Result<(), ReadError>, ShardError<Error>> {
-        let mut sent = Ok(());
-        for (_, _, len) in requests(entry) {
-            match reads.next(len) {
-                Ok(_) if sent.is_err() => {}
-                Ok(bytes) => self.payload(bytes).map_err(ShardError::Sink)?,
-                Err(error @ ReadError::Damaged { .. }) => sent = Err(error),
-                Err(error) => return Err(ShardError::Read(path.clone(), error)),
-            }
-        }
-        Ok(sent)
+        let entries: Vec<_> = entries.iter().map(Entry::ino).collect();
+        let paths = |entry: Entry<'_>| names.get(&entry.ino()).cloned();
+        EntryReader::new(volume, index, &entries, limits).read(paths, self)
     }
 
     /// Makes `path` a name of the file at `first`.
@@ -269,59 +223,5 @@ impl Materializer {
             Err(ResolveError::Path(_)) => Err(Errno::NOTDIR).with_action(ACTION),
             Err(ResolveError::Tree(error)) => Err(error),
         }
-    }
-}
-
-/// A read of an entry: offset and length.
-type Request = (Ino, u64, u32);
-
-/// The reads of the content of an entry.
-fn requests(entry: Entry<'_>) -> impl Iterator<Item = Request> + use<'_> {
-    entry.pieces(0, u64::MAX).flat_map(move |piece| {
-        let len = piece.plain.len();
-        (0..len.div_ceil(READ_BYTES)).map(move |number| {
-            let done = number * READ_BYTES;
-            let wanted = (len - done).min(READ_BYTES);
-            let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
-            (entry.ino(), piece.offset.saturating_add(done), wanted)
-        })
-    })
-}
-
-/// Reads contents ahead, on the threads of the archive.
-struct ReadsAhead<'a, I> {
-    volume: &'a dyn Volume,
-    requests: I,
-    in_flight: VecDeque<Receiver<Result<Bytes, ReadError>>>,
-    /// Copies for the writers.
-    pool: BufferPool,
-}
-
-impl<I: Iterator<Item = Request>> ReadsAhead<'_, I> {
-    /// The bytes of the next request, which has this length.
-    fn next(&mut self, len: u32) -> Result<Bytes, ReadError> {
-        while self.in_flight.len() < MAX_READS_AHEAD
-            && let Some((ino, offset, len)) = self.requests.next()
-        {
-            let (sender, receiver) = sync_channel(1);
-            let reply = move |read: Result<Bytes, ReadError>| {
-                // A slice would keep memory for which other reads wait.
-                let copied = read.map(|bytes| Bytes::copy_from_slice(&bytes));
-                // After an error there is no receiver.
-                drop(sender.send(copied));
-            };
-            let wanted = Arc::new(|| true);
-            self.volume.read(ino, offset, len, wanted, Box::new(reply));
-            self.in_flight.push_back(receiver);
-        }
-        let receiver = self.in_flight.pop_front().ok_or(ReadError::Index)?;
-        let bytes = receiver.recv().map_err(|_| ReadError::Unscanned)??;
-        if bytes.len() as u64 != u64::from(len) {
-            return Err(ReadError::Index);
-        }
-        let copy = self.pool.acquire(bytes.len());
-        let mut copy = copy.map_err(|_| ReadError::Unscanned)?;
-        copy.copy_from_slice(&bytes);
-        Ok(copy.freeze())
     }
 }
