@@ -87,6 +87,15 @@ impl DiskCacheDir {
         (held, limit)
     }
 
+    /// Maximum bytes of an archive that holds `held` now: without a common limit, half of the disk that is free
+    /// for it, because a small archive may decode to terabytes.
+    pub(super) fn max_bytes_of_archive(&self, held: u64) -> u64 {
+        if self.limit_bytes.is_some() {
+            return u64::MAX;
+        }
+        held.saturating_add(Disk::of(&self.path()).available) / 2
+    }
+
     /// Waits for the write lock; `None` if another process holds it past the timeout.
     pub(super) fn lock_for_write(&self) -> Option<WriteLock> {
         // If the directory cannot be opened, the following write reports the error.

@@ -81,6 +81,8 @@ const TOUCH_INTERVAL: Duration = Duration::from_mins(1);
 struct Shared {
     cache_dir: DiskCacheDir,
     options: DiskCacheOptions,
+    /// Maximum bytes of this archive, if the directory has no limit of its own.
+    max_bytes: u64,
     queue: WriteQueue,
     current: Mutex<CurrentFile>,
     lru: Mutex<Lru>,
@@ -146,12 +148,19 @@ impl DiskCache {
             path: path.display().to_string(),
             source,
         };
+        let file = file.map_err(failed)?;
+        let max_bytes = if options.is_only_copy {
+            u64::MAX
+        } else {
+            cache_dir.max_bytes_of_archive(file.held_bytes())
+        };
         let shared = Arc::new(Shared {
+            max_bytes,
             cache_dir,
             queue: WriteQueue::new(options.write_pool.clone()),
             options,
             current: Mutex::new(CurrentFile {
-                file: Arc::new(file.map_err(failed)?),
+                file: Arc::new(file),
                 is_published: published.is_some(),
                 last_touch: None,
             }),
@@ -411,15 +420,19 @@ impl Shared {
         }
     }
 
-    /// Frees space for `needed` more bytes. It evicts unused archives first. With `may_evict` it then evicts
+    /// Frees space for `needed` more bytes. An archive at its own limit evicts its own. Otherwise it evicts unused archives first. With `may_evict` it then evicts
     /// from the largest archive in use, while this one is below its fair share, and last from this one.
     fn free_space(&self, needed: u64, may_evict: bool) -> bool {
+        let file = Arc::clone(&self.current.lock().file);
+        let excess = (file.held_bytes().saturating_add(needed)).saturating_sub(self.max_bytes);
+        if excess > 0 && (!may_evict || self.evict_own(&file, excess) < excess) {
+            return false;
+        }
         let files = self.cache_dir.files();
         let mut missing = self.cache_dir.bytes_to_free(&files, needed);
         if missing == 0 {
             return true;
         }
-        let file = Arc::clone(&self.current.lock().file);
         let (ours, others): (Vec<_>, Vec<_>) =
             files.iter().partition(|info| info.is_same_file(&file));
         let (used, unused): (Vec<_>, Vec<_>) =
