@@ -97,13 +97,20 @@ pub trait Authorizer: Send + Sync + fmt::Debug {
     /// URL's host, but not its meaning.
     ///
     /// # Errors
-    /// [`Cause::Credentials`] if a configured source of credentials fails.
+    /// [`Cause::Credentials`] if a configured source of credentials fails for good, and else its outage.
     fn authorize<'a>(&'a self, request: &'a mut Request) -> BoxFuture<'a, Result<(), Cause>>;
 
     /// Whether `request`, which the server refused so, should be authorized and sent again.
     ///
     /// It renews refused credentials.
-    fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool>;
+    ///
+    /// # Errors
+    /// An outage of their source, because the refusal says nothing of the credentials that it would give.
+    fn should_resend(
+        &self,
+        request: &Request,
+        refusal: &Refusal,
+    ) -> BoxFuture<'_, Result<bool, Cause>>;
 
     /// Name of the source of the current credentials, such as a file, for errors.
     fn credentials_origin(&self) -> String;

@@ -119,7 +119,7 @@ pub enum Cause {
     /// The server rejects the credentials that were found, or requires some.
     #[error("{0}")]
     Denied(Box<Denial>),
-    /// A configured source of credentials fails: its name and its failure, without secrets.
+    /// A configured source of credentials fails for good: its name and its failure, without secrets.
     #[error("no credentials from {0}")]
     Credentials(String),
     /// The user forbids requests.
@@ -220,7 +220,7 @@ impl Cause {
                 "check the clock of this machine"
             }
             Self::Denied(_) => "check that they are valid and may read the object",
-            Self::Credentials(_) => Obstacle::Credentials.hint(),
+            Self::Credentials(_) => "correct this source of credentials, or remove it",
             Self::Offline => "read it once without --offline, so that it is cached",
             Self::Changed => "start again to read the new version",
             Self::Damaged(_) => "it is damaged: get another copy",
@@ -262,7 +262,7 @@ impl Cause {
         }
     }
 
-    /// Converts a failure of TLS or of credentials. If they worked before, it may end like that of a connection.
+    /// Converts a failure of TLS. If it worked before, it may end like that of a connection.
     #[must_use]
     pub(super) fn after_open(self) -> Self {
         match self {
@@ -271,10 +271,6 @@ impl Cause {
                 detail,
             } => Self::Unreachable {
                 obstacle: Obstacle::Connection,
-                detail,
-            },
-            Self::Credentials(detail) => Self::Unreachable {
-                obstacle: Obstacle::Credentials,
                 detail,
             },
             cause => cause,
@@ -328,7 +324,7 @@ pub enum Obstacle {
     /// Bytes arrive too slowly.
     #[error("data arrives too slowly")]
     TooSlow,
-    /// A source of credentials fails that worked before.
+    /// A source of credentials fails, and may soon work.
     #[error("no credentials from")]
     Credentials,
     /// The connection broke or could not be established.
@@ -359,7 +355,7 @@ impl Obstacle {
             Self::CertificateUse => {
                 "use a host name of the certificate; the server may need another certificate"
             }
-            Self::Credentials => "correct this source of credentials, or remove it",
+            Self::Credentials => "try again later, or correct this source of credentials",
             Self::Timeout | Self::Connection => "check the network, or try again later",
             Self::TooSlow => "check the network, or wait longer with --timeout",
         }
@@ -402,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_tls_and_credentials_are_final_only_at_open() {
+    fn errors_of_tls_are_final_only_at_open() {
         let met = |obstacle| Cause::Unreachable {
             obstacle,
             detail: String::new(),
@@ -418,11 +414,10 @@ mod tests {
         assert!(met(Obstacle::Tls).after_open().is_transient());
         assert!(met(Obstacle::Tls).after_open().is_outage());
         assert!(!met(Obstacle::Certificate).after_open().is_transient());
-        let credentials = Cause::Credentials("the profile".to_owned());
-        assert!(!credentials.is_transient() && !credentials.is_outage());
-        let lost = credentials.clone().after_open();
-        assert!(lost.is_transient() && lost.is_outage());
-        assert_eq!(lost.to_string(), credentials.to_string());
+        let refused = Cause::Credentials("the profile".to_owned());
+        assert!(!refused.is_transient() && !refused.is_outage());
+        let outage = met(Obstacle::Credentials);
+        assert!(outage.is_transient() && outage.is_outage());
         assert!(!Cause::NotFound.after_open().is_transient());
     }
 

@@ -10,6 +10,7 @@ mod change;
 mod cli;
 mod clouds;
 mod copy_tree;
+mod credential_outages;
 mod credentials;
 mod damaged_members;
 mod destination;

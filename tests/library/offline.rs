@@ -61,7 +61,7 @@ fn version_without_proof_is_not_used_without_the_server() {
 }
 
 #[test]
-fn failing_source_of_credentials_is_no_outage() {
+fn wrong_source_of_credentials_is_no_outage() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
     let tar = Tree::mixed().tar.clone();
     server.serve("/bucket/a.tar", Resource::new(tar).etag("\"1\""));

@@ -105,7 +105,7 @@ pub(crate) fn blob_file(descriptor: &Value) -> String {
 }
 
 /// A command without the logins of the user that runs the tests.
-fn command(place: &TestDir, words: &[&str]) -> Command {
+pub(crate) fn command(place: &TestDir, words: &[&str]) -> Command {
     let mut command = place.command(words);
     command
         .env("HOME", place.root())
@@ -380,7 +380,7 @@ fn redirects_of_blobs_carry_no_credentials() {
 }
 
 /// Accepts this user and password, and asks for one.
-fn basic(login: &str) -> impl Fn(&Request) -> Option<Response> + Send + Sync + use<> {
+pub(crate) fn basic(login: &str) -> impl Fn(&Request) -> Option<Response> + Send + Sync + use<> {
     let accepted = format!("Basic {}", base64(login));
     move |request| {
         if request.header("authorization") == Some(&accepted) {
@@ -405,7 +405,7 @@ fn log_in(place: &TestDir, registry: &Registry, login: &str) {
 }
 
 /// An image behind `guard`, as `me/tool:1`.
-fn guarded(guard: Guard) -> Registry {
+pub(crate) fn guarded(guard: Guard) -> Registry {
     let registry = Registry::new(guard);
     let mut files = Files::default();
     let descriptor = files.manifest(&one());
@@ -507,10 +507,6 @@ fn credential_helper_is_asked_for_the_login() {
         assert!(done.status.success(), "{}", stderr_text(&done));
     }
     for (helper, expected) in [
-        (
-            "echo hunter2; echo hunter2 >&2; exit 3",
-            "ends with status 3",
-        ),
         ("echo '{\"hunter2\"'", "answer is malformed"),
         (
             "echo credentials not found in native keychain; exit 1",
@@ -527,19 +523,28 @@ fn credential_helper_is_asked_for_the_login() {
         assert!(text.contains(expected), "{text}");
         assert!(!text.contains("hunter2"), "{text}");
     }
+    // Documents of the last use replace the registry in an outage, and a failing helper is one.
+    let helper = "echo hunter2; echo hunter2 >&2; exit 3";
+    let text = stderr_text(&list(configs[0].clone(), helper));
+    for expected in ["ends with status 3", "the manifest of the last use"] {
+        assert!(text.contains(expected), "{text}");
+    }
+    assert!(!text.contains("hunter2"), "{text}");
 }
 
 /// A server of tokens, and what it accepts.
 #[derive(Clone, Default)]
-struct Tokens {
+pub(crate) struct Tokens {
     /// The token that the registry accepts.
-    accepted: Arc<Mutex<String>>,
+    pub(crate) accepted: Arc<Mutex<String>>,
     given: Arc<AtomicUsize>,
+    /// Statuses of the next answers of the token server.
+    pub(crate) failures: Arc<Mutex<Vec<u16>>>,
 }
 
 impl Tokens {
     /// A registry that accepts only tokens, which its server gives to `login`, or to any client.
-    fn registry(&self, login: Option<&'static str>) -> Registry {
+    pub(crate) fn registry(&self, login: Option<&'static str>) -> Registry {
         let realm = Arc::new(Mutex::new(String::new()));
         let guard = {
             let (tokens, realm) = (self.clone(), Arc::clone(&realm));
@@ -559,6 +564,9 @@ impl Tokens {
         *realm.lock().expect("no panic") = registry.server.other_url("/token");
         let tokens = self.clone();
         registry.server.route("/token", move |request| {
+            if let Some(status) = tokens.failures.lock().expect("no panic").pop() {
+                return Response::new(status);
+            }
             let expected = login.map(|login| format!("Basic {}", base64(login)));
             if request.header("authorization") != expected.as_deref() {
                 let body = r#"{"details":"incorrect username or password"}"#;
@@ -624,7 +632,7 @@ fn refused_token_is_renewed_without_a_failed_read() {
     assert_eq!(tokens.given.load(Ordering::Relaxed), 2, "one token for all");
 }
 
-fn read(network: &Runtime, source: &Arc<dyn Source>, start: u64) -> Vec<u8> {
+pub(crate) fn read(network: &Runtime, source: &Arc<dyn Source>, start: u64) -> Vec<u8> {
     let pool = BufferPool::new(1 << 20);
     network.block_on(async {
         let buffer = pool.acquire(1000).expect("open");

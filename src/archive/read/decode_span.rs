@@ -111,7 +111,9 @@ impl Reader {
             Error::Source(source) => match &source.cause {
                 Cause::Changed => ReadError::Changed(error),
                 Cause::NotFound => ReadError::NotFound(error),
-                Cause::Unauthorized(_) | Cause::Denied(_) => ReadError::AccessDenied(error),
+                Cause::Unauthorized(_) | Cause::Denied(_) | Cause::Credentials(_) => {
+                    ReadError::AccessDenied(error)
+                }
                 cause if cause.is_outage() => ReadError::TimedOut(error),
                 _ => ReadError::Unreachable(error),
             },

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
-use super::context::variable;
+use super::context::{ProviderContext, variable};
 use super::object::{Endpoint, Object, url_below};
 use super::sign::SignedRequests;
 use crate::source::Cause;
@@ -53,7 +53,7 @@ pub(super) fn configured_endpoint(object: &Object<'_>) -> Option<String> {
 pub(super) fn open(
     object: &Object<'_>,
     endpoint: &Endpoint,
-    context: Context,
+    context: ProviderContext,
 ) -> Result<(Url, Arc<dyn Authorizer>), Cause> {
     let account = object.account.unwrap_or_default();
     let base = endpoint.url_or(&format!("https://{account}.blob.core.windows.net"))?;

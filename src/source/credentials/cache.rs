@@ -8,8 +8,9 @@ use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, ProvideCredentialDyn, SigningCredential};
 use tokio::sync::Mutex as AsyncMutex;
 
+use super::context::{FailedExchange, ProviderContext};
 use crate::base::sync::Mutex;
-use crate::source::Cause;
+use crate::source::{Cause, Obstacle};
 
 /// Remaining lifetime at which credentials are renewed in the background.
 const RENEWAL_MARGIN: Duration = Duration::from_mins(2);
@@ -60,7 +61,7 @@ pub(super) struct CredentialCache<C>(Arc<Inner<C>>);
 
 struct Inner<C> {
     providers: Vec<Provider<C>>,
-    context: Context,
+    context: ProviderContext,
     secret_of: fn(&C) -> String,
     /// Held while credentials are loaded, so that concurrent requests load them once.
     loading: AsyncMutex<()>,
@@ -95,7 +96,7 @@ impl<C: SigningCredential> CredentialCache<C> {
     /// `secret_of` returns what differs between two credentials, apart from their expiry.
     pub(super) fn new(
         providers: Vec<Provider<C>>,
-        context: Context,
+        context: ProviderContext,
         secret_of: fn(&C) -> String,
     ) -> Self {
         let state = State {
@@ -113,7 +114,7 @@ impl<C: SigningCredential> CredentialCache<C> {
     }
 
     pub(super) fn context(&self) -> &Context {
-        &self.0.context
+        &self.0.context.context
     }
 
     /// Returns the credentials with their generation, or `None` if no provider has any.
@@ -133,19 +134,25 @@ impl<C: SigningCredential> CredentialCache<C> {
             None => {
                 self.load().await;
                 let (usable, _) = self.0.usable();
-                let failure = || self.0.state.lock().last_load.clone()?.1;
-                usable.ok_or_else(|| failure().unwrap_or(Cause::Cancelled))
+                usable.ok_or_else(|| self.0.last_failure().unwrap_or(Cause::Cancelled))
             }
         }
     }
 
     /// Whether other credentials than those of `generation`, which a server refused, are there now.
-    pub(super) async fn renew(&self, generation: u64) -> bool {
+    ///
+    /// # Errors
+    /// An outage of their provider, because it may have others.
+    pub(super) async fn renew(&self, generation: u64) -> Result<bool, Cause> {
         let has_others = || self.0.state.lock().generation != generation;
-        if !has_others() {
-            self.load().await;
+        if has_others() {
+            return Ok(true);
         }
-        has_others()
+        self.load().await;
+        match self.0.last_failure().filter(Cause::is_outage) {
+            Some(outage) if !has_others() => Err(outage),
+            _ => Ok(has_others()),
+        }
     }
 
     async fn load(&self) {
@@ -225,6 +232,10 @@ impl<C: SigningCredential> Inner<C> {
         state.last_load = Some((Instant::now(), failure));
     }
 
+    fn last_failure(&self) -> Option<Cause> {
+        self.state.lock().last_load.clone()?.1
+    }
+
     fn known_provider(&self) -> Option<usize> {
         let state = self.state.lock();
         let current = state.current.as_ref()?;
@@ -234,18 +245,29 @@ impl<C: SigningCredential> Inner<C> {
     /// Searches in the provider `known`, which had credentials before, or in all.
     async fn search(&self, known: Option<usize>) -> Result<Loaded<C>, Cause> {
         let now = Timestamp::now();
-        let failed = |provider: &Provider<C>, detail: &str| {
-            Cause::Credentials(format!("{}: {detail}", provider.name))
+        let failed = |provider: &Provider<C>, detail: &str, is_outage: bool| {
+            let detail = format!("{}: {detail}", provider.name);
+            if !is_outage {
+                return Cause::Credentials(detail);
+            }
+            Cause::Unreachable {
+                obstacle: Obstacle::Credentials,
+                detail,
+            }
         };
+        let had_some = known.is_some();
         let providers = self.providers.iter().enumerate();
         for (number, provider) in providers.filter(|one| known.is_none_or(|known| known == one.0)) {
-            match provider.finder.provide_credential_dyn(&self.context).await {
-                Ok(None) if known.is_some() => {
-                    return Err(failed(provider, "it has no credentials any more"));
+            // It is that of another provider.
+            self.context.take_failure();
+            let context = &self.context.context;
+            match provider.finder.provide_credential_dyn(context).await {
+                Ok(None) if had_some => {
+                    return Err(failed(provider, "it has no credentials any more", true));
                 }
                 Ok(None) => {}
                 Ok(Some(credential)) if !credential.is_valid_at(now + MIN_LIFETIME) => {
-                    return Err(failed(provider, "its credentials have expired"));
+                    return Err(failed(provider, "its credentials have expired", had_some));
                 }
                 Ok(Some(credential)) => {
                     let is_long = credential.is_valid_at(now + RENEWAL_MARGIN * 2);
@@ -260,10 +282,22 @@ impl<C: SigningCredential> Inner<C> {
                         margin,
                     });
                 }
-                Err(error) if provider.is_optional && known.is_none() => {
-                    tracing::debug!("{}: {error}", provider.name);
+                Err(error) => {
+                    let exchange = self.context.take_failure();
+                    let is_outage = is_outage(&error, exchange.as_ref(), had_some);
+                    let is_there = exchange.as_ref().is_some_and(|failed| failed.is_answered);
+                    if provider.is_optional && !had_some && !(is_there && is_outage) {
+                        tracing::debug!("{}: {error}", provider.name);
+                        continue;
+                    }
+                    let mut detail = describe(&error);
+                    if let Some(exchange) = exchange
+                        && !detail.contains(&exchange.detail)
+                    {
+                        detail = format!("{detail}: {}", exchange.detail);
+                    }
+                    return Err(failed(provider, &detail, is_outage));
                 }
-                Err(error) => return Err(failed(provider, &describe(&error))),
             }
         }
         Ok(Loaded {
@@ -271,6 +305,20 @@ impl<C: SigningCredential> Inner<C> {
             provider: 0,
             margin: Duration::ZERO,
         })
+    }
+}
+
+/// Whether the failure of a provider may end, so that it is no refusal. If the provider `had_some` credentials
+/// before, only a server's clear refusal is one.
+fn is_outage(
+    error: &reqsign_core::Error,
+    exchange: Option<&FailedExchange>,
+    had_some: bool,
+) -> bool {
+    match exchange {
+        // The providers know transient errors of STS that have status 400.
+        Some(failed) => failed.is_transient || failed.is_answered && error.is_retryable(),
+        None => had_some || error.is_retryable(),
     }
 }
 
@@ -353,7 +401,8 @@ mod tests {
     }
 
     fn cache(providers: Vec<Provider<Key>>) -> CredentialCache<Key> {
-        CredentialCache::new(providers, Context::new(), |key| key.number.to_string())
+        let context = ProviderContext::from(Context::new());
+        CredentialCache::new(providers, context, |key| key.number.to_string())
     }
 
     async fn next(cache: &CredentialCache<Key>) -> Option<u64> {
@@ -440,13 +489,14 @@ mod tests {
         forget_last_load(&cache);
         // Two requests were refused at the same time.
         let both = tokio::join!(cache.renew(generation), cache.renew(generation));
-        assert_eq!(both, (true, true));
+        assert!(matches!(both, (Ok(true), Ok(true))), "{both:?}");
         assert_eq!(keys.0.lock().len(), 1, "two loads in all");
         // The next is the last.
         let (_, generation) = cache.get().await.expect("the second");
-        assert!(cache.renew(generation).await);
+        assert!(matches!(cache.renew(generation).await, Ok(true)));
         let (_, generation) = cache.get().await.expect("the third");
-        assert!(!cache.renew(generation).await);
+        let failure = cache.renew(generation).await.expect_err("no more");
+        assert!(failure.is_outage(), "{failure}");
         assert_eq!(next(&cache).await, Some(0));
     }
 

@@ -4,15 +4,16 @@ use std::collections::HashMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use reqsign_core::{CommandExecute, CommandOutput, Context, Env, Error, FileRead, HttpSend, OsEnv};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::source::Options;
-use crate::source::http::credentials_client;
+use crate::base::sync::Mutex;
+use crate::source::http::{classify_error, credentials_client, silent_server};
+use crate::source::{Cause, Options};
 
 /// Timeout of a request to a credential server.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,19 +30,98 @@ const MAX_INPUT_BYTES: usize = 1 << 20;
 /// Maximum size of a command's error text.
 const MAX_ERROR_BYTES: usize = 1 << 10;
 
-/// The process's files, commands and environment, and HTTP with the certificates of `options`.
-pub(crate) fn context(options: &Options) -> Context {
-    let requests = Requests {
-        options: options.clone(),
-        local: OnceLock::new(),
-        others: OnceLock::new(),
-    };
-    let commands = Commands::here();
-    Context::new()
-        .with_file_read(commands.clone())
-        .with_command_execute(commands)
-        .with_env(Environment)
-        .with_http_send(requests)
+/// Files, commands, environment and HTTP of the providers of one cache.
+#[derive(Clone, Debug)]
+pub(crate) struct ProviderContext {
+    pub(super) context: Context,
+    pub(super) commands: Commands,
+    exchange: LastExchange,
+}
+
+impl ProviderContext {
+    /// The process's files, commands and environment, and HTTP with the certificates of `options`.
+    pub(crate) fn new(options: &Options) -> Self {
+        let exchange = LastExchange::default();
+        let requests = Requests {
+            options: options.clone(),
+            local: OnceLock::new(),
+            others: OnceLock::new(),
+            exchange: exchange.clone(),
+        };
+        let commands = Commands::here(exchange.clone());
+        let context = Context::new()
+            .with_file_read(commands.clone())
+            .with_command_execute(commands.clone())
+            .with_env(Environment)
+            .with_http_send(requests);
+        Self {
+            context,
+            commands,
+            exchange,
+        }
+    }
+
+    /// Forgets earlier exchanges, and returns the failure of the last one.
+    pub(super) fn take_failure(&self) -> Option<FailedExchange> {
+        self.exchange.0.lock().take()
+    }
+}
+
+#[cfg(test)]
+impl From<Context> for ProviderContext {
+    fn from(context: Context) -> Self {
+        let exchange = LastExchange::default();
+        Self {
+            context,
+            commands: Commands::here(exchange.clone()),
+            exchange,
+        }
+    }
+}
+
+/// A request or command of a provider that did not succeed.
+#[derive(Clone, Debug)]
+pub(super) struct FailedExchange {
+    /// Who failed and how, without secrets.
+    pub(super) detail: String,
+    /// Whether the same exchange may soon succeed.
+    pub(super) is_transient: bool,
+    /// Whether a server was there at all.
+    pub(super) is_answered: bool,
+}
+
+/// Failure of the last exchange; `None` if it succeeded. The crates that find credentials lose its status.
+#[derive(Clone, Debug, Default)]
+struct LastExchange(Arc<Mutex<Option<FailedExchange>>>);
+
+impl LastExchange {
+    fn succeed(&self) {
+        self.0.lock().take();
+    }
+
+    /// Records a failure, and returns it as an error.
+    fn fail(&self, detail: String, is_transient: bool, is_answered: bool) -> Error {
+        *self.0.lock() = Some(FailedExchange {
+            detail: detail.clone(),
+            is_transient,
+            is_answered,
+        });
+        Error::unexpected(detail)
+    }
+
+    /// Records a request to `host` that got no whole answer.
+    fn fail_request(&self, host: &str, cause: Cause, is_connected: bool) -> Error {
+        let cause = if is_connected {
+            cause.after_open()
+        } else {
+            cause
+        };
+        self.fail(
+            format!("{host}: {cause}"),
+            cause.is_transient(),
+            is_connected,
+        )
+    }
 }
 
 /// Returns the variable `name` of the environment unless it is empty.
@@ -99,7 +179,10 @@ pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Runs commands and reads files in this directory. A mount changes its own.
 #[derive(Clone, Debug)]
-pub(super) struct Commands(PathBuf);
+pub(super) struct Commands {
+    directory: PathBuf,
+    exchange: LastExchange,
+}
 
 impl FileRead for Commands {
     async fn file_read(&self, path: &str) -> Result<Vec<u8>, Error> {
@@ -117,13 +200,17 @@ impl CommandExecute for Commands {
 
 impl Commands {
     /// Runs commands in the current directory, also after it changes.
-    pub(super) fn here() -> Self {
-        Self(std::env::current_dir().unwrap_or_default())
+    fn here(exchange: LastExchange) -> Self {
+        let directory = std::env::current_dir().unwrap_or_default();
+        Self {
+            directory,
+            exchange,
+        }
     }
 
     /// Makes `path` absolute.
     pub(super) fn path(&self, path: &str) -> PathBuf {
-        self.0.join(path)
+        self.directory.join(path)
     }
 
     /// Runs `program` with `input` as its standard input, with limits on time and output.
@@ -134,9 +221,10 @@ impl Commands {
         input: &[u8],
     ) -> Result<CommandOutput, Error> {
         let failed = |error: io::Error| Error::unexpected(format!("{program}: {error}"));
+        self.exchange.succeed();
         let mut child = tokio::process::Command::new(program)
             .args(args)
-            .current_dir(&self.0)
+            .current_dir(&self.directory)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -158,11 +246,17 @@ impl Commands {
             Ok((stdout, stderr?, child.wait().await?))
         };
         let done = tokio::time::timeout(COMMAND_TIMEOUT, running).await;
-        let done = done.map_err(|_| Error::unexpected(format!("{program}: no answer in 20 s")))?;
+        let late = || format!("{program}: no answer in 20 s");
+        let done = done.map_err(|_| self.exchange.fail(late(), true, false))?;
         let (stdout, stderr, status) = done.map_err(failed)?;
+        let (stdout, status) = (within_limit(stdout)?, status.code().unwrap_or(-1));
+        if status != 0 {
+            let detail = format!("{program} ends with status {status}");
+            drop(self.exchange.fail(detail, true, false));
+        }
         Ok(CommandOutput {
-            status: status.code().unwrap_or(-1),
-            stdout: within_limit(stdout)?,
+            status,
+            stdout,
             stderr,
         })
     }
@@ -192,6 +286,7 @@ struct Requests {
     /// For metadata servers, without proxies.
     local: OnceLock<reqwest::Client>,
     others: OnceLock<reqwest::Client>,
+    exchange: LastExchange,
 }
 
 impl Requests {
@@ -216,6 +311,8 @@ impl HttpSend for Requests {
         request: http::Request<Bytes>,
     ) -> Result<http::Response<Bytes>, Error> {
         let is_local = request.uri().scheme_str() == Some("http");
+        let host = request.uri().host().unwrap_or_default().to_owned();
+        self.exchange.succeed();
         let client = self.client(is_local)?;
         let exchange = async {
             let request = reqwest::Request::try_from(request)?;
@@ -229,10 +326,20 @@ impl HttpSend for Requests {
             Ok::<_, reqwest::Error>((response.status(), body))
         };
         let exchanged = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await;
-        let exchanged = exchanged.map_err(|_| Error::unexpected("no answer in 5 s"))?;
-        // The URL may hold a token.
-        let failed = |error: reqwest::Error| error.without_url().to_string();
-        let (status, body) = exchanged.map_err(|error| Error::unexpected(failed(error)))?;
+        let exchanged = exchanged.map_err(|_| {
+            // A connection to a metadata server takes less.
+            self.exchange.fail_request(&host, silent_server(), true)
+        })?;
+        let (status, body) = exchanged.map_err(|error| {
+            let is_connected = !error.is_connect();
+            self.exchange
+                .fail_request(&host, classify_error(&error), is_connected)
+        })?;
+        if !status.is_success() {
+            let (status, is_busy) = (status.as_u16(), Cause::Http(status.as_u16()).is_transient());
+            let detail = format!("{host} answers with status {status}");
+            drop(self.exchange.fail(detail, is_busy, true));
+        }
         let mut answer = http::Response::new(Bytes::from(within_limit(body)?));
         *answer.status_mut() = status;
         Ok(answer)

@@ -204,7 +204,7 @@ async fn ask_helper(
             return Ok(None);
         }
         // Its text may have secrets.
-        return Err(format!("the helper ends with status {}", done.status));
+        return Err(format!("{program} ends with status {}", done.status));
     }
     let answer: HelperAnswer = serde_json::from_slice(&done.stdout)
         .map_err(|_| "the helper's answer is malformed".to_owned())?;

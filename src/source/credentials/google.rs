@@ -10,7 +10,7 @@ use reqsign_google::{
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
-use super::context::variable;
+use super::context::{ProviderContext, variable};
 use super::object::{Endpoint, Object, url_below};
 use super::sign::SignedRequests;
 use crate::source::Cause;
@@ -53,7 +53,7 @@ pub(super) fn upload_url(object: &Object<'_>, endpoint: &Endpoint) -> Result<Url
 pub(super) fn open(
     object: &Object<'_>,
     endpoint: &Endpoint,
-    context: Context,
+    context: ProviderContext,
 ) -> Result<(Url, Arc<dyn Authorizer>), Cause> {
     // Google's own tools send no credentials to an emulator.
     let is_emulator = endpoint.url()?.is_some() && endpoint.is_of_environment;

@@ -83,12 +83,16 @@ impl Authorizer for ReloadedHeaders {
         ready(Ok(())).boxed()
     }
 
-    fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool> {
+    fn should_resend(
+        &self,
+        request: &Request,
+        refusal: &Refusal,
+    ) -> BoxFuture<'_, Result<bool, Cause>> {
         let number = request.generation;
         let is_first = self.needs_challenge && number == 0;
         let is_asked = !is_first || refusal.status == StatusCode::UNAUTHORIZED;
         let should_load = is_asked && refusal.is_unauthorized();
-        async move { should_load && self.reload(number).await }.boxed()
+        async move { Ok(should_load && self.reload(number).await) }.boxed()
     }
 
     fn credentials_origin(&self) -> String {

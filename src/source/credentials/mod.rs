@@ -18,7 +18,7 @@ use self::object::{Endpoint, Object, Store};
 use super::http::Target;
 use super::{Cause, Location, Options};
 
-pub(super) use context::{context, read_optional};
+pub(super) use context::{ProviderContext, read_optional};
 pub(super) use headers::ReloadedHeaders;
 pub(super) use netrc::Netrc;
 pub(super) use registry::{PULL, PUSH, RegistryLogin};
@@ -36,7 +36,7 @@ pub(super) async fn object_target(spec: &str, options: &Options) -> Option<Resul
 
 async fn target(object: &Object<'_>, spec: &str, options: &Options) -> Result<Target, Cause> {
     let endpoint = endpoint(object, options);
-    let context = context(options);
+    let context = ProviderContext::new(options);
     let (url, authorizer) = match object.store {
         Store::S3 => s3::open(object, &endpoint, context).await?,
         Store::Google => google::open(object, &endpoint, context)?,

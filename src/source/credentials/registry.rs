@@ -16,7 +16,7 @@ use url::{Url, form_urlencoded};
 
 use super::cache::{CredentialCache, Provider};
 use super::challenge::{Challenge, TokenServer};
-use super::context::Commands;
+use super::context::{Commands, ProviderContext};
 use super::docker_config::{self, Login};
 use crate::base::sync::Mutex;
 use crate::source::Cause;
@@ -104,14 +104,14 @@ impl RegistryLogin {
         repository: &str,
         actions: &'static str,
         is_plain_http: bool,
-        context: Context,
+        context: ProviderContext,
     ) -> Self {
         let shared = Arc::new(Shared {
             registry: registry.to_owned(),
             repository: repository.to_owned(),
             actions,
             is_plain_http,
-            commands: Commands::here(),
+            commands: context.commands.clone(),
             state: Mutex::default(),
         });
         let name = format!("the login for {registry}");
@@ -147,10 +147,20 @@ impl Authorizer for RegistryLogin {
     }
 
     /// Loads other credentials than those of `request`.
-    fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool> {
+    fn should_resend(
+        &self,
+        request: &Request,
+        refusal: &Refusal,
+    ) -> BoxFuture<'_, Result<bool, Cause>> {
         let is_asked = refusal.status == StatusCode::UNAUTHORIZED && self.note_challenge(refusal);
         let generation = request.generation;
-        async move { is_asked && self.cache.renew(generation).await }.boxed()
+        async move {
+            if !is_asked {
+                return Ok(false);
+            }
+            self.cache.renew(generation).await
+        }
+        .boxed()
     }
 
     fn credentials_origin(&self) -> String {
@@ -347,7 +357,7 @@ mod tests {
             Challenge::Bearer(TokenServer { scope, ..server() })
         };
         let scope = |actions, challenge: &Challenge| {
-            let login = RegistryLogin::new("x", "a/b", actions, false, Context::new());
+            let login = RegistryLogin::new("x", "a/b", actions, false, Context::new().into());
             login.shared.scope(challenge)
         };
         let cache = scoped("repository:cache/a/b:pull");
@@ -381,7 +391,7 @@ mod tests {
         let file = directory.path().join("auth.json");
         let name = file.display().to_string();
         let context = Context::new().with_env(Variable("REGISTRY_AUTH_FILE", name.clone()));
-        let login = RegistryLogin::new("example.com", "a", PULL, false, context);
+        let login = RegistryLogin::new("example.com", "a", PULL, false, context.into());
         let mut headers = reqwest::header::HeaderMap::new();
         let challenge = HeaderValue::from_static("Basic realm=\"x\"");
         headers.insert(reqwest::header::WWW_AUTHENTICATE, challenge);
@@ -401,13 +411,17 @@ mod tests {
             login.authorize(&mut request).await.expect("no failure");
             request
         };
-        assert!(!login.should_resend(&sent().await, &refusal).await);
+        let should_resend = async |refusal: &Refusal| {
+            let should_resend = login.should_resend(&sent().await, refusal).await;
+            should_resend.expect("no outage")
+        };
+        assert!(!should_resend(&refusal).await);
         assert!(login.credentials_origin().contains("none found in"));
         for (password, is_other) in [("one", true), ("two", true), ("two", false)] {
             let entry = serde_json::json!({ "username": "me", "password": password });
             let config = serde_json::json!({ "auths": { "example.com": entry } });
             std::fs::write(&file, config.to_string()).expect("written");
-            assert_eq!(login.should_resend(&sent().await, &refusal).await, is_other);
+            assert_eq!(should_resend(&refusal).await, is_other);
             let request = sent().await;
             let expected = basic_header("me", password).expect("valid");
             assert_eq!(request.headers.get(AUTHORIZATION), Some(&expected));
@@ -417,7 +431,7 @@ mod tests {
             status: StatusCode::FORBIDDEN,
             ..refusal
         };
-        assert!(!login.should_resend(&sent().await, &forbidden).await);
+        assert!(!should_resend(&forbidden).await);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use reqwest::header::{AUTHORIZATION, AsHeaderName, HeaderMap, HeaderName, Header
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
-use super::context::variable;
+use super::context::{ProviderContext, variable};
 use super::object::{Endpoint, Object, url_below};
 use super::profile;
 use super::sign::sign;
@@ -50,9 +50,10 @@ pub(super) fn configured_endpoint() -> Option<String> {
 pub(super) async fn open(
     object: &Object<'_>,
     endpoint: &Endpoint,
-    context: Context,
+    context: ProviderContext,
 ) -> Result<(Url, Arc<dyn Authorizer>), Cause> {
-    let flag = |name: &str| context.env_var(name).is_some_and(|value| value == "true");
+    let variable = |name: &str| context.context.env_var(name);
+    let flag = |name: &str| variable(name).is_some_and(|value| value == "true");
     let s3 = S3 {
         bucket: object.bucket.to_owned(),
         endpoint: endpoint.url()?,
@@ -60,8 +61,8 @@ pub(super) async fn open(
             flag("AWS_USE_FIPS_ENDPOINT"),
             flag("AWS_USE_DUALSTACK_ENDPOINT"),
         ),
-        region: Mutex::new(region(&context).await?),
-        cache: CredentialCache::new(providers(&context), context, secret_of),
+        region: Mutex::new(region(&context.context).await?),
+        cache: CredentialCache::new(providers(&context.context), context, secret_of),
     };
     let url = object.url(&s3.bucket_url(&s3.region.lock())?);
     Ok((url, Arc::new(s3)))
@@ -182,10 +183,20 @@ impl Authorizer for S3 {
         self.sign(request).boxed()
     }
 
-    fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool> {
+    fn should_resend(
+        &self,
+        request: &Request,
+        refusal: &Refusal,
+    ) -> BoxFuture<'_, Result<bool, Cause>> {
         let is_moved = self.follow_region(request, refusal);
         let (is_unauthorized, generation) = (refusal.is_unauthorized(), request.generation);
-        async move { is_moved || is_unauthorized && self.cache.renew(generation).await }.boxed()
+        async move {
+            if is_moved || !is_unauthorized {
+                return Ok(is_moved);
+            }
+            self.cache.renew(generation).await
+        }
+        .boxed()
     }
 
     fn credentials_origin(&self) -> String {
@@ -206,7 +217,7 @@ mod tests {
 
     fn s3(bucket: &str, region: &str, service: &str, endpoint: Option<&str>) -> S3 {
         S3 {
-            cache: CredentialCache::new(Vec::new(), Context::new(), secret_of),
+            cache: CredentialCache::new(Vec::new(), Context::new().into(), secret_of),
             bucket: bucket.to_owned(),
             endpoint: endpoint.map(|url| Url::parse(url).expect("well-formed")),
             service: service.to_owned(),
@@ -287,7 +298,8 @@ mod tests {
         };
         let context = Context::new().with_env(env);
         let mut s3 = s3("b", "us-east-1", PLAIN, None);
-        s3.cache = CredentialCache::new(providers(&context), context, secret_of);
+        let providers = providers(&context);
+        s3.cache = CredentialCache::new(providers, context.into(), secret_of);
         let digest = Sha256([0xab; 32]);
         for content_sha256 in [None, Some(digest)] {
             let mut request = Request {
@@ -323,7 +335,7 @@ mod tests {
             let provider = Provider::new("a key", keys);
             // The bucket is called like a region.
             let mut s3 = s3("eu-central-1", "us-east-1", PLAIN, endpoint);
-            s3.cache = CredentialCache::new(vec![provider], Context::new(), secret_of);
+            s3.cache = CredentialCache::new(vec![provider], Context::new().into(), secret_of);
             let mut headers = reqwest::header::HeaderMap::new();
             headers.insert(BUCKET_REGION, "eu-central-1".parse().expect("valid"));
             let refusal = Refusal {
@@ -340,7 +352,8 @@ mod tests {
                     generation: 0,
                 };
                 s3.authorize(&mut request).await.expect("signed");
-                assert_eq!(s3.should_resend(&request, &refusal).await, is_followed);
+                let should_resend = s3.should_resend(&request, &refusal).await;
+                assert_eq!(should_resend.ok(), Some(is_followed));
             }
             assert_eq!(*s3.region.lock(), "eu-central-1");
         }

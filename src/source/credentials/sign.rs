@@ -88,9 +88,19 @@ impl<S: SignRequest<Credential: SigningCredential>> Authorizer for SignedRequest
         .boxed()
     }
 
-    fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool> {
+    fn should_resend(
+        &self,
+        request: &Request,
+        refusal: &Refusal,
+    ) -> BoxFuture<'_, Result<bool, Cause>> {
         let (is_unauthorized, generation) = (refusal.is_unauthorized(), request.generation);
-        async move { is_unauthorized && self.cache.renew(generation).await }.boxed()
+        async move {
+            if !is_unauthorized {
+                return Ok(false);
+            }
+            self.cache.renew(generation).await
+        }
+        .boxed()
     }
 
     fn credentials_origin(&self) -> String {

@@ -317,7 +317,7 @@ impl Client {
             };
             if let Some(authorizer) = authorizer
                 && resends < MAX_RESENDS
-                && authorizer.should_resend(&request, &refusal).await
+                && authorizer.should_resend(&request, &refusal).await?
             {
                 resends += 1;
                 self.stats.source_renewed_credentials.increment();

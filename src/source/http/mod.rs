@@ -54,7 +54,7 @@ pub(super) use self::receive::{idle_timeout, silent_server};
 pub(super) use self::retry_state::Failure;
 pub use self::target::Target;
 pub use self::transport::{Content, RawResponse, Transport};
-pub(super) use self::transport::{NetworkTransport, credentials_client};
+pub(super) use self::transport::{NetworkTransport, classify_error, credentials_client};
 pub use self::via::Via;
 
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.

@@ -214,7 +214,7 @@ fn build_client(
 }
 
 /// Classifies a failed request. The result omits the URL, which may contain secrets.
-fn classify_error(error: &reqwest::Error) -> Cause {
+pub(crate) fn classify_error(error: &reqwest::Error) -> Cause {
     if let Some(cause) = error_chain(error).find_map(<dyn StdError>::downcast_ref::<Cause>) {
         // The body of the request cannot be read.
         return cause.clone();

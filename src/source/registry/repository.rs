@@ -11,7 +11,7 @@ use super::hosts::{self, Host};
 use super::reference::{Reference, Version};
 use super::referrers::{Descriptor, fallback_tag, next_page, parse_referrers};
 use crate::base::sha256::Sha256;
-use crate::source::credentials::{PULL, PUSH, RegistryLogin, context};
+use crate::source::credentials::{PULL, PUSH, ProviderContext, RegistryLogin};
 use crate::source::http::{Message, NetworkTransport, silent_server};
 use crate::source::mirrors;
 use crate::source::upload::Sender;
@@ -279,7 +279,7 @@ impl Server {
         }
         let is_plain_http = url.scheme() == "http";
         let login = |actions| {
-            let (repository, context) = (&reference.repository, context(&options));
+            let (repository, context) = (&reference.repository, ProviderContext::new(&options));
             let login = RegistryLogin::new(&registry, repository, actions, is_plain_http, context);
             Arc::new(login)
         };
