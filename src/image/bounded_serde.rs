@@ -15,14 +15,33 @@ pub(super) struct BoundedVec<T, const MAX: usize>(pub(super) Vec<T>);
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct BoundedMap<T, const MAX: usize>(BTreeMap<String, T>);
 
-/// Reads a [`BoundedVec`]; `null` is an empty one.
+/// Reads `null`, which Go writes for empty values, as the default.
+pub(super) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// A value, or the default for `null`.
+struct OrDefault<T>(T);
+
+impl<'de, T: Default + Deserialize<'de>> Deserialize<'de> for OrDefault<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        null_as_default(deserializer).map(Self)
+    }
+}
+
+/// Reads a [`BoundedVec`]; `null` is an empty one, and an element `null` is the default.
 pub(super) fn bounded_vec<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
-    T: Deserialize<'de>,
+    T: Default + Deserialize<'de>,
 {
-    let list = Option::<BoundedVec<T, MAX>>::deserialize(deserializer)?;
-    Ok(list.map_or_else(Vec::new, |list| list.0))
+    let list = Option::<BoundedVec<OrDefault<T>, MAX>>::deserialize(deserializer)?;
+    let list = list.map_or_else(Vec::new, |list| list.0);
+    Ok(list.into_iter().map(|one| one.0).collect())
 }
 
 /// Reads the first names and values of an object, as [`bounded_vec`] does.
@@ -31,10 +50,11 @@ pub(super) fn bounded_map<'de, D, T, const MAX: usize>(
 ) -> Result<BTreeMap<String, T>, D::Error>
 where
     D: Deserializer<'de>,
-    T: Deserialize<'de>,
+    T: Default + Deserialize<'de>,
 {
-    let names = Option::<BoundedMap<T, MAX>>::deserialize(deserializer)?;
-    Ok(names.map_or_else(BTreeMap::new, |names| names.0))
+    let names = Option::<BoundedMap<OrDefault<T>, MAX>>::deserialize(deserializer)?;
+    let names = names.map_or_else(BTreeMap::new, |names| names.0);
+    Ok(names.into_iter().map(|(name, one)| (name, one.0)).collect())
 }
 
 /// As [`bounded_map`], and ignores the values.

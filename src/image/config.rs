@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::bounded_serde::{bounded_keys, bounded_map, bounded_vec};
+use super::bounded_serde::{bounded_keys, bounded_map, bounded_vec, null_as_default};
 use super::error::Cause;
-use super::manifest::{MAX_LAYERS, json_error, null_as_default, parse_digest};
+use super::manifest::{MAX_LAYERS, json_error, parse_digest};
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
 
@@ -73,9 +73,9 @@ pub struct Execution {
 #[derive(Deserialize)]
 struct Raw {
     // Not flattened, because serde would buffer all unknown fields.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     os: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     architecture: String,
     variant: Option<String>,
     #[serde(default, deserialize_with = "null_as_default")]
@@ -142,6 +142,13 @@ mod tests {
         let nulls = Config::parse(nulls).expect("a config");
         assert_eq!(empty.execution, nulls.execution);
         assert_eq!(empty.diff_ids, nulls.diff_ids);
+        let inner = br#"{"os":null,"architecture":null,"config":{"Env":["A=b",null],"Cmd":[null],
+            "Labels":{"a":null},"Volumes":{"/v":null}}}"#;
+        let inner = Config::parse(inner).expect("a config").execution;
+        assert_eq!(inner.env, ["A=b", ""]);
+        assert_eq!(inner.cmd, [""]);
+        assert_eq!(inner.labels.get("a").map(String::as_str), Some(""));
+        assert!(inner.volumes.contains("/v"));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Parses documents of OCI and Docker images, and checks digests, media types and list lengths; pure.
 
+use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde::{Deserialize, Deserializer};
 
-use super::bounded_serde::{BoundedVec, bounded_vec};
+use super::bounded_serde::{BoundedVec, bounded_vec, null_as_default};
 use super::error::Cause;
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
@@ -25,6 +25,14 @@ const CONFIG_MEDIA_TYPES: [&str; 2] = [
     "application/vnd.oci.image.config.v1+json",
     "application/vnd.docker.container.image.v1+json",
 ];
+/// Types of configurations in manifests of Docker from before 2018. Others of such a type are artifacts.
+const OLD_CONFIG_MEDIA_TYPES: [&str; 4] = [
+    "",
+    "application/octet-stream",
+    "application/json",
+    "text/html",
+];
+
 /// Prefixes of a layer's media type. A suffix may follow.
 const LAYER_MEDIA_TYPES: [&str; 4] = [
     "application/vnd.oci.image.layer.v1.tar",
@@ -140,15 +148,6 @@ struct RawDocument {
     layers: Option<BoundedVec<RawDescriptor, MAX_LAYERS>>,
 }
 
-/// Reads `null`, which Go writes for empty values, as the default.
-pub(super) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
-}
-
 /// A parse error without the document's own text, which may be of any length.
 pub(super) fn json_error(error: &serde_json::Error) -> Cause {
     let (line, column) = (error.line(), error.column());
@@ -207,6 +206,13 @@ impl RawDocument {
             )),
             _ => Err(Cause::Malformed("its schemaVersion is not 2".to_owned())),
         }
+    }
+
+    /// Whether a configuration of this type is that of an image, in this manifest.
+    fn is_image_config(&self, media_type: &str) -> bool {
+        let is_docker = self.media_type.as_deref() == Some(DOCKER_MANIFEST);
+        CONFIG_MEDIA_TYPES.contains(&media_type)
+            || is_docker && OLD_CONFIG_MEDIA_TYPES.contains(&media_type)
     }
 }
 
@@ -270,9 +276,10 @@ pub(super) fn describe(bytes: &[u8], digest: Sha256) -> Result<Descriptor, Cause
 /// When it is no manifest, or the artifact has several files.
 pub(super) fn parse_artifact(bytes: &[u8]) -> Result<Option<Descriptor>, Cause> {
     let document = RawDocument::parse(bytes)?;
-    let config = document.config.and_then(|config| config.media_type);
-    let is_image = |media_type: &String| CONFIG_MEDIA_TYPES.contains(&media_type.as_str());
-    if document.manifests.is_some() || config.as_ref().is_none_or(is_image) {
+    let config = document.config.as_ref();
+    let config = config.and_then(|config| config.media_type.as_deref());
+    let is_image = |media_type| document.is_image_config(media_type);
+    if document.manifests.is_some() || config.is_none_or(is_image) {
         return Ok(None);
     }
     let files = document.layers.map_or_else(Vec::new, |list| list.0);
@@ -297,14 +304,17 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
     if ![OCI_MANIFEST, DOCKER_MANIFEST].contains(&media_type) {
         return Err(wrong("its media type is not a manifest's"));
     }
-    let config = document.config.ok_or_else(|| wrong("it names no config"))?;
-    let config = config.validate()?;
-    if !CONFIG_MEDIA_TYPES.contains(&config.media_type.as_str()) {
-        let media_type = config.media_type.escape_debug();
+    let config = document.config.as_ref();
+    let config = config.ok_or_else(|| wrong("it names no config"))?;
+    let config_type = config.media_type.as_deref().unwrap_or_default();
+    if !document.is_image_config(config_type) {
+        let media_type = config_type.escape_debug();
         return Err(Cause::Unsupported(format!(
             "what is no image of a file system (its config is '{media_type}')"
         )));
     }
+    let config = document.config.map(RawDescriptor::validate);
+    let config = config.ok_or_else(|| wrong("it names no config"))??;
     let layers = document.layers.map_or_else(Vec::new, |list| list.0);
     if layers.len() > MAX_LAYERS {
         return Err(wrong("it has too many layers"));

@@ -27,6 +27,8 @@ const INDEX: &str = "index.json";
 struct Candidate {
     manifest: Descriptor,
     names: Vec<String>,
+    /// Number of the image that has it, among those that the user may mean.
+    image: usize,
 }
 
 impl Candidate {
@@ -132,6 +134,7 @@ fn choose_manifest(
 ) -> Result<Candidate, Error> {
     let layout = opener.layout;
     let error = |cause| opener.error(cause);
+    let is_one_image = root.is_some() || opener.name.is_some();
     let listed = match root {
         Some((root, bytes)) if root.kind() == DescriptorKind::Index => {
             parse_index(layout, "manifest", &bytes)?
@@ -146,9 +149,10 @@ fn choose_manifest(
         remaining_indexes: MAX_INDEXES,
         found: Vec::new(),
     };
-    for descriptor in listed {
+    for (number, descriptor) in listed.into_iter().enumerate() {
         let names = descriptor.names.clone();
-        search.descend(descriptor, &names, MAX_DEPTH)?;
+        let image = if is_one_image { 0 } else { number };
+        search.descend(descriptor, (&names, image), MAX_DEPTH)?;
     }
     if let Some(wanted) = manifest {
         search.retain_digest(wanted).map_err(error)?;
@@ -205,7 +209,7 @@ impl Search<'_> {
     fn descend(
         &mut self,
         descriptor: Descriptor,
-        names: &[String],
+        (names, image): (&[String], usize),
         depth: usize,
     ) -> Result<(), Error> {
         match descriptor.kind() {
@@ -217,6 +221,7 @@ impl Search<'_> {
             DescriptorKind::Manifest => self.found.push(Candidate {
                 manifest: descriptor,
                 names: names.to_vec(),
+                image,
             }),
             DescriptorKind::Index => {
                 let path = descriptor.blob_path();
@@ -234,7 +239,7 @@ impl Search<'_> {
                 let bytes = self.layout.read_verified(&descriptor, self.network)?;
                 let listed = parse_index(self.layout, &path, &bytes)?;
                 for descriptor in listed {
-                    self.descend(descriptor, names, depth - 1)?;
+                    self.descend(descriptor, (names, image), depth - 1)?;
                 }
             }
         }
@@ -242,7 +247,8 @@ impl Search<'_> {
     }
 }
 
-/// The one of `found` for `wanted` or this machine, or without a platform; without `wanted`, the only one.
+/// The one of `found` for `wanted` or this machine, or without a platform; without `wanted`, the only one. The first
+/// of an image counts, as the specification recommends.
 fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, Cause> {
     let host = Platform::host();
     let platform = wanted.unwrap_or(&host);
@@ -266,6 +272,7 @@ fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result
         // The user wants no platform, and there is only one image.
         best = found.to_vec();
     }
+    let first = best.first().map(|one| one.image);
     match best.len() {
         0 => {
             let platforms = found
@@ -277,7 +284,7 @@ fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result
                 known: known.into_iter().collect(),
             })
         }
-        1 => Ok(best.swap_remove(0)),
+        _ if best.iter().all(|one| Some(one.image) == first) => Ok(best.swap_remove(0)),
         _ => {
             remove_shared_names(&mut best);
             let known = best.iter().flat_map(Candidate::display_names);
@@ -316,7 +323,11 @@ mod tests {
         let mut manifest = listed.swap_remove(0);
         manifest.platform = platform.map(|text| text.parse().expect("a platform"));
         let names = vec![name.to_owned()];
-        Candidate { manifest, names }
+        Candidate {
+            manifest,
+            names,
+            image: number.into(),
+        }
     }
 
     fn chosen(found: &[Candidate], wanted: Option<&str>) -> Result<Vec<String>, Cause> {
@@ -344,6 +355,15 @@ mod tests {
             told.contains("'linux/arm/v5', 'linux/arm/v7', 'linux/s390x'"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn first_manifest_of_an_image_is_selected() {
+        let found = [2, 1, 3].map(|number| Candidate {
+            image: 0,
+            ..candidate(number, &number.to_string(), Some("linux/amd64"))
+        });
+        assert_eq!(chosen(&found, Some("linux/amd64")).expect("one"), ["2"]);
     }
 
     #[test]

@@ -96,7 +96,9 @@ fn class_of_cause(cause: &Cause) -> Class {
         Cause::Unauthorized(_) | Cause::Denied(_) | Cause::Credentials(_) => ACCESS_DENIED,
         Cause::Changed => CHANGED,
         Cause::Truncated | Cause::Damaged(_) => DAMAGED,
-        Cause::Offline | Cause::Unreachable { .. } | Cause::Http(_) => UNREACHABLE,
+        Cause::Offline | Cause::Unreachable { .. } | Cause::Http(_) | Cause::Rejected(_) => {
+            UNREACHABLE
+        }
         Cause::Busy(_) => TIMED_OUT,
         Cause::UnknownScheme(_) | Cause::Malformed(_) | Cause::Unsupported(_) => INVALID,
         Cause::Io(error) => class_of_io(error),

@@ -84,10 +84,13 @@ impl Refusal {
     /// Whether the server requires credentials or rejects them.
     pub(super) fn is_denial(&self) -> bool {
         let code = self.error.code.as_deref();
-        matches!(
+        let is_refused = matches!(
             self.status,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN
-        ) || code.is_some_and(|code| CREDENTIAL_CODES.contains(&code))
+        );
+        // No credentials may read an archived object.
+        is_refused && code != Some("InvalidObjectState")
+            || code.is_some_and(|code| CREDENTIAL_CODES.contains(&code))
     }
 }
 

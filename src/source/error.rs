@@ -93,6 +93,81 @@ impl fmt::Display for Denial {
     }
 }
 
+/// A response with an error that the server describes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rejection {
+    /// Status of the response.
+    pub status: u16,
+    /// The server's error code, such as `KMS.DisabledException`.
+    pub code: Option<String>,
+    /// The server's error message, if it is short.
+    pub message: Option<String>,
+    is_transient: bool,
+    is_outage: bool,
+}
+
+/// Codes of object stores with a client error that may soon end.
+const TRANSIENT_CODES: [&str; 4] = [
+    "OperationAborted",
+    "RequestTimeout",
+    "Throttling",
+    "ThrottlingException",
+];
+
+/// Codes of archived objects.
+const ARCHIVED_CODES: [&str; 4] = [
+    "BlobArchived",
+    "BlobBeingRehydrated",
+    "InvalidBlobTier",
+    "InvalidObjectState",
+];
+
+/// Codes of buckets and containers that are missing, although the status is that of a missing object.
+const MISSING_BUCKET_CODES: [&str; 2] = ["ContainerNotFound", "NoSuchBucket"];
+
+impl Rejection {
+    fn has_code(&self, codes: &[&str]) -> bool {
+        self.code
+            .as_deref()
+            .is_some_and(|code| codes.contains(&code))
+    }
+
+    fn hint(&self) -> &'static str {
+        let code = self.code.as_deref().unwrap_or_default();
+        let message = self.message.as_deref().unwrap_or_default();
+        let has_key_of_client =
+            message.contains("Server Side Encryption") || code.starts_with("BlobUsesCustomer");
+        match code {
+            _ if self.is_transient => "try again later",
+            _ if self.has_code(&ARCHIVED_CODES) => {
+                "it is archived: restore it first, and read it then"
+            }
+            _ if self.has_code(&MISSING_BUCKET_CODES) => {
+                "check how the bucket or container is spelled, and the endpoint"
+            }
+            _ if code.starts_with("KMS.") => {
+                "the key that encrypts it cannot be used: check that key, and who may use it"
+            }
+            _ if has_key_of_client => {
+                "its client has the key that encrypts it: send that key and its digest by --header"
+            }
+            _ => "correct what the server names",
+        }
+    }
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the server answers with status {}", self.status)?;
+        self.code.iter().try_for_each(|code| write!(f, " {code}"))?;
+        let mut message = self.message.iter();
+        message.try_for_each(|message| write!(f, ": {message}"))
+    }
+}
+
+/// Status of a proxy that wants a user and password.
+const PROXY_LOGIN: u16 = 407;
+
 /// Status by which some servers limit the rate. In [`Cause::Http`] it had a `Retry-After`.
 const RATE_LIMITED: u16 = 403;
 
@@ -140,8 +215,17 @@ pub enum Cause {
         detail: String,
     },
     /// The server answers with an unusable status.
-    #[error("the server answers with status {0}")]
+    #[error(
+        "{}",
+        match *.0 {
+            PROXY_LOGIN => "the proxy refuses access (status 407)".to_owned(),
+            status => format!("the server answers with status {status}"),
+        }
+    )]
     Http(u16),
+    /// The server answers with an unusable status, and describes its error.
+    #[error("{0}")]
+    Rejected(Box<Rejection>),
     /// The server does not permit the method of an upload.
     #[error("the server permits no uploads there (status {0})")]
     NoUploads(u16),
@@ -200,6 +284,29 @@ impl Cause {
         }
     }
 
+    /// The same with the error that the server describes.
+    #[must_use]
+    pub fn with_error(self, status: u16, code: Option<String>, message: Option<String>) -> Self {
+        let mut rejection = Rejection {
+            status,
+            code,
+            message,
+            is_transient: self.is_transient(),
+            is_outage: self.is_outage(),
+        };
+        rejection.is_transient |= rejection.has_code(&TRANSIENT_CODES);
+        let is_described = rejection.code.is_some() || rejection.message.is_some();
+        let is_special =
+            rejection.has_code(&ARCHIVED_CODES) || rejection.has_code(&MISSING_BUCKET_CODES);
+        match self {
+            Self::Http(_) if is_described => Self::Rejected(Box::new(rejection)),
+            Self::NotFound | Self::Unauthorized(_) if is_special => {
+                Self::Rejected(Box::new(rejection))
+            }
+            cause => cause,
+        }
+    }
+
     /// Advice for the user.
     pub fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
@@ -229,6 +336,10 @@ impl Cause {
             Self::NoUploads(_) => {
                 "upload to a server that permits it, or copy the file there by other means"
             }
+            Self::Rejected(rejection) => rejection.hint(),
+            Self::Http(PROXY_LOGIN) => {
+                "put user and password into the URL of the proxy, in http_proxy or https_proxy"
+            }
             Self::Http(status) if is_transient_status(*status) => "try again later",
             Self::Busy(_) => "try again later, or wait for it with --timeout",
             Self::Http(_) => "check the URL",
@@ -257,6 +368,7 @@ impl Cause {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
             Self::Http(status) => is_transient_status(*status),
+            Self::Rejected(rejection) => rejection.is_transient,
             Self::Truncated | Self::Busy(_) => true,
             _ => false,
         }
@@ -282,6 +394,7 @@ impl Cause {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
             Self::Http(status) => is_outage_status(*status),
+            Self::Rejected(rejection) => rejection.is_outage,
             Self::Busy(_) => true,
             _ => false,
         }
@@ -327,6 +440,9 @@ pub enum Obstacle {
     /// A source of credentials fails, and may soon work.
     #[error("no credentials from")]
     Credentials,
+    /// A proxy does not connect to the server.
+    #[error("no connection through the proxy")]
+    Proxy,
     /// The connection broke or could not be established.
     #[error("the connection broke")]
     Connection,
@@ -357,6 +473,7 @@ impl Obstacle {
             }
             Self::Credentials => "try again later, or correct this source of credentials",
             Self::Timeout | Self::Connection => "check the network, or try again later",
+            Self::Proxy => "check the proxy of http_proxy or https_proxy, and whether it runs",
             Self::TooSlow => "check the network, or wait longer with --timeout",
         }
     }
@@ -370,7 +487,7 @@ fn describe_obstacle(obstacle: Obstacle, detail: &str) -> String {
             let detail = detail.strip_prefix(prefix).unwrap_or(detail);
             format!("{obstacle}: {detail}")
         }
-        Obstacle::Credentials => format!("{obstacle} {detail}"),
+        Obstacle::Credentials | Obstacle::Proxy => format!("{obstacle} {detail}"),
         _ => format!("{obstacle}: {detail}"),
     }
 }

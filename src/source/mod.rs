@@ -38,7 +38,7 @@ pub use crate::base::random_reads::Wait;
 
 pub use authorizer::{Authorizer, HeaderLoader, Refusal, Request};
 pub(crate) use directory::SourceDirectory;
-pub use error::{Cause, Denial, Error, Obstacle};
+pub use error::{Cause, Denial, Error, Obstacle, Rejection};
 pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
 pub use http::{

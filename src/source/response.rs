@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use percent_encoding::{AsciiSet, percent_encode};
 use reqwest::StatusCode;
 use reqwest::header::{self, HeaderMap, HeaderName};
 
@@ -16,10 +17,12 @@ pub(super) struct ResponseHead {
     pub(super) validator: Validator,
     pub(super) redirect: Option<String>,
     pub(super) retry_after: Option<Duration>,
-    /// Content-Encoding of the body, unless it is identity.
+    /// Codings of the body, without labels that name none.
     encoding: Option<String>,
     /// Details of a refusal, if credentials were looked for.
     pub(super) denial: Option<Denial>,
+    /// Code and message of the error that the body describes, if that was read.
+    pub(super) error: (Option<String>, Option<String>),
 }
 
 impl ResponseHead {
@@ -36,13 +39,16 @@ impl ResponseHead {
             ),
             redirect: status
                 .is_redirection()
-                .then(|| header_text(headers, header::LOCATION).map(str::to_owned))
+                .then(|| {
+                    headers
+                        .get(header::LOCATION)
+                        .map(|place| ascii_url(place.as_bytes()))
+                })
                 .flatten(),
             retry_after: retry_after(headers, now),
-            encoding: header_text(headers, header::CONTENT_ENCODING)
-                .map(|encoding| encoding.trim().to_ascii_lowercase())
-                .filter(|encoding| !encoding.is_empty() && encoding != "identity"),
+            encoding: codings(headers),
             denial: None,
+            error: (None, None),
         }
     }
 
@@ -89,6 +95,8 @@ impl ResponseHead {
 
     pub(super) fn failure_cause(&self) -> Cause {
         let cause = Cause::from_status(self.status, self.retry_after);
+        let (code, message) = self.error.clone();
+        let cause = cause.with_error(self.status, code, message);
         match &self.denial {
             Some(denial) if !cause.is_transient() => Cause::Denied(Box::new(denial.clone())),
             _ => cause,
@@ -107,7 +115,43 @@ impl ResponseHead {
     }
 }
 
-const STORED_ENCODINGS: [&str; 6] = ["gzip", "x-gzip", "zstd", "bzip2", "x-bzip2", "xz"];
+/// Codings of archives, which are decoded by what their bytes are.
+const STORED_ENCODINGS: [&str; 9] = [
+    "gzip", "x-gzip", "zstd", "bzip2", "x-bzip2", "xz", "x-xz", "lz4", "x-lz4",
+];
+
+/// Codings that no archive has.
+const OTHER_ENCODINGS: [&str; 7] = [
+    "br",
+    "compress",
+    "x-compress",
+    "deflate",
+    "dcb",
+    "dcz",
+    "exi",
+];
+
+/// The codings that `Content-Encoding` lists. It may also have labels of stores and uploads, such as `aws-chunked`,
+/// `utf-8` or `x-tar`, which say nothing about the bytes.
+fn codings(headers: &HeaderMap) -> Option<String> {
+    let values = headers.get_all(header::CONTENT_ENCODING).iter();
+    let words = values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|text| text.split(','));
+    let words = words.map(|word| word.trim().to_ascii_lowercase());
+    let is_coding = |word: &String| {
+        let mut known = STORED_ENCODINGS.iter().chain(&OTHER_ENCODINGS);
+        known.any(|coding| coding == word)
+    };
+    let codings: Vec<_> = words.filter(is_coding).collect();
+    (!codings.is_empty()).then(|| codings.join(", "))
+}
+
+/// A URL whose bytes beyond ASCII are percent-encoded, as browsers and curl send them.
+fn ascii_url(bytes: &[u8]) -> String {
+    const LETTERS: &AsciiSet = &AsciiSet::EMPTY;
+    percent_encode(bytes, LETTERS).to_string()
+}
 
 fn unexpected_encoding(encoding: &str) -> Cause {
     Cause::Protocol(format!(
@@ -277,6 +321,22 @@ mod tests {
                 .stored_encoding()
                 .expect_err("no archive is packed so");
             assert!(cause.to_string().contains(refused), "{cause}");
+        }
+        for (label, coding) in [
+            ("aws-chunked", None),
+            ("none", None),
+            ("binary", None),
+            ("UTF-8", None),
+            ("x-tar, utf-8", None),
+            ("gzip,aws-chunked", Some("gzip")),
+            ("identity, x-xz", Some("x-xz")),
+            ("lz4", Some("lz4")),
+        ] {
+            assert_eq!(
+                encoded(label).stored_encoding().ok(),
+                Some(coding),
+                "{label}"
+            );
         }
         assert!(encoded("gzip").check_encoding(Some("gzip")).is_ok());
         assert!(encoded("gzip").check_encoding(None).is_err());

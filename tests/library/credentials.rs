@@ -604,9 +604,12 @@ fn names_of_archives_below_a_prefix_are_listed() {
 #[test]
 fn endless_listing_of_a_bucket_ends() {
     let server = Server::start();
-    server.route("/bucket", |_| {
-        let next = "<NextContinuationToken>again</NextContinuationToken>";
-        Response::new(200).with_body(format!("<ListBucketResult>{next}</ListBucketResult>"))
+    server.route("/bucket", |request| {
+        let token = format!(
+            "<NextContinuationToken>{}</NextContinuationToken>",
+            request.number
+        );
+        Response::new(200).with_body(format!("<ListBucketResult>{token}</ListBucketResult>"))
     });
     let done = list(&server, "s3://bucket", &KEYS);
     assert!(done.status.success(), "{}", stderr_text(&done));
@@ -616,6 +619,28 @@ fn endless_listing_of_a_bucket_ends() {
         stderr_text(&done)
     );
     assert_eq!(server.requests("/bucket").len(), 1000);
+}
+
+#[test]
+fn listing_that_makes_no_progress_is_an_error() {
+    for (content, requests, expected) in [
+        (
+            "<NextContinuationToken>a</NextContinuationToken>",
+            2,
+            "same next page",
+        ),
+        ("<IsTruncated>true</IsTruncated>", 1, "does not say where"),
+    ] {
+        let server = Server::start();
+        server.route("/bucket", move |_| {
+            Response::new(200).with_body(format!("<ListBucketResult>{content}</ListBucketResult>"))
+        });
+        let done = list(&server, "s3://bucket", &KEYS);
+        let error = stderr_text(&done);
+        assert_eq!(done.status.code(), Some(2), "{error}");
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(server.requests("/bucket").len(), requests);
+    }
 }
 
 #[test]

@@ -95,8 +95,10 @@ fn unnamed_images_are_listed_and_selected_by_digest() {
     let place = TestDir::new(&["out"]);
     let image = |file: &str| Image::new("", vec![Archive::new().file(file, "").end()]);
     let images = [image("one"), image("two")];
-    // The same in an index whose entries have no names.
-    let mut files = image::oci_for_all(&images);
+    // The entries of the layout have no names.
+    let mut files = Files::default();
+    let manifests: Vec<_> = images.iter().map(|image| files.manifest(image)).collect();
+    files.index(&manifests);
     files.write(&place.path("layout"));
     let complaint = place.error_of(&["ls", "oci:layout"]);
     for (image, file) in images.iter().zip(["one", "two"]) {

@@ -3,6 +3,7 @@
 //! They use plain files, servers on 127.0.0.1, the usual tools that pack archives, `python3`,
 //! `openssl`, GNU find and script(1).
 
+mod accepted_answers;
 mod adversarial;
 mod archive;
 mod atomic;

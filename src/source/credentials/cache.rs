@@ -54,6 +54,38 @@ impl<C> Provider<C> {
             ..self
         }
     }
+
+    fn failure(&self, detail: &str, is_outage: bool) -> Cause {
+        let detail = format!("{}: {detail}", self.name);
+        if !is_outage {
+            return Cause::Credentials(detail);
+        }
+        Cause::Unreachable {
+            obstacle: Obstacle::Credentials,
+            detail,
+        }
+    }
+
+    /// The failure for an error and the failed exchange before it; `None` if the provider is absent.
+    fn cause_of(
+        &self,
+        error: &reqsign_core::Error,
+        exchange: Option<FailedExchange>,
+        had_some: bool,
+    ) -> Option<Cause> {
+        let is_outage = is_outage(error, exchange.as_ref(), had_some);
+        let is_there = exchange.as_ref().is_some_and(|failed| failed.is_answered);
+        if self.is_optional && !had_some && !(is_there && is_outage) {
+            return None;
+        }
+        let mut detail = describe(error);
+        if let Some(exchange) = exchange
+            && !detail.contains(&exchange.detail)
+        {
+            detail = format!("{detail}: {}", exchange.detail);
+        }
+        Some(self.failure(&detail, is_outage))
+    }
 }
 
 /// Credentials of the first provider that has some. Later loads ask only that one.
@@ -213,6 +245,8 @@ impl<C: SigningCredential> Inner<C> {
             tokio::time::sleep(RELOAD_PAUSE.saturating_sub(last.elapsed())).await;
         }
         let loaded = self.search(self.known_provider()).await;
+        // At the end of the runtime searches fail, and this task ends here.
+        tokio::task::yield_now().await;
         let mut state = self.state.lock();
         let failed_before = matches!(state.last_load, Some((_, Some(_))));
         let failure = loaded.as_ref().err().cloned();
@@ -245,16 +279,6 @@ impl<C: SigningCredential> Inner<C> {
     /// Searches in the provider `known`, which had credentials before, or in all.
     async fn search(&self, known: Option<usize>) -> Result<Loaded<C>, Cause> {
         let now = Timestamp::now();
-        let failed = |provider: &Provider<C>, detail: &str, is_outage: bool| {
-            let detail = format!("{}: {detail}", provider.name);
-            if !is_outage {
-                return Cause::Credentials(detail);
-            }
-            Cause::Unreachable {
-                obstacle: Obstacle::Credentials,
-                detail,
-            }
-        };
         let had_some = known.is_some();
         let providers = self.providers.iter().enumerate();
         for (number, provider) in providers.filter(|one| known.is_none_or(|known| known == one.0)) {
@@ -263,11 +287,11 @@ impl<C: SigningCredential> Inner<C> {
             let context = &self.context.context;
             match provider.finder.provide_credential_dyn(context).await {
                 Ok(None) if had_some => {
-                    return Err(failed(provider, "it has no credentials any more", true));
+                    return Err(provider.failure("it has no credentials any more", true));
                 }
                 Ok(None) => {}
                 Ok(Some(credential)) if !credential.is_valid_at(now + MIN_LIFETIME) => {
-                    return Err(failed(provider, "its credentials have expired", had_some));
+                    return Err(provider.failure("its credentials have expired", had_some));
                 }
                 Ok(Some(credential)) => {
                     let is_long = credential.is_valid_at(now + RENEWAL_MARGIN * 2);
@@ -284,19 +308,10 @@ impl<C: SigningCredential> Inner<C> {
                 }
                 Err(error) => {
                     let exchange = self.context.take_failure();
-                    let is_outage = is_outage(&error, exchange.as_ref(), had_some);
-                    let is_there = exchange.as_ref().is_some_and(|failed| failed.is_answered);
-                    if provider.is_optional && !had_some && !(is_there && is_outage) {
-                        tracing::debug!("{}: {error}", provider.name);
-                        continue;
+                    if let Some(cause) = provider.cause_of(&error, exchange, had_some) {
+                        return Err(cause);
                     }
-                    let mut detail = describe(&error);
-                    if let Some(exchange) = exchange
-                        && !detail.contains(&exchange.detail)
-                    {
-                        detail = format!("{detail}: {}", exchange.detail);
-                    }
-                    return Err(failed(provider, &detail, is_outage));
+                    tracing::debug!("{}: {error}", provider.name);
                 }
             }
         }

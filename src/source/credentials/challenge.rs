@@ -35,7 +35,8 @@ impl Challenge {
         for header in headers.get_all(WWW_AUTHENTICATE) {
             let text = header.to_str().ok();
             let text = text.filter(|text| text.len() <= MAX_HEADER_LEN);
-            for challenge in ChallengeParser::new(text.unwrap_or_default()).flatten() {
+            let text = single_blanks(text.unwrap_or_default());
+            for challenge in ChallengeParser::new(&text).flatten() {
                 let value = |wanted: &str| {
                     let mut params = challenge.params.iter();
                     let param = params.find(|(name, _)| name.eq_ignore_ascii_case(wanted));
@@ -57,6 +58,26 @@ impl Challenge {
         }
         found
     }
+}
+
+/// Shortens blanks outside of quotes to one. RFC 9110 (11.3) permits several, and the parser does not.
+fn single_blanks(text: &str) -> String {
+    let (mut is_quoted, mut last) = (false, ' ');
+    let mut shortened = String::new();
+    for letter in text.chars() {
+        // A quote behind a backslash is a letter.
+        is_quoted ^= letter == '"' && !(is_quoted && last == '\\');
+        let is_further_blank = !is_quoted && last == ' ' && letter == ' ';
+        if !is_further_blank {
+            shortened.push(letter);
+        }
+        last = if last == '\\' && letter == '\\' {
+            ' '
+        } else {
+            letter
+        };
+    }
+    shortened
 }
 
 fn parse_realm(realm: &str, allows_http: bool) -> Option<Url> {
@@ -105,7 +126,9 @@ mod tests {
         let two = parse(&["Basic realm=\"x\"", &token], false);
         assert_eq!(two.as_ref(), Some(&found));
         let both = format!("Basic realm=\"x\", {token}");
-        assert_eq!(parse(&[&both], false), Some(found));
+        assert_eq!(parse(&[&both], false).as_ref(), Some(&found));
+        let blanks = token.replacen("Bearer ", "  Bearer   ", 1);
+        assert_eq!(parse(&[&blanks], false), Some(found));
         let lower = "bearer realm=\"https://example.com\"";
         assert_eq!(
             parse(&[lower], false),

@@ -82,7 +82,7 @@ impl From<Context> for ProviderContext {
 /// A request or command of a provider that did not succeed.
 #[derive(Clone, Debug)]
 pub(super) struct FailedExchange {
-    /// Who failed and how, without secrets.
+    /// The server or program and its failure, without secrets.
     pub(super) detail: String,
     /// Whether the same exchange may soon succeed.
     pub(super) is_transient: bool,
@@ -187,8 +187,7 @@ pub(super) struct Commands {
 impl FileRead for Commands {
     async fn file_read(&self, path: &str) -> Result<Vec<u8>, Error> {
         let read = read_optional(self.path(path)).await;
-        let read = read.and_then(|bytes| bytes.ok_or_else(|| io::ErrorKind::NotFound.into()));
-        read.map_err(|error| Error::unexpected(error.to_string()))
+        Ok(read.and_then(|bytes| bytes.ok_or_else(|| io::ErrorKind::NotFound.into()))?)
     }
 }
 
@@ -336,9 +335,10 @@ impl HttpSend for Requests {
                 .fail_request(&host, classify_error(&error), is_connected)
         })?;
         if !status.is_success() {
-            let (status, is_busy) = (status.as_u16(), Cause::Http(status.as_u16()).is_transient());
+            let status = status.as_u16();
+            let is_transient = Cause::from_status(status, None).is_transient();
             let detail = format!("{host} answers with status {status}");
-            drop(self.exchange.fail(detail, is_busy, true));
+            drop(self.exchange.fail(detail, is_transient, true));
         }
         let mut answer = http::Response::new(Bytes::from(within_limit(body)?));
         *answer.status_mut() = status;

@@ -36,6 +36,13 @@ pub(super) enum Login {
     RegistryToken(String),
 }
 
+impl Login {
+    /// Whether it is a placeholder for none.
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::Password(user, password) if user.is_empty() && password.is_empty())
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Config {
@@ -157,11 +164,16 @@ impl Entry {
             return Some(Ok(login));
         }
         let decoded = decode_auth(&given(&self.auth)?);
-        Some(decoded.ok_or_else(|| "an entry of it is malformed".to_owned()))
+        let login = decoded.ok_or_else(|| "an entry of it is malformed".to_owned());
+        Some(login).filter(|login| !login.as_ref().is_ok_and(Login::is_empty))
     }
 }
 
 fn decode_auth(text: &str) -> Option<Login> {
+    let text: String = text
+        .chars()
+        .filter(|letter| !matches!(letter, '\r' | '\n'))
+        .collect();
     let bytes = STANDARD_PAD_INDIFFERENT.decode(text).ok()?;
     let text = String::from_utf8(bytes).ok()?;
     let (user, password) = text.split_once(':')?;
@@ -208,11 +220,12 @@ async fn ask_helper(
     }
     let answer: HelperAnswer = serde_json::from_slice(&done.stdout)
         .map_err(|_| "the helper's answer is malformed".to_owned())?;
-    Ok(Some(if answer.username == TOKEN_USER {
+    let login = if answer.username == TOKEN_USER {
         Login::IdentityToken(answer.secret)
     } else {
         Login::Password(answer.username, answer.secret)
-    }))
+    };
+    Ok(Some(login).filter(|login| !login.is_empty()))
 }
 
 #[cfg(test)]
@@ -258,6 +271,10 @@ mod tests {
                 Login::Password("u".into(), "p".into()),
             ),
             (
+                r#"{"auth":"dTpw\r\nOnE=\n"}"#,
+                Login::Password("u".into(), "p:q".into()),
+            ),
+            (
                 r#"{"username":"u","password":"p"}"#,
                 Login::Password("u".into(), "p".into()),
             ),
@@ -269,6 +286,10 @@ mod tests {
         ] {
             let auth: Entry = serde_json::from_str(entry).expect("well-formed");
             assert!(auth.login() == Some(Ok(expected)), "{entry}");
+        }
+        for entry in [r#"{"auth":"Og=="}"#, r#"{"auth":""}"#, "{}"] {
+            let auth: Entry = serde_json::from_str(entry).expect("well-formed");
+            assert!(auth.login().is_none(), "{entry}");
         }
         for entry in [r#"{"auth":"?"}"#, r#"{"auth":"dXA="}"#] {
             let auth: Entry = serde_json::from_str(entry).expect("well-formed");

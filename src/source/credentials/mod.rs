@@ -1,5 +1,6 @@
 //! Credentials of requests: found as each place's own tools find them, kept, and renewed.
 
+mod aws_config;
 mod azure;
 mod cache;
 mod challenge;
@@ -25,16 +26,24 @@ pub(super) use registry::{PULL, PUSH, RegistryLogin};
 
 /// Returns the target of the object that `spec` names; `None` unless it has the scheme of an object store.
 ///
+/// It adds the certificates of the AWS CLI's configuration to `options`, for S3.
+///
 /// # Errors
 /// [`Cause::Malformed`] for an invalid name, endpoint or setting.
-pub(super) async fn object_target(spec: &str, options: &Options) -> Option<Result<Target, Cause>> {
+pub(super) async fn object_target(
+    spec: &str,
+    options: &mut Options,
+) -> Option<Result<Target, Cause>> {
     Some(match Object::parse(spec)? {
         Ok(object) => target(&object, spec, options).await,
         Err(cause) => Err(cause),
     })
 }
 
-async fn target(object: &Object<'_>, spec: &str, options: &Options) -> Result<Target, Cause> {
+async fn target(object: &Object<'_>, spec: &str, options: &mut Options) -> Result<Target, Cause> {
+    if object.store == Store::S3 {
+        profile::trust_configured_certificates(options).await?;
+    }
     let endpoint = endpoint(object, options);
     let context = ProviderContext::new(options);
     let (url, authorizer) = match object.store {
@@ -60,7 +69,7 @@ pub(super) fn object_location(spec: &str, options: &Options) -> Option<Location>
 
 fn endpoint(object: &Object<'_>, options: &Options) -> Endpoint {
     Endpoint::new(options.endpoint_url.as_ref(), || match object.store {
-        Store::S3 => s3::configured_endpoint(),
+        Store::S3 => profile::configured_endpoint(),
         Store::Google => google::configured_endpoint(),
         Store::Azure => azure::configured_endpoint(object),
     })

@@ -1,20 +1,20 @@
-//! Profiles of the AWS CLI. reqsign reads each kind of credentials, and this file chooses one.
-
-use std::collections::HashMap;
+//! Profiles of the AWS CLI. reqsign reads most kinds of credentials, and this file chooses one.
 
 use reqsign_aws_v4::{
     AssumeRoleCredentialProvider, AssumeRoleWithWebIdentityCredentialProvider, Credential,
-    ECSCredentialProvider, EnvCredentialProvider, IMDSv2CredentialProvider,
-    ProcessCredentialProvider, ProfileCredentialProvider, RequestSigner, SSOCredentialProvider,
-    StaticCredentialProvider,
+    ECSCredentialProvider, EnvCredentialProvider, IMDSv2CredentialProvider, RequestSigner,
+    SSOCredentialProvider, StaticCredentialProvider,
 };
-use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Signer};
+use reqsign_core::{Context, Error, ErrorKind, ProvideCredential, ProvideCredentialDyn, Signer};
+use serde::Deserialize;
 
-/// Files with profiles: their variable, their default, and the prefix of their sections.
-const FILES: [(&str, &str, &str); 2] = [
-    ("AWS_CONFIG_FILE", "~/.aws/config", "profile "),
-    ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", ""),
-];
+use super::aws_config::{Sections, Settings, split_words};
+use super::context::{read_file, read_optional, variable};
+use crate::source::{Cause, Options};
+
+/// Files with profiles: their variable, and their default.
+const CONFIG: (&str, &str) = ("AWS_CONFIG_FILE", "~/.aws/config");
+const CREDENTIALS: (&str, &str) = ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials");
 
 /// Region if neither the environment nor the profile has one.
 pub(super) const DEFAULT_REGION: &str = "us-east-1";
@@ -22,47 +22,144 @@ pub(super) const DEFAULT_REGION: &str = "us-east-1";
 /// Maximum number of roles of which each is assumed with the next. Profiles may name each other.
 const MAX_ROLES: usize = 8;
 
-/// Settings of a section.
-type Settings = HashMap<String, String>;
-
 /// Name of the profile.
 pub(super) fn name(context: &Context) -> String {
-    context
-        .env_var("AWS_PROFILE")
-        .unwrap_or_else(|| "default".to_owned())
+    selected(|name| context.env_var(name)).unwrap_or_else(|| "default".to_owned())
 }
 
-/// Region of the environment or of these settings.
-pub(super) fn region(context: &Context, settings: &Settings) -> String {
+/// Name of the profile that these variables select.
+fn selected(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    variable("AWS_PROFILE").or_else(|| variable("AWS_DEFAULT_PROFILE"))
+}
+
+/// Region of the environment or of this profile.
+pub(super) fn region(context: &Context, profile: &Profile) -> String {
     let variable = |name: &str| context.env_var(name);
     variable("AWS_REGION")
         .or_else(|| variable("AWS_DEFAULT_REGION"))
-        .or_else(|| settings.get("region").cloned())
+        .or_else(|| profile.get("region"))
         .unwrap_or_else(|| DEFAULT_REGION.to_owned())
 }
 
-/// Settings of the profile `name` in both files; `None` if neither has it.
-pub(super) async fn load(context: &Context, name: &str) -> Option<Settings> {
-    let mut settings = None;
-    for file in &FILES {
-        let prefix = if name == "default" { "" } else { file.2 };
-        if let Some(found) = load_section(context, file, &format!("{prefix}{name}")).await {
-            settings.get_or_insert_with(Settings::new).extend(found);
-        }
-    }
-    settings
+/// A profile: its settings in both files.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Profile {
+    config: Settings,
+    credentials: Settings,
 }
 
-async fn load_section(
-    context: &Context,
-    (variable, default, _): &(&str, &str, &str),
-    section: &str,
-) -> Option<Settings> {
-    let path = context.env_var(variable);
-    let path = context.expand_home_dir(path.as_deref().unwrap_or(default))?;
-    let text = context.file_read_as_string(&path).await.ok()?;
-    let mut file = ini::Ini::load_from_str(&text).ok()?;
-    Some(file.delete(Some(section))?.into_iter().collect())
+impl Profile {
+    /// The setting `name`. That of the file of credentials comes first.
+    pub(super) fn get(&self, name: &str) -> Option<String> {
+        let found = self.credentials.get(name).or_else(|| self.config.get(name));
+        found.filter(|value| !value.is_empty()).cloned()
+    }
+}
+
+/// Both files.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Files {
+    config: Sections,
+    credentials: Sections,
+}
+
+impl Files {
+    /// Loads the files of `context`. A missing one, or another user's, is empty.
+    pub(super) async fn load(context: &Context) -> Result<Self, Error> {
+        let load = async |(variable, default): (&str, &str)| {
+            let path = context.env_var(variable);
+            let Some(path) = context.expand_home_dir(path.as_deref().unwrap_or(default)) else {
+                return Ok(Sections::default());
+            };
+            match context.file_read(&path).await {
+                Ok(bytes) => Ok(Sections::parse(&String::from_utf8_lossy(&bytes))),
+                Err(error) => match error.kind() {
+                    ErrorKind::ConfigInvalid | ErrorKind::PermissionDenied => {
+                        Ok(Sections::default())
+                    }
+                    _ => Err(error),
+                },
+            }
+        };
+        Ok(Self {
+            config: load(CONFIG).await?,
+            credentials: load(CREDENTIALS).await?,
+        })
+    }
+
+    /// The profile `name`; `None` if neither file has it.
+    pub(super) fn profile(&self, name: &str) -> Option<Profile> {
+        let mut config = self.config.of_kind("profile", name);
+        if name == "default" {
+            config = config.or_else(|| self.config.named(name));
+        }
+        let credentials = self.credentials.named(name);
+        (config.is_some() || credentials.is_some()).then(|| Profile {
+            config: config.cloned().unwrap_or_default(),
+            credentials: credentials.cloned().unwrap_or_default(),
+        })
+    }
+
+    /// The endpoint of S3 for `profile`.
+    fn endpoint(&self, profile: &Profile) -> Option<String> {
+        let services = profile.get("services");
+        let services = services.and_then(|name| self.config.of_kind("services", &name));
+        let of_service = services.and_then(|services| services.get("s3.endpoint_url").cloned());
+        of_service.or_else(|| profile.get("endpoint_url"))
+    }
+}
+
+/// The endpoint of S3 in the environment, or in the configuration of its profile.
+pub(super) fn configured_endpoint() -> Option<String> {
+    let is_true = |text: String| text.eq_ignore_ascii_case("true");
+    if variable("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS").is_some_and(is_true) {
+        return None;
+    }
+    variable("AWS_ENDPOINT_URL_S3")
+        .or_else(|| variable("AWS_ENDPOINT_URL"))
+        .or_else(|| {
+            let (files, profile) = local_profile()?;
+            let is_ignored = profile.get("ignore_configured_endpoint_urls");
+            files
+                .endpoint(&profile)
+                .filter(|_| !is_ignored.is_some_and(is_true))
+        })
+}
+
+/// Trusts the certificates that `AWS_CA_BUNDLE` names, or the setting `ca_bundle` of the profile.
+pub(super) async fn trust_configured_certificates(options: &mut Options) -> Result<(), Cause> {
+    let path = variable("AWS_CA_BUNDLE").or_else(|| local_profile()?.1.get("ca_bundle"));
+    let Some(path) = path else {
+        return Ok(());
+    };
+    let failed =
+        |detail: String| Cause::Malformed(format!("the CA bundle of AWS {path}: {detail}"));
+    let read = read_optional(&path)
+        .await
+        .map_err(|error| failed(error.to_string()))?;
+    let pem = read.ok_or_else(|| failed("not found".to_owned()))?;
+    let trusted = options.certificates.with_trusted(&pem);
+    options.certificates = trusted.map_err(|error| failed(error.to_string()))?;
+    Ok(())
+}
+
+/// The profile of the environment, read without a [`Context`].
+fn local_profile() -> Option<(Files, Profile)> {
+    let load = |(name, default): (&str, &str)| {
+        let path = variable(name).unwrap_or_else(|| default.to_owned());
+        let path = Context::new()
+            .with_env(reqsign_core::OsEnv)
+            .expand_home_dir(&path)?;
+        let bytes = read_file(path.as_ref()).ok()?;
+        Some(Sections::parse(&String::from_utf8_lossy(&bytes)))
+    };
+    let files = Files {
+        config: load(CONFIG).unwrap_or_default(),
+        credentials: load(CREDENTIALS).unwrap_or_default(),
+    };
+    let name = selected(variable).unwrap_or_else(|| "default".to_owned());
+    let profile = files.profile(&name)?;
+    Some((files, profile))
 }
 
 /// Credentials of the profile that the environment names.
@@ -74,30 +171,33 @@ impl ProvideCredential for ProfileProvider {
 
     async fn provide_credential(&self, context: &Context) -> Result<Option<Credential>, Error> {
         let mut name = name(context);
-        let Some(mut settings) = load(context, &name).await else {
-            let is_named = context.env_var("AWS_PROFILE").is_some();
+        let files = Files::load(context).await?;
+        let Some(mut profile) = files.profile(&name) else {
+            let is_named = selected(|name| context.env_var(name)).is_some();
             return is_named.then(|| Err(missing(&name))).transpose();
         };
         let mut roles = Vec::new();
         let base = loop {
-            let setting = |name: &str| settings.get(name).cloned();
-            if setting("role_arn").is_none() || setting("web_identity_token_file").is_some() {
-                break credentials_of(context, &name, &settings).await?;
+            if profile.get("role_arn").is_none() || profile.get("web_identity_token_file").is_some()
+            {
+                break credentials_of(context, &files, &profile).await?;
             }
-            if setting("mfa_serial").is_some() {
+            if profile.get("mfa_serial").is_some() {
                 let text = "mfa_serial is not supported, but a credential_process is";
                 return Err(Error::config_invalid(text));
             }
-            let sources = (setting("source_profile"), setting("credential_source"));
-            roles.push(settings);
+            let sources = (
+                profile.get("source_profile"),
+                profile.get("credential_source"),
+            );
+            roles.push(profile.clone());
             if roles.len() > MAX_ROLES {
                 return Err(Error::config_invalid("its source_profiles form a cycle"));
             }
             match sources {
-                (Some(source), _) if source == name => break keys(context, &name).await?,
+                (Some(source), _) if source == name => break all_keys(&profile),
                 (Some(source), _) => {
-                    let found = load(context, &source).await;
-                    settings = found.ok_or_else(|| missing(&source))?;
+                    profile = files.profile(&source).ok_or_else(|| missing(&source))?;
                     name = source;
                 }
                 (None, Some(source)) => break credentials_of_source(context, &source).await?,
@@ -111,59 +211,111 @@ impl ProvideCredential for ProfileProvider {
     }
 }
 
-/// Returns the credentials of the profile `name`, which has no role, or a token for it.
+/// Returns the credentials of `profile`, which has no role, or a token for it, in the order of the AWS CLI.
 async fn credentials_of(
     context: &Context,
-    name: &str,
-    settings: &Settings,
+    files: &Files,
+    profile: &Profile,
 ) -> Result<Option<Credential>, Error> {
-    let (role, file) = ("role_arn", "web_identity_token_file");
-    if let (Some(role), Some(file)) = (settings.get(role), settings.get(file)) {
-        let (role, file) = (role.clone(), file.into());
-        let provider = AssumeRoleWithWebIdentityCredentialProvider::with_config(role, file);
+    let web_identity = profile
+        .get("role_arn")
+        .zip(profile.get("web_identity_token_file"));
+    if let Some((role, file)) = web_identity {
+        let provider = AssumeRoleWithWebIdentityCredentialProvider::with_config(role, file.into());
         return provider.provide_credential(context).await;
     }
-    if let Some(found) = keys(context, name).await? {
+    if profile.get("sso_account_id").is_some() {
+        let provider = single_sign_on(files, profile)?;
+        return provider.provide_credential(context).await;
+    }
+    if let Some(found) = keys(&profile.credentials) {
         return Ok(Some(found));
     }
-    if settings.contains_key("sso_account_id") {
-        let provider = single_sign_on(context, name, settings).await?;
-        return provider.provide_credential(context).await;
+    match profile.get("credential_process") {
+        Some(command) => run_process(context, &command).await.map(Some),
+        None => Ok(keys(&profile.config)),
     }
-    let provider = ProcessCredentialProvider::new().with_profile(name);
-    provider.provide_credential(context).await
 }
 
-async fn keys(context: &Context, name: &str) -> Result<Option<Credential>, Error> {
-    let provider = ProfileCredentialProvider::new().with_profile(name);
-    provider.provide_credential(context).await
+/// The keys in either file.
+fn all_keys(profile: &Profile) -> Option<Credential> {
+    keys(&profile.credentials).or_else(|| keys(&profile.config))
 }
 
-async fn single_sign_on(
-    context: &Context,
-    name: &str,
-    settings: &Settings,
-) -> Result<SSOCredentialProvider, Error> {
-    let provider = SSOCredentialProvider::new().with_profile(name);
-    let Some(session) = settings.get("sso_session") else {
-        return Ok(provider);
+fn keys(settings: &Settings) -> Option<Credential> {
+    let setting = |name: &str| {
+        settings
+            .get(name)
+            .filter(|value| !value.is_empty())
+            .cloned()
     };
-    let section = load_section(context, &FILES[0], &format!("sso-session {session}")).await;
-    let section = section.unwrap_or_default();
-    let (Some(region), Some(account), Some(role)) = (
-        section.get("sso_region"),
-        settings.get("sso_account_id"),
-        settings.get("sso_role_name"),
-    ) else {
-        let text = "its sso_session needs sso_region, sso_account_id and sso_role_name";
-        return Err(Error::config_invalid(text));
+    Some(Credential {
+        access_key_id: setting("aws_access_key_id")?,
+        secret_access_key: setting("aws_secret_access_key")?,
+        session_token: setting("aws_session_token").or_else(|| setting("aws_security_token")),
+        expires_in: None,
+    })
+}
+
+/// Answer of a `credential_process`.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ProcessAnswer {
+    version: u32,
+    access_key_id: String,
+    secret_access_key: String,
+    session_token: Option<String>,
+    expiration: Option<String>,
+}
+
+async fn run_process(context: &Context, command: &str) -> Result<Credential, Error> {
+    let malformed = || Error::config_invalid("its credential_process is malformed");
+    let words = split_words(command).ok_or_else(malformed)?;
+    let (program, arguments) = words.split_first().ok_or_else(malformed)?;
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = context.command_execute(program, &arguments).await?;
+    if !done.success() {
+        let text = format!("{program} ends with status {}", done.status);
+        return Err(Error::unexpected(text));
+    }
+    // The error's own text may quote a secret.
+    let answer = serde_json::from_slice(&done.stdout).ok();
+    let answer = answer.filter(|answer: &ProcessAnswer| answer.version == 1);
+    let unusable = || Error::unexpected(format!("the answer of {program} is malformed"));
+    let answer = answer.ok_or_else(unusable)?;
+    Ok(Credential {
+        access_key_id: answer.access_key_id,
+        secret_access_key: answer.secret_access_key,
+        session_token: answer.session_token,
+        expires_in: answer.expiration.and_then(|time| time.parse().ok()),
+    })
+}
+
+fn single_sign_on(files: &Files, profile: &Profile) -> Result<SSOCredentialProvider, Error> {
+    let session = profile.get("sso_session");
+    let section = session
+        .as_ref()
+        .map(|name| files.config.of_kind("sso-session", name));
+    let setting = |name: &str| match section {
+        Some(section) => section?.get(name).cloned(),
+        None => profile.get(name),
     };
     // reqsign uses the start URL only to find the cached token, which is that of the session's name.
-    Ok(provider
+    let token = session.clone().or_else(|| setting("sso_start_url"));
+    let (Some(region), Some(account), Some(role), Some(token)) = (
+        setting("sso_region"),
+        profile.get("sso_account_id"),
+        profile.get("sso_role_name"),
+        token,
+    ) else {
+        let text = "single sign-on needs sso_region, sso_account_id, sso_role_name, and a sso_session or sso_start_url";
+        return Err(Error::config_invalid(text));
+    };
+    Ok(SSOCredentialProvider::new()
         .with_region(region)
         .with_account_id(account)
         .with_role_name(role)
-        .with_start_url(session))
+        .with_start_url(token))
 }
 
 async fn credentials_of_source(
@@ -182,7 +334,7 @@ async fn credentials_of_source(
 /// Assumes each of `roles`, the last first, with the credentials of the one before.
 async fn assume_all(
     context: &Context,
-    roles: &[Settings],
+    roles: &[Profile],
     mut credential: Option<Credential>,
 ) -> Result<Option<Credential>, Error> {
     for role in roles.iter().rev() {
@@ -195,10 +347,10 @@ async fn assume_all(
 
 async fn assume(
     context: &Context,
-    role: &Settings,
+    role: &Profile,
     credential: &Credential,
 ) -> Result<Credential, Error> {
-    let setting = |name: &str| role.get(name).cloned();
+    let setting = |name: &str| role.get(name);
     let region = region(context, role);
     let (key, secret) = (&credential.access_key_id, &credential.secret_access_key);
     let mut source = StaticCredentialProvider::new(key, secret);
@@ -295,7 +447,7 @@ sso_role_name = reader
                 TOKEN_FILE => {
                     Ok(br#"{"accessToken":"token","expiresAt":"2999-01-01T00:00:00Z"}"#.into())
                 }
-                _ => Err(Error::unexpected(format!("no {path}"))),
+                _ => Err(Error::config_invalid(format!("no {path}"))),
             }
         }
     }

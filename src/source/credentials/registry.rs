@@ -257,7 +257,7 @@ fn basic_header(user: &str, password: &str) -> Result<HeaderValue, String> {
 struct TokenAnswer {
     token: Option<String>,
     access_token: Option<String>,
-    expires_in: Option<u64>,
+    expires_in: Option<i64>,
 }
 
 async fn request_token(
@@ -272,7 +272,7 @@ async fn request_token(
     let answer = context.http_send(request).await;
     let answer = answer.map_err(|error| format!("the token server {host} fails: {error}"))?;
     if answer.status() != StatusCode::OK {
-        let ServerError { code, message } = ServerError::parse(answer.body());
+        let ServerError { code, message, .. } = ServerError::parse(answer.body());
         let status = answer.status().as_u16().to_string();
         let words = [Some(status), code, message].into_iter().flatten();
         let words = words.collect::<Vec<_>>().join(" ");
@@ -282,10 +282,11 @@ async fn request_token(
     }
     let malformed = || format!("the answer of the token server {host} is malformed");
     let answer: TokenAnswer = serde_json::from_slice(answer.body()).map_err(|_| malformed())?;
-    let token = answer.token.or(answer.access_token);
-    let token = token.filter(|token| !token.is_empty());
+    let tokens = [answer.token, answer.access_token].into_iter().flatten();
+    let token = tokens.into_iter().find(|token| !token.is_empty());
     let token = token.ok_or_else(malformed)?;
     let lifetime = answer.expires_in.unwrap_or_default();
+    let lifetime = u64::try_from(lifetime).unwrap_or_default();
     let lifetime = Duration::from_secs(lifetime.min(MAX_TOKEN_LIFETIME)).max(MIN_TOKEN_LIFETIME);
     Ok(Authorization {
         value: header("Bearer", &token)?,

@@ -12,7 +12,7 @@ use reqwest::header::{AUTHORIZATION, AsHeaderName, HeaderMap, HeaderName, Header
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
-use super::context::{ProviderContext, variable};
+use super::context::ProviderContext;
 use super::object::{Endpoint, Object, url_below};
 use super::profile;
 use super::sign::sign;
@@ -36,11 +36,6 @@ struct S3 {
     /// First labels of Amazon's endpoints.
     service: String,
     region: Mutex<String>,
-}
-
-/// The endpoint in the variables of the AWS CLI.
-pub(super) fn configured_endpoint() -> Option<String> {
-    variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"))
 }
 
 /// URL of `object`, and the authorizer of its requests.
@@ -82,8 +77,10 @@ fn service(is_fips: bool, is_dual_stack: bool) -> String {
 
 /// Region of the environment or of the profile.
 async fn region(context: &Context) -> Result<String, Cause> {
-    let settings = profile::load(context, &profile::name(context)).await;
-    let region = profile::region(context, &settings.unwrap_or_default());
+    // The provider of credentials reports files that cannot be read.
+    let files = profile::Files::load(context).await.unwrap_or_default();
+    let profile = files.profile(&profile::name(context));
+    let region = profile::region(context, &profile.unwrap_or_default());
     if is_region(&region) {
         return Ok(region);
     }
@@ -137,7 +134,8 @@ impl S3 {
         fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
             headers.get(name)?.to_str().ok()
         }
-        let region = text(&refusal.headers, BUCKET_REGION).filter(|region| is_region(region));
+        let region = text(&refusal.headers, BUCKET_REGION).or(refusal.error.region.as_deref());
+        let region = region.filter(|region| is_region(region));
         let Some(region) = region else {
             return false;
         };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use bytes::BytesMut;
 use reqwest::Method;
 use reqwest::header::{self, HeaderMap, HeaderValue};
 use tokio::time::Instant;
@@ -323,6 +324,7 @@ impl Client {
                 self.stats.source_renewed_credentials.increment();
                 continue;
             }
+            head.error = (refusal.error.code.clone(), refusal.error.message.clone());
             if refusal.is_denial() {
                 head.denial = Some(describe(refusal, authorizer, is_read));
             }
@@ -375,22 +377,25 @@ fn describe(refusal: Refusal, authorizer: Option<&Arc<dyn Authorizer>>, is_read:
     refusal.into_denial(origin, advice)
 }
 
-/// Returns the error in the body of a refusal.
+/// Returns the error in the body of a refusal, which can still be read.
 async fn server_error(raw: &mut RawResponse) -> ServerError {
-    if !matches!(raw.status.as_u16(), 400 | 401 | 403 | 409) {
+    if raw.headers.contains_key(header::LOCATION) {
         return ServerError::default();
     }
-    let mut body = Vec::new();
+    let (mut body, mut is_whole) = (BytesMut::new(), false);
     let receiving = async {
-        while body.len() < MAX_ERROR_BODY_BYTES
-            && let Ok(Some(piece)) = raw.content.next().await
-        {
-            body.extend_from_slice(&piece);
+        while body.len() < MAX_ERROR_BODY_BYTES && !is_whole {
+            match raw.content.next().await {
+                Ok(Some(piece)) => body.extend_from_slice(&piece),
+                Ok(None) | Err(_) => is_whole = true,
+            }
         }
     };
     tokio::time::timeout(ERROR_BODY_TIMEOUT, receiving)
         .await
         .ok();
+    let body = body.freeze();
+    raw.content.put_back(body.clone(), is_whole);
     ServerError::parse(&body)
 }
 

@@ -11,6 +11,9 @@ const MAX_MESSAGE_LEN: usize = 200;
 /// Maximum length of a word of a message. A longer one may be a secret that the server repeats.
 const MAX_WORD_LEN: usize = 40;
 
+/// The same for a URL without a query.
+const MAX_URL_LEN: usize = 80;
+
 /// An error that a server describes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ServerError {
@@ -18,6 +21,8 @@ pub(crate) struct ServerError {
     pub(crate) code: Option<String>,
     /// Its message, if it is short and has no secrets.
     pub(crate) message: Option<String>,
+    /// The region that the request should be for.
+    pub(crate) region: Option<String>,
 }
 
 /// Body of a registry's refusal, and of a token server's.
@@ -38,10 +43,14 @@ struct JsonError {
 impl ServerError {
     /// Finds code and message in `body`: XML in object stores, JSON in registries.
     pub(crate) fn parse(body: &[u8]) -> Self {
-        let (code, message) = from_json(body).unwrap_or_else(|| (from_xml(body), None));
+        let text = String::from_utf8_lossy(body);
+        let element = |name| element(&text, name).map(str::to_owned);
+        let from_xml = || (element("Code"), element("Message"));
+        let (code, message) = from_json(body).unwrap_or_else(from_xml);
         Self {
             code: code.filter(|code| is_code(code)),
             message: message.filter(|message| is_presentable(message)),
+            region: element("Region"),
         }
     }
 }
@@ -53,15 +62,15 @@ fn from_json(body: &[u8]) -> Option<(Option<String>, Option<String>)> {
     Some((first.code, message))
 }
 
-fn from_xml(body: &[u8]) -> Option<String> {
-    let text = String::from_utf8_lossy(body);
-    let (_, rest) = text.split_once("<Code>")?;
-    let (code, _) = rest.split_once("</Code>")?;
-    Some(code.to_owned())
+/// The text of the first element `name` of XML.
+fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    let (content, _) = rest.split_once(&format!("</{name}>"))?;
+    Some(content)
 }
 
 fn is_code(code: &str) -> bool {
-    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"_.".contains(&byte);
     !code.is_empty() && code.len() <= MAX_CODE_LEN && code.bytes().all(is_valid)
 }
 
@@ -69,7 +78,15 @@ fn is_presentable(message: &str) -> bool {
     !message.is_empty()
         && message.len() <= MAX_MESSAGE_LEN
         && !message.contains(char::is_control)
-        && message.split(' ').all(|word| word.len() <= MAX_WORD_LEN)
+        && message.split(' ').all(|word| {
+            let is_plain_url = word.starts_with("https://") && !word.contains(['?', '@', '#']);
+            word.len()
+                <= if is_plain_url {
+                    MAX_URL_LEN
+                } else {
+                    MAX_WORD_LEN
+                }
+        })
 }
 
 #[cfg(test)]
@@ -89,6 +106,15 @@ mod tests {
         };
         let xml = "<?xml version=\"1.0\"?><Error><Code>NoSuchKey</Code></Error>";
         assert_eq!(parse(xml), both("NoSuchKey", ""));
+        let xml = "<Error><Code>KMS.DisabledException</Code><Message>it is off</Message></Error>";
+        assert_eq!(parse(xml), both("KMS.DisabledException", "it is off"));
+        let xml = "<Error><Code>A</Code><Region>eu-west-1</Region></Error>";
+        let region = ServerError::parse(xml.as_bytes()).region;
+        assert_eq!(region.as_deref(), Some("eu-west-1"));
+        let limit = "pull rate limit. https://www.docker.com/increase-rate-limit/of-docker-hub";
+        let json =
+            serde_json::json!({ "errors": [{ "code": "TOOMANYREQUESTS", "message": limit }] });
+        assert_eq!(parse(&json.to_string()), both("TOOMANYREQUESTS", limit));
         let json = r#"{"errors":[{"code":"DENIED","message":"no access","detail":[1]}]}"#;
         assert_eq!(parse(json), both("DENIED", "no access"));
         let token = r#"{"details":"incorrect username or password"}"#;
@@ -103,6 +129,8 @@ mod tests {
     fn error_text_that_may_be_a_secret_or_a_command_is_dropped() {
         for message in [
             "a".repeat(41),
+            format!("https://example.com/{}", "a".repeat(80)),
+            "https://example.com/?token=hunter2hunter2hunter2".to_owned(),
             "a ".repeat(101),
             "\u{1b}[2J".to_owned(),
             "two\nlines".to_owned(),

@@ -119,7 +119,7 @@ impl Http {
         };
         match tokio::time::timeout(contact.timeout(), opening).await {
             Ok(Err(error)) if contact == FirstContact::UnlessLate || error.cause.is_outage() => {
-                tracing::warn!("{error}");
+                tracing::warn!("{error}: {}", error.cause);
             }
             Ok(opened) => return opened,
             Err(_) => tracing::warn!("{}: no answer so far", target.location),
@@ -439,7 +439,8 @@ impl Http {
             (200, _) => Err(protocol_failure("the server stopped answering with ranges")),
             _ => {
                 let failure = Failure::from_status(head);
-                let is_throttled = matches!(failure.cause, Cause::Http(403 | 429 | 503));
+                let is_throttled =
+                    matches!(head.status, 403 | 429 | 503) && failure.cause.is_transient();
                 Err(Failure {
                     is_for_concurrency: is_throttled && permit.throttled(head.retry_after),
                     ..failure

@@ -4,13 +4,16 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
+use http::uri::{Authority, Uri};
 use http_body::Frame;
+use hyper_util::client::proxy::matcher::Matcher;
 use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
 use reqwest::{Body, Method, Response, StatusCode};
@@ -21,6 +24,9 @@ use super::client_certificate::ClientCertificate;
 use super::connect_time::ConnectTimer;
 use crate::base::sync::Mutex;
 use crate::source::{Cause, Obstacle, Options};
+
+/// Maximum number of header lines of a response. The parser reserves memory for them.
+const MAX_HEADER_LINES: usize = 500;
 
 /// Sends requests and returns responses unchecked.
 pub trait Transport: Send + Sync + fmt::Debug {
@@ -72,6 +78,17 @@ impl Content {
         Self(Mutex::new(pieces.boxed()))
     }
 
+    /// Lets `bytes`, which came from it, come again, before the rest if it has not ended.
+    pub(super) fn put_back(&mut self, bytes: Bytes, has_ended: bool) {
+        let rest = std::mem::replace(self.0.get_mut(), stream::empty().boxed());
+        let rest = if has_ended {
+            stream::empty().boxed()
+        } else {
+            rest
+        };
+        *self.0.get_mut() = stream::iter([Ok(bytes)]).chain(rest).boxed();
+    }
+
     /// Waits for the next bytes; `None` at the end. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
         self.0.get_mut().next().await.transpose()
@@ -91,6 +108,8 @@ pub(crate) struct NetworkTransport {
     /// A client with the user's certificate, and the origin that may see it.
     identified: Option<(Origin, reqwest::Client)>,
     connect_timer: ConnectTimer,
+    /// The proxies of the environment, to name them in errors.
+    proxies: Option<Arc<Matcher>>,
 }
 
 impl NetworkTransport {
@@ -104,7 +123,28 @@ impl NetworkTransport {
             client: build(None)?,
             identified: identified.map(|client| (url.origin(), client)),
             connect_timer,
+            proxies: environment_proxies().map(Arc::new),
         })
+    }
+
+    /// The cause of a request to `url` that got no answer.
+    fn failure(&self, url: &Url, error: &reqwest::Error) -> Cause {
+        let cause = classify_error(error);
+        let proxy = || {
+            self.proxies
+                .as_ref()?
+                .intercept(&url.as_str().parse().ok()?)
+        };
+        match proxy().filter(|_| error.is_connect() && cause.is_outage()) {
+            Some(proxy) => Cause::Unreachable {
+                obstacle: Obstacle::Proxy,
+                detail: format!(
+                    "{}: {cause}",
+                    proxy.uri().authority().map_or("", Authority::host)
+                ),
+            },
+            None => cause,
+        }
     }
 
     fn client(&self, url: &Url) -> &reqwest::Client {
@@ -123,13 +163,14 @@ impl Transport for NetworkTransport {
         headers: HeaderMap,
         body: Option<Content>,
     ) -> BoxFuture<'_, Result<RawResponse, Cause>> {
-        Box::pin(async {
-            let mut request = self.client(&url).request(method, url).headers(headers);
+        Box::pin(async move {
+            let client = self.client(&url);
+            let mut request = client.request(method, url.clone()).headers(headers);
             if let Some(body) = body {
                 request = request.body(Body::wrap(body));
             }
             let sent = request.send().await;
-            let mut response = sent.map_err(|error| classify_error(&error))?;
+            let mut response = sent.map_err(|error| self.failure(&url, &error))?;
             Ok(RawResponse {
                 status: response.status(),
                 headers: std::mem::take(response.headers_mut()),
@@ -197,6 +238,10 @@ fn build_client(
     // itself, because it knows to which origin the headers belong.
     let client = reqwest::Client::builder()
         .http1_only()
+        .http1_allow_spaces_after_header_name_in_responses(true)
+        .http1_allow_obsolete_multiline_headers_in_responses(true)
+        .http1_ignore_invalid_headers_in_responses(true)
+        .http1_max_headers(MAX_HEADER_LINES)
         .redirect(Policy::none())
         .referer(false)
         .user_agent(concat!("tarfs/", env!("CARGO_PKG_VERSION")))
@@ -204,13 +249,22 @@ fn build_client(
         .pool_max_idle_per_host(options.connections)
         .tls_backend_preconfigured(tls)
         .connector_layer(connect_timer);
-    let client = if bypasses_proxies {
+    let client = if bypasses_proxies || environment_proxies().is_none() {
         client.no_proxy()
     } else {
         client
     };
     let built = client.build();
     built.map_err(|error| unusable(&error))
+}
+
+/// The proxies of the environment; `None` without any, or if `no_proxy` is `*`. For curl that is every host, and the
+/// crate takes it for every name.
+fn environment_proxies() -> Option<Matcher> {
+    let proxies = Matcher::from_env();
+    let mut names = ["http://name.invalid", "https://name.invalid"].into_iter();
+    let is_used = names.any(|name| proxies.intercept(&Uri::from_static(name)).is_some());
+    is_used.then_some(proxies)
 }
 
 /// Classifies a failed request. The result omits the URL, which may contain secrets.

@@ -38,6 +38,7 @@ pub(super) struct S3Place {
 struct ListBucketResult {
     #[serde(default)]
     contents: Vec<Object>,
+    is_truncated: Option<bool>,
     next_continuation_token: Option<String>,
 }
 
@@ -49,14 +50,14 @@ struct Object {
 }
 
 impl S3Place {
-    pub(super) async fn open(spec: &str, options: Options) -> Result<Self, Cause> {
+    pub(super) async fn open(spec: &str, mut options: Options) -> Result<Self, Cause> {
         let slash = if spec.ends_with('/') { "" } else { "/" };
         let spec = format!("{spec}{slash}");
         let name = spec.trim_start_matches("s3://");
         let prefix = name.split_once('/').unwrap_or_default().1.to_owned();
         // The URL of an object of the place has that of the bucket before its key.
         let malformed = || Cause::Malformed("a prefix of S3 is s3://BUCKET/PREFIX/".to_owned());
-        let target = object_target(&format!("{spec}-"), &options).await;
+        let target = object_target(&format!("{spec}-"), &mut options).await;
         let mut bucket = target.ok_or_else(malformed)??;
         if let Ok(mut segments) = bucket.url.path_segments_mut() {
             for _ in prefix.split('/') {
@@ -83,6 +84,11 @@ impl S3Place {
         for _ in 0..MAX_PAGES {
             let body = self.page(&token).await?;
             match parse(&body, &self.prefix, listing)? {
+                // Such a listing has no end.
+                Some(next) if next == token => {
+                    let text = "the listing names the same next page again";
+                    return Err(Cause::Protocol(text.to_owned()));
+                }
                 Some(next) if !listing.is_full() => token = next,
                 None if !listing.is_full() => return Ok(()),
                 _ => break,
@@ -141,7 +147,14 @@ pub(super) fn parse(
         }
     }
     let next = found.next_continuation_token;
-    Ok(next.filter(|token| !token.is_empty()))
+    let next = next.filter(|token| !token.is_empty());
+    match (found.is_truncated, next) {
+        (Some(true), None) => Err(Cause::Protocol(
+            "the listing goes on, and the server does not say where".to_owned(),
+        )),
+        (Some(false), _) => Ok(None),
+        (_, next) => Ok(next),
+    }
 }
 
 #[cfg(test)]
@@ -166,8 +179,22 @@ mod tests {
         };
         assert_eq!(listing.archives, [expected]);
         assert_eq!(next.as_deref(), Some("t/+="));
-        let empty = b"<ListBucketResult></ListBucketResult>";
-        assert!(matches!(parse(empty, "", &mut listing), Ok(None)));
+        let token = "<NextContinuationToken>t</NextContinuationToken>";
+        let whole = format!("<IsTruncated>false</IsTruncated>{token}");
+        for (content, expected) in [
+            ("", Some(None)),
+            (&*whole, Some(None)),
+            (token, Some(Some("t"))),
+            ("<IsTruncated>true</IsTruncated>", None),
+            (
+                "<IsTruncated>true</IsTruncated><NextMarker>a</NextMarker>",
+                None,
+            ),
+        ] {
+            let body = format!("<ListBucketResult>{content}</ListBucketResult>");
+            let parsed = parse(body.as_bytes(), "", &mut listing).ok();
+            assert_eq!(parsed.as_ref().map(Option::as_deref), expected, "{content}");
+        }
         for wrong in [
             "",
             "{}",
