@@ -75,6 +75,8 @@ pub struct ReadHandle {
     retry_forever: RetryForever,
     pub(super) continuation: Option<(u64, Arc<Continuation>)>,
     received: AtomicU64,
+    /// Bytes before the buffer that were received, each counted once.
+    skipped: AtomicU64,
     state: Mutex<State>,
     command_given: Notify,
 }
@@ -163,6 +165,16 @@ impl ReadHandle {
     pub fn stop(&self) {
         self.state.lock().command = Some(ReadCommand::Stop);
         self.command_given.notify_one();
+    }
+
+    pub(super) fn set_skipped(&self, len: u64) {
+        self.skipped.fetch_max(len, Ordering::Relaxed);
+    }
+
+    /// Bytes received in the buffer and before it, which extend the deadline.
+    pub(super) fn progress(&self) -> u64 {
+        let skipped = self.skipped.load(Ordering::Relaxed);
+        self.received().saturating_add(skipped)
     }
 
     pub(super) fn set_received(&self, len: usize) {

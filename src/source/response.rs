@@ -56,13 +56,23 @@ impl ResponseHead {
     pub(super) fn fingerprint(&self) -> Fingerprint {
         let len = match self.range {
             Some(ContentRange::Part { total, .. } | ContentRange::Unsatisfied { total }) => total,
-            None if self.status == 200 => self.content_len,
+            None if self.is_whole() => self.content_len,
             None => None,
         };
         Fingerprint {
             len,
             validator: self.validator.clone(),
         }
+    }
+
+    /// Whether the body is all of the source. A proxy that changed headers answers with 203.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.status, 200 | 203)
+    }
+
+    /// Whether it may be an answer of a server that does not support ranges.
+    pub(super) fn refuses_range(&self) -> bool {
+        self.denial.is_none() && matches!(self.status, 206 | 400 | 416 | 501)
     }
 
     /// Range of a 206, half-open and never empty.
@@ -198,7 +208,7 @@ pub(super) enum ContentRange {
 impl ContentRange {
     /// Parses the header; `None` for other units and contradictory values.
     pub(super) fn parse(value: &str) -> Option<Self> {
-        let (unit, rest) = value.trim().split_once(' ')?;
+        let (unit, rest) = value.trim().split_once([' ', '='])?;
         let (range, total) = rest.trim().split_once('/')?;
         let total = match total {
             "*" => None,
@@ -260,6 +270,10 @@ mod tests {
                 end: 1,
                 total: None
             })
+        );
+        assert_eq!(
+            ContentRange::parse("bytes=5-9/100"),
+            ContentRange::parse("bytes 5-9/100")
         );
         assert_eq!(
             ContentRange::parse("bytes */7"),

@@ -290,25 +290,30 @@ fn intact_bytes_are_read_from_any_server() {
         let (url, stats) = (servers[0].url(), Arc::clone(&options.stats));
         let opening = source::open(&url, options);
         let source = network.block_on(opening).expect("opened");
-        wait_until("all are open", || {
-            stats.source_read_bytes.get() >= 3 * PREFIX_LEN
-        });
-        down.inspect(|&down| servers[down].set_faulty(true));
-        let buffer = BufferPool::new(100).acquire(100).expect("open");
         let expected = &bytes[start..start + 100];
         let is_intact = |read: &[u8]| read == expected;
-        let reading = source.read_uncached(Packed(start as u64), buffer, &is_intact);
-        let read = network.block_on(reading).expect("one has them");
-        assert_eq!(read, *expected, "{corrupt:?}");
-        // Only those that sent wrong bytes are blocked.
-        let before: Vec<usize> = servers.iter().map(Mirror::requests).collect();
-        let buffer = BufferPool::new(100).acquire(100).expect("open");
-        let reading = source.read_at(Packed(start as u64), buffer);
-        assert_eq!(network.block_on(reading).expect("read"), *expected);
-        for &number in corrupt {
-            let asked = servers[number].requests() - before[number];
-            assert_eq!(asked, 0, "{corrupt:?}: {number}");
-        }
+        let read_intact = || {
+            let buffer = BufferPool::new(100).acquire(100).expect("open");
+            let reading = source.read_uncached(Packed(start as u64), buffer, &is_intact);
+            network
+                .block_on(reading)
+                .is_ok_and(|read| read == *expected)
+        };
+        wait_until("all are open", || {
+            stats.source_read_bytes.get() >= 3 * PREFIX_LEN && read_intact()
+        });
+        down.inspect(|&down| servers[down].set_faulty(true));
+        assert!(read_intact(), "{corrupt:?}");
+        // Those that sent wrong bytes are blocked. On a busy machine the others may seem silent.
+        let is_avoided = (0..10).any(|_| {
+            let requests = || -> usize { corrupt.iter().map(|&one| servers[one].requests()).sum() };
+            let before = requests();
+            let buffer = BufferPool::new(100).acquire(100).expect("open");
+            let reading = source.read_at(Packed(start as u64), buffer);
+            let read = network.block_on(reading).expect("read");
+            read == *expected && requests() == before
+        });
+        assert!(is_avoided, "{corrupt:?}");
     }
 }
 

@@ -9,8 +9,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tarfs::locate::{Error, OpenContext, SourceSpec};
-use tarfs::source::{BufferPool, Source};
-use tarfs::{Packed, Stats};
+use tarfs::source::{BufferPool, Options, Repository, Source};
+use tarfs::{Packed, Sha256, Stats, fetch};
 use tokio::runtime::Runtime;
 
 use crate::support::fixture::TestDir;
@@ -19,6 +19,7 @@ use crate::support::image::{self, Files, Image};
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
 use crate::support::raw::Archive;
+use crate::support::rng::Rng;
 use crate::support::sample_images::{names_in, one, two};
 
 /// Refuses a request, or lets it pass.
@@ -154,6 +155,70 @@ fn image_in_a_registry_is_a_source_of_every_verb() {
     let place = TestDir::new(&[]);
     succeeds(&place, &["bundle", "-q", &registry.name(":1"), "bundle"]);
     assert_eq!(names_in(&place.path("bundle")), ["config.json", "rootfs"]);
+}
+
+/// Registries need not support ranges (distribution specification, "Pulling blobs").
+#[test]
+fn image_of_a_registry_without_ranges_is_read() {
+    let ways: [fn(&Resource, &Request) -> Response; 3] = [
+        |resource, request| resource.clone().without_ranges().answer(request),
+        |resource, request| match request.range() {
+            Some(_) => Response::new(416),
+            None => resource.answer(request),
+        },
+        // A cache that has it from the third request on.
+        |resource, request| match request.number {
+            1 | 2 => resource.clone().without_ranges().answer(request),
+            _ => resource.answer(request),
+        },
+    ];
+    for way in ways {
+        let registry = Registry::with(&two().packed(Packing::Gzip));
+        let mut files = Files::default();
+        files.manifest(&two().packed(Packing::Gzip));
+        for (name, bytes) in files.0 {
+            let digest = name.strip_prefix("blobs/sha256/").expect("a blob");
+            let resource = Resource::new(bytes);
+            let answer = move |request: &Request| way(&resource, request);
+            registry.server.route(&blob(digest), answer);
+        }
+        let (place, source) = (TestDir::new(&["out"]), registry.name(":1"));
+        let listed = succeeds(&place, &["ls", "-R", &source]);
+        assert_eq!(listed, "d\nd/noise\nd/text\nlink\nlow\n");
+        succeeds(&place, &["materialize", "-q", &source, "-C", "out"]);
+        assert_eq!(names_in(&place.path("out/d")), ["noise", "text"]);
+        succeeds(&place, &["verify", "-q", &source]);
+    }
+}
+
+/// A read behind the others of a server without ranges continues their response.
+#[test]
+fn blob_without_ranges_is_read_in_one_request() {
+    let registry = Registry::with(&one());
+    let bytes = Rng::new(1).bytes(8 << 20);
+    // The readers compare it.
+    let digest = Sha256([1; 32]);
+    let resource = Resource::new(bytes.clone()).without_ranges();
+    registry.serve(&blob(&digest.to_string()), resource);
+    let network = Runtime::new().expect("a runtime");
+    let name = registry.name(":1");
+    let opening = Repository::open(&name, Options::default());
+    let repository = network.block_on(opening).expect("opened");
+    let source = repository.blob(digest, bytes.len() as u64).expect("a blob");
+    let config = fetch::Config {
+        chunk_len: 1 << 20,
+        ..fetch::Config::new(BufferPool::new(32 << 20), Arc::default())
+    };
+    // A first short read tells that there are no ranges.
+    read(&network, &source, 0);
+    let handle = network.handle();
+    let mut stream = fetch::Stream::start(handle, Arc::clone(&source), Packed(0), config);
+    let mut all = Vec::new();
+    while let Some(chunk) = stream.next().expect("read") {
+        all.extend_from_slice(&chunk);
+    }
+    assert!(all == bytes);
+    assert_eq!(registry.requests(&blob(&digest.to_string())), 2);
 }
 
 #[test]

@@ -546,7 +546,7 @@ fn aborts_do_not_delay_source_without_ranges() {
     let (read, cause) = simulate(async {
         let drops = |response: Response| response.paced(1, Duration::from_secs(20));
         read_to_end(
-            open(strong(1000).without_ranges(), drops)
+            open(strong(100_000).without_ranges(), drops)
                 .await
                 .expect("open"),
         )

@@ -9,6 +9,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::support::fixture::{TestDir, TestMount};
+use crate::support::http::{Resource, Response, Server};
 use crate::support::image::{self, Files, Image};
 use crate::support::packing::Packing;
 use crate::support::program::{self, stderr_text};
@@ -65,6 +66,41 @@ fn mount_of_image_serves_its_layers() {
         assert_eq!(below.expect("readable"), b"below", "{source}");
         assert!(!gone, "{source}");
     }
+}
+
+/// A mirror of a registry that does not answer takes no time from the servers after it.
+#[test]
+fn image_is_mounted_while_a_mirror_of_its_registry_is_silent() {
+    let (registry, silent) = (Server::start(), Server::start());
+    silent.route("*", |_| Response::silence());
+    let mut files = Files::default();
+    let manifest = files.manifest(&one());
+    for (name, bytes) in &files.0 {
+        let digest = name.strip_prefix("blobs/sha256/").expect("a blob");
+        for kind in ["blobs", "manifests"] {
+            let path = format!("/v2/me/tool/{kind}/sha256:{digest}");
+            registry.serve(&path, Resource::new(bytes.clone()));
+        }
+        if manifest["digest"] == format!("sha256:{digest}") {
+            registry.serve("/v2/me/tool/manifests/1", Resource::new(bytes.clone()));
+        }
+    }
+    let place = TestMount::new(&[]);
+    let url = registry.url("");
+    let host = url.strip_prefix("http://").expect("a host");
+    let directory = place.path("hosts").join(host);
+    fs::create_dir_all(&directory).expect("made");
+    let hosts = format!("server = \"{url}\"\n[host.\"{}\"]\n", silent.url(""));
+    fs::write(directory.join("hosts.toml"), hosts).expect("written");
+    let source = format!("oci://{host}/me/tool:1");
+    place.succeeds(&["mount", "--hosts-dir", "hosts", &source, "mnt"]);
+    let names = names_in(&place.path("mnt"));
+    place.umount();
+    assert!(!names.is_empty());
+    assert!(
+        !silent.requests("/v2/me/tool/manifests/1").is_empty(),
+        "it was asked first"
+    );
 }
 
 #[test]

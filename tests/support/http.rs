@@ -161,6 +161,12 @@ impl Response {
         self
     }
 
+    /// Removes a header.
+    pub(crate) fn without(mut self, name: &str) -> Self {
+        self.headers.retain(|(known, _)| known != name);
+        self
+    }
+
     pub(crate) fn with_body(mut self, body: impl Into<Bytes>) -> Self {
         self.body = body.into();
         self

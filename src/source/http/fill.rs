@@ -137,7 +137,7 @@ pub(in crate::source) async fn fill_buffer<S: Servers>(
         buffer,
         read_handle,
         filled,
-        limits: Limits::new(first, filled),
+        limits: Limits::new(first, read_handle.progress()),
         history: ReadHistory::default(),
         failure: None,
         has_abandoned: false,
@@ -152,13 +152,13 @@ struct Limits {
 }
 
 impl Limits {
-    /// Starts with the full timeout, after `filled` bytes.
-    fn new(http: &Http, filled: usize) -> Self {
+    /// Starts with the full timeout, after the `progress` of the read.
+    fn new(http: &Http, progress: u64) -> Self {
         let mut retry_state = http.new_retry_state();
-        retry_state.progress_mark = filled as u64;
+        retry_state.progress_mark = progress;
         Self {
             retry_state,
-            timer: Timer::new(http.options.timeout, filled as u64, &http.stats),
+            timer: Timer::new(http.options.timeout, progress, &http.stats),
         }
     }
 }
@@ -259,7 +259,7 @@ impl<S: Servers> BufferFill<'_, S> {
             limits: Limits { retry_state, timer },
             ..
         } = self;
-        let left = timer.update(*filled as u64);
+        let left = timer.update(read_handle.progress());
         let permit = tokio::select! {
             biased;
             // No request is in flight that could be cut.
@@ -270,7 +270,7 @@ impl<S: Servers> BufferFill<'_, S> {
             // Silence before this read's turn does not count.
             timer.ignore_elapsed();
         } else {
-            timer.update(*filled as u64);
+            timer.update(read_handle.progress());
         }
         let before = *filled as u64;
         let is_queued = || {
@@ -283,7 +283,7 @@ impl<S: Servers> BufferFill<'_, S> {
             biased;
             command = read_handle.next_command() => return Ok(Attempt::Commanded(command)),
             attempt = request => return Ok(attempt),
-            late = timer.wait_until_expired(|| read_handle.received(), is_queued) => late,
+            late = timer.wait_until_expired(|| read_handle.progress(), is_queued) => late,
         };
         retry_state.count_timeout();
         let error = retry_state.error(http.location(), late);
@@ -330,12 +330,12 @@ impl<S: Servers> BufferFill<'_, S> {
         if std::mem::take(&mut self.has_abandoned) {
             return Ok(());
         }
-        let (http, filled) = (server.as_ref(), self.filled as u64);
+        let http = server.as_ref();
         let Limits { retry_state, timer } = &mut self.limits;
         if failure.cause.is_outage() {
             timer.set_unreachable();
         }
-        let left = timer.update_running(filled);
+        let left = timer.update_running(self.read_handle.progress());
         let paused = tokio::select! {
             biased;
             // No request is in flight that could be cut.
@@ -343,7 +343,7 @@ impl<S: Servers> BufferFill<'_, S> {
                 self.buffer.truncate(self.filled);
                 return Ok(());
             }
-            paused = retry_state.pause_after(failure, filled, left) => paused,
+            paused = retry_state.pause_after(failure, self.read_handle.progress(), left) => paused,
         };
         let Err(cause) = paused else {
             return Ok(());
@@ -373,7 +373,7 @@ impl<S: Servers> BufferFill<'_, S> {
 
     /// Starts with the full timeout, for a read that never gives up.
     fn start_again(&mut self, http: &Http) {
-        self.limits = Limits::new(http, self.filled);
+        self.limits = Limits::new(http, self.read_handle.progress());
         self.limits.timer.set_unreachable();
     }
 }

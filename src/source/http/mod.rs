@@ -22,7 +22,7 @@ mod transport;
 mod unranged;
 mod via;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -60,6 +60,9 @@ pub use self::via::Via;
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.
 const PREFIX_LEN: u64 = 64 << 10;
 
+/// Maximum number of bytes that a random read skips in a response with all bytes, of a server without ranges.
+const MAX_SKIPPED_BYTES: u64 = 64 << 20;
+
 /// Time until a connection is free again. An earlier request opens another, which a server may leave waiting.
 const CONNECTION_RETURN_DELAY: Duration = Duration::from_millis(2);
 
@@ -83,6 +86,10 @@ pub struct Http {
     answer_micros: AtomicU64,
     /// Store of the last unread response.
     continuation: Mutex<Weak<Continuation>>,
+    /// Whether the server has answered with a requested range.
+    has_ranges: AtomicBool,
+    /// Whether it is asked for all bytes, because it refused a range.
+    asks_for_all: AtomicBool,
     options: Options,
     outage: OutageLog,
     /// The same source without caches, for reads after corrupt bytes; created on first use.
@@ -179,6 +186,7 @@ impl Http {
             url,
             body,
             answer_time,
+            has_ranges,
         } = found;
         let access = match body {
             InitialBody::Prefix(_) => Access::Ranges,
@@ -205,6 +213,8 @@ impl Http {
             body,
             answer_micros: AtomicU64::new(micros(answer_time)),
             continuation: Mutex::default(),
+            has_ranges: AtomicBool::new(has_ranges),
+            asks_for_all: AtomicBool::default(),
             options,
             outage: OutageLog::default(),
             uncached: OnceLock::new(),
@@ -224,6 +234,7 @@ impl Http {
         let version = self.info.fingerprint.clone();
         let found = ProbeResult {
             encoding: self.encoding.clone(),
+            has_ranges: self.has_ranges.load(Ordering::Relaxed),
             ..ProbeResult::without_request(version, client.original.clone())
         };
         let (jitter, location) = (Arc::clone(&self.jitter), self.info.location.clone());
@@ -302,11 +313,10 @@ impl Http {
             Some(_) => return Ok(RangeResult::End),
             None => return Ok(RangeResult::Part),
         };
-        if skip_to(&mut rest, start, &self.stats, self.idle_timeout)
-            .await
-            .is_err()
-        {
-            return Ok(RangeResult::Part);
+        let skip_note = |at| read_handle.set_skipped(at);
+        match skip_to(&mut rest, start, &self.stats, self.idle_timeout, skip_note).await {
+            Err(_) if is_continued => return Ok(RangeResult::Part),
+            skipped => skipped?,
         }
         let part = usize::try_from(rest.end - start).unwrap_or(usize::MAX);
         let target_end = buffer.len().min(filled.saturating_add(part));
@@ -330,7 +340,7 @@ impl Http {
         }
         self.outage.report_recovery(self.location());
         if let Some((beyond, keep)) = &read_handle.continuation
-            && *beyond > 0
+            && (*beyond > 0 || !self.has_ranges.load(Ordering::Relaxed))
             && rest.start < rest.end
         {
             *self.continuation.lock() = Arc::downgrade(keep);
@@ -376,29 +386,35 @@ impl Http {
             }
             tokio::time::sleep(CONNECTION_RETURN_DELAY).await;
         }
+        let asks_for_all = self.asks_for_all.load(Ordering::Relaxed);
+        let range = (!asks_for_all).then_some(wanted);
         let sent = Instant::now();
         let response = tokio::select! {
             biased;
-            response = self.send(Some(wanted)) => response?,
+            response = self.send(range) => response?,
             () = permit.overtaken() => return Ok(None),
             () = permit.wait_until_silent(self.idle_timeout) => return Err(silent_server().into()),
         };
         let Response { head, content, url } = response;
         permit.answered();
-        let is_past_end = self.check_part(&head, permit)?;
-        let len = if is_past_end {
-            0
-        } else {
-            part_len(&head, wanted, self.encoding(&head)?)?
+        let (start, end) = match self.check_part(&head, permit, wanted, read_handle) {
+            Ok(sent_range) => sent_range,
+            Err(failure) => {
+                // A server that never answered with a range may have none.
+                let is_possible = !asks_for_all && !self.has_ranges.load(Ordering::Relaxed);
+                let asks_for_all = is_possible && head.refuses_range();
+                self.asks_for_all.store(asks_for_all, Ordering::Relaxed);
+                return if asks_for_all { Ok(None) } else { Err(failure) };
+            }
         };
         let mut rest = ResponseRest {
             source: Arc::clone(&self.id),
-            start: wanted.0,
-            end: wanted.0 + len as u64,
+            start,
+            end,
             buffered: Bytes::new(),
             content,
         };
-        if is_past_end {
+        if start == end {
             return Ok(Some(rest));
         }
         *self.resolved.lock() = url;
@@ -425,18 +441,40 @@ impl Http {
         }
     }
 
-    /// Checks status and version of a response. Returns whether a source of unknown length ends before.
-    fn check_part(&self, head: &ResponseHead, permit: &Permit<'_>) -> Result<bool, Failure> {
-        let is_same = self.info.fingerprint.matches(&head.fingerprint());
-        match (head.status, self.info.fingerprint.len) {
-            (206, _) if is_same => Ok(false),
-            (416, None) => Ok(true),
-            (416, len) if head.fingerprint().len == len => Err(protocol_failure(
-                "the server refuses a range inside its length",
-            )),
-            (206 | 416, _) => Err(self.other_version().into()),
-            (200, _) if !is_same => Err(self.other_version().into()),
-            (200, _) => Err(protocol_failure("the server stopped answering with ranges")),
+    /// Checks status and version of a response. Returns the range in it, which is empty if a source of unknown length
+    /// ends before `wanted`.
+    fn check_part(
+        &self,
+        head: &ResponseHead,
+        permit: &Permit<'_>,
+        wanted: (u64, u64),
+        read_handle: &ReadHandle,
+    ) -> Result<(u64, u64), Failure> {
+        let version = &self.info.fingerprint;
+        let is_same = version.matches(&head.fingerprint());
+        match (head.status, version.len) {
+            (206, _) if is_same => {
+                let len = part_len(head, wanted, self.encoding(head)?)?;
+                self.has_ranges.store(true, Ordering::Relaxed);
+                Ok((wanted.0, wanted.0 + len as u64))
+            }
+            (416, None) => Ok((wanted.0, wanted.0)),
+            (416, len) if head.fingerprint().len.is_none_or(|told| Some(told) == len) => Err(
+                protocol_failure("the server refuses a range inside its length"),
+            ),
+            (200 | 203 | 206 | 416, _) if !is_same => Err(self.other_version().into()),
+            (200 | 203, len) => {
+                let has_ranges = self.has_ranges.load(Ordering::Relaxed);
+                let may_skip = read_handle.is_stream_read || wanted.0 <= MAX_SKIPPED_BYTES;
+                let Some(len) = len.filter(|_| !has_ranges && may_skip) else {
+                    let stopped = "the server stopped answering with ranges";
+                    return Err(protocol_failure(stopped));
+                };
+                head.check_encoding(self.encoding(head)?)?;
+                // The next read in order continues the response.
+                self.limiter.limit_to_one();
+                Ok((0, len))
+            }
             _ => {
                 let failure = Failure::from_status(head);
                 let is_throttled =
@@ -543,6 +581,8 @@ struct ProbeResult {
     url: Url,
     body: InitialBody,
     answer_time: Duration,
+    /// Whether the server has answered with a range.
+    has_ranges: bool,
 }
 
 impl ProbeResult {
@@ -553,6 +593,7 @@ impl ProbeResult {
             url,
             body: InitialBody::Prefix(Bytes::new()),
             answer_time: Duration::ZERO,
+            has_ranges: false,
         }
     }
 }
@@ -562,16 +603,20 @@ async fn probe(
     options: &Options,
     received: &AtomicU64,
 ) -> Result<ProbeResult, Failure> {
-    let (wanted, idle) = ((0, PREFIX_LEN), idle_timeout(options));
+    let idle = idle_timeout(options);
     let sent = Instant::now();
-    let Response { head, content, url } =
-        with_idle_timeout(idle, client.get(&client.original, Some(wanted), None)).await?;
+    let ask =
+        async |range| with_idle_timeout(idle, client.get(&client.original, range, None)).await;
+    let mut response = ask(Some((0, PREFIX_LEN))).await?;
     let answer_time = sent.elapsed();
-    let empty = InitialBody::Prefix(Bytes::new());
-    let body = match (head.status, head.range) {
-        (206, _) => {
-            let len = head.fingerprint().len.unwrap_or(PREFIX_LEN).min(PREFIX_LEN);
-            let len = part_len(&head, (0, len), head.stored_encoding()?)?;
+    if response.head.refuses_range() && probed_len(&response.head).is_none() {
+        response = ask(None).await?;
+    }
+    let Response { head, content, url } = response;
+    let body = match probed_len(&head) {
+        Some(0) => InitialBody::Prefix(Bytes::new()),
+        Some(len) => {
+            head.stored_encoding()?;
             let mut prefix = vec![0; len];
             let note = |len: usize| {
                 received.fetch_max(len as u64, Ordering::Relaxed);
@@ -586,13 +631,16 @@ async fn probe(
             receive(&mut rest, &mut prefix, &mut 0, &options.stats, idle, note).await?;
             InitialBody::Prefix(prefix.into())
         }
-        (200, _) if head.content_len == Some(0) => empty,
-        (200, _) => {
+        None if head.is_whole() => {
             head.stored_encoding()?;
             InitialBody::Whole(Mutex::new(Some(content)))
         }
-        (416, Some(ContentRange::Unsatisfied { total: Some(0) })) => empty,
-        _ => return Err(Failure::from_status(&head)),
+        None if head.status == 206 => {
+            return Err(protocol_failure(
+                "the server sends a part that was not requested",
+            ));
+        }
+        None => return Err(Failure::from_status(&head)),
     };
     Ok(ProbeResult {
         fingerprint: head.fingerprint(),
@@ -600,7 +648,32 @@ async fn probe(
         url,
         body,
         answer_time,
+        has_ranges: head.status == 206,
     })
+}
+
+/// Length of the bytes to keep of the response to the first request; `None` if it has others, or too many. Some servers
+/// give the length of a part as that of the whole.
+fn probed_len(head: &ResponseHead) -> Option<usize> {
+    match (head.status, head.range) {
+        (
+            206,
+            Some(ContentRange::Part {
+                start: 0,
+                end,
+                total,
+            }),
+        ) if end <= PREFIX_LEN => {
+            let is_all = total == Some(PREFIX_LEN);
+            usize::try_from(end).ok().filter(|_| !is_all)
+        }
+        (416, Some(ContentRange::Unsatisfied { total: Some(0) })) => Some(0),
+        _ if head.is_whole() => {
+            let len = head.content_len.filter(|&len| len <= PREFIX_LEN)?;
+            usize::try_from(len).ok()
+        }
+        _ => None,
+    }
 }
 
 fn micros(time: Duration) -> u64 {

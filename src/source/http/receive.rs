@@ -52,6 +52,7 @@ pub(super) async fn skip_to(
     start: u64,
     stats: &Stats,
     idle: Duration,
+    note: impl Fn(u64),
 ) -> Result<(), Cause> {
     while rest.start < start {
         with_idle_timeout(idle, receive_piece(rest, stats)).await?;
@@ -59,6 +60,7 @@ pub(super) async fn skip_to(
         let len = rest.buffered.len().min(gap);
         rest.buffered.advance(len);
         rest.start += len as u64;
+        note(rest.start);
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use super::referrers::{Descriptor, fallback_tag, next_page, parse_referrers};
 use crate::base::sha256::Sha256;
 use crate::source::credentials::{PULL, PUSH, ProviderContext, RegistryLogin};
 use crate::source::http::{Message, NetworkTransport, silent_server};
-use crate::source::mirrors;
+use crate::source::mirrors::{self, HEAD_START, first_success};
 use crate::source::upload::Sender;
 use crate::source::{
     Authorizer, Cause, Error, Fingerprint, FirstContact, Http, Location, Options, Source, Target,
@@ -107,40 +107,70 @@ impl Repository {
     /// Reads the manifest or index with `digest`, or else the one that the user wants. Returns more than
     /// `limit` bytes if it is longer than that. The caller compares the digest.
     ///
+    /// The servers are asked in their order, each once, and then all with retries. A silent one delays the next.
+    ///
     /// # Errors
-    /// It is missing or unreadable on the last server.
+    /// It is missing or unreadable on all servers.
     pub async fn manifest(&self, digest: Option<Sha256>, limit: u64) -> Result<Bytes, Error> {
         let version = digest.map_or_else(|| self.version.clone(), Version::Digest);
-        let chosen = self.chosen.get();
+        let servers = self.manifest_servers(&version);
+        let path = version.path();
+        for is_last_pass in [servers.len() == 1, true] {
+            let mut attempts = Vec::new();
+            for &(_, server) in &servers {
+                let (path, mut options) = (&path, server.options.clone());
+                if !is_last_pass {
+                    // The next server is asked instead.
+                    options.retry.attempts = 1;
+                }
+                attempts.push(async move {
+                    let read = self.read(server, options, path, limit).await;
+                    read.inspect_err(|error| {
+                        if !is_last_pass {
+                            let host = server.url.host_str().unwrap_or_default();
+                            tracing::warn!("{}: {host} fails: {}", error.location, error.cause);
+                        }
+                    })
+                });
+            }
+            let errors = match first_success(attempts, HEAD_START).await {
+                Ok((place, bytes)) => {
+                    if let Some(&(number, _)) = servers.get(place) {
+                        self.chosen.get_or_init(|| number);
+                    }
+                    return Ok(bytes);
+                }
+                Err(errors) => errors,
+            };
+            let may_end = errors.iter().any(|error| error.cause.is_transient());
+            if is_last_pass || !may_end {
+                let unable =
+                    "its hosts.toml has no host with the capabilities \"pull\" and \"resolve\"";
+                let unable = || Error::new(&self.name, Cause::Malformed(unable.to_owned()));
+                return Err(errors.into_iter().next_back().unwrap_or_else(unable));
+            }
+        }
+        Err(self.silent_error())
+    }
+
+    /// The servers that may be asked for the manifest `version`, and their numbers. The one that served a manifest
+    /// comes first, and only that is asked for tags, which may mean another image elsewhere.
+    fn manifest_servers(&self, version: &Version) -> Vec<(usize, &Server)> {
+        let is_digest = matches!(version, Version::Digest(_));
         let is_able = |server: &Server| match version {
             Version::Tag(_) => server.can_resolve,
             Version::Digest(_) => server.can_pull,
         };
-        let mut last_error: Option<Error> = None;
-        for (number, server) in self.servers.iter().enumerate() {
-            if chosen.map_or(!is_able(server), |&chosen| chosen != number) {
-                continue;
-            }
-            if let Some(error) = last_error.take() {
-                let (host, cause) = (server.url.host_str().unwrap_or_default(), &error.cause);
-                tracing::warn!("{}: a mirror fails: {cause}; trying {host}", error.location);
-            }
-            let mut options = server.options.clone();
-            if number + 1 < self.servers.len() {
-                // The next server is asked instead.
-                options.retry.attempts = 1;
-            }
-            match self.read(server, options, &version.path(), limit).await {
-                Ok(bytes) => {
-                    self.chosen.get_or_init(|| number);
-                    return Ok(bytes);
-                }
-                Err(error) => last_error = Some(error),
-            }
-        }
-        let unable = "its hosts.toml has no host with the capabilities \"pull\" and \"resolve\"";
-        let unable = || Error::new(&self.name, Cause::Malformed(unable.to_owned()));
-        Err(last_error.unwrap_or_else(unable))
+        let chosen = self.chosen.get().copied();
+        let servers = self.servers.iter().enumerate();
+        let servers = servers.filter(|&(number, server)| match chosen {
+            Some(chosen) if chosen == number => true,
+            Some(_) => is_digest && is_able(server),
+            None => is_able(server),
+        });
+        let mut servers: Vec<_> = servers.collect();
+        servers.sort_by_key(|&(number, _)| chosen != Some(number));
+        servers
     }
 
     async fn read(
@@ -164,16 +194,15 @@ impl Repository {
     }
 
     /// The blob with `digest` and `len` bytes, without a request. Its readers compare the digest. While the server
-    /// of the manifest fails, those after it are asked.
+    /// of the manifest fails, the others are asked.
     ///
     /// # Errors
     /// No server may be asked for blobs.
     pub fn blob(&self, digest: Sha256, len: u64) -> Result<Arc<dyn Source>, Error> {
         let server = self.pull_server()?;
-        let servers = self.servers.iter();
-        let later = servers.skip_while(|one| !std::ptr::eq(*one, server));
-        let later = later.skip(1).filter(|one| one.can_pull);
-        let others = later.map(|one| self.blob_of(one, digest, len));
+        let others = self.servers.iter();
+        let others = others.filter(|one| one.can_pull && !std::ptr::eq(*one, server));
+        let others = others.map(|one| self.blob_of(one, digest, len));
         let first = self.blob_of(server, digest, len)?;
         let others = others.collect::<Result<_, _>>()?;
         Ok(mirrors::in_order(first, others))
