@@ -253,7 +253,7 @@ impl Contents {
             .get(0)
             .ok_or_else(unavailable)?;
         let texts = input.rows::<u8>(texts)?;
-        let (arrays, problems, plain_sha256) = read_arrays(input, &header.sections)?;
+        let (arrays, (problems, plain_sha256)) = read_arrays(input, &header.sections)?;
         Ok(Self {
             layer,
             texts,
@@ -316,10 +316,13 @@ impl Contents {
     }
 }
 
+/// The problems, and the digest of the plain stream.
+type LastSections = (Rows<u8>, Rows<[u8; 32]>);
+
 fn read_arrays(
     input: &mut impl SectionReader,
     sections: &[Section; SECTIONS as usize],
-) -> Result<(Arrays, Rows<u8>, Rows<[u8; 32]>), Error> {
+) -> Result<(Arrays, LastSections), Error> {
     let &[
         _,
         _,
@@ -361,7 +364,7 @@ fn read_arrays(
         return Err(Error::Malformed("more than one digest of the plain stream"));
     }
     let problems = input.rows(problems)?;
-    Ok((arrays, problems, input.rows(plain_sha256)?))
+    Ok((arrays, (problems, input.rows(plain_sha256)?)))
 }
 
 impl Header {

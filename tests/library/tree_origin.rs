@@ -1,5 +1,7 @@
 //! The party that vouches for the tree of an archive.
 
+#![allow(clippy::indexing_slicing, reason = "a test may panic")]
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
