@@ -273,7 +273,11 @@ mod tests {
 
     #[test]
     fn scan_waits_until_other_scans_leave_memory() {
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        // The scan fetches on its own thread.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build();
         let runtime = runtime.expect("a runtime");
         let mut options = OpenOptions::default();
         let resources = options.create_resources().expect("threads");
