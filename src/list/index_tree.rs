@@ -32,6 +32,8 @@ type ReadContent = Box<dyn Fn(Ino, u64, u32) -> io::Result<Bytes> + Send + Sync>
 pub struct IndexTree<I = Arc<Index>> {
     index: I,
     is_sorted: bool,
+    /// The device of the mount that shows the entries, if there is one.
+    file_system: u64,
     read_content: Option<ReadContent>,
 }
 
@@ -47,7 +49,17 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
         Self {
             index,
             is_sorted,
+            file_system: 0,
             read_content: None,
+        }
+    }
+
+    /// The same entries, as the mount with the device `file_system` shows them.
+    #[must_use]
+    pub fn with_file_system(self, file_system: u64) -> Self {
+        Self {
+            file_system,
+            ..self
         }
     }
 
@@ -101,7 +113,10 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
     }
 
     fn metadata(&self, _: &Ino, name: Name<'_>) -> io::Result<Metadata> {
-        Ok(metadata(&self.entry(name.inode)?))
+        Ok(Metadata {
+            file_system: self.file_system,
+            ..metadata(&self.entry(name.inode)?)
+        })
     }
 
     fn target(&self, _: &Ino, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {

@@ -88,7 +88,7 @@ pub struct Metadata {
     pub device: (u32, u32),
     /// Number in its file system.
     pub inode: u64,
-    /// The file system that holds it; 0 in an archive.
+    /// The file system that holds it; 0 in an archive that no mount shows.
     pub file_system: u64,
     /// Time of last access; in an archive, of last modification.
     pub atime: Timestamp,

@@ -189,6 +189,23 @@ fn du_counts_each_file_where_gnu_du_does() {
 }
 
 #[test]
+fn find_refuses_owners_that_no_file_of_this_machine_has() {
+    let place = place_with_tree(1);
+    for (words, code) in [
+        ("tree -user nosuchname", 1),
+        ("tree -group nosuchname", 1),
+        ("tree -user 77777", 0),
+        ("a.tar -user nosuchname", 0),
+        ("tree -type f,d", 0),
+        ("tree -type f,f", 1),
+    ] {
+        let words: Vec<_> = words.split(' ').collect();
+        let ours = tarfs(&place, &[&["find"], &*words].concat());
+        assert_eq!(ours.status.code(), Some(code), "{words:?}");
+    }
+}
+
+#[test]
 fn find_before_quit_prints_a_starting_point_once() {
     let place = place_with_tree(1);
     for words in [

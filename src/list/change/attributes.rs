@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat, openat};
 use crate::base::chmod::chmod_at;
 
 use super::super::directory_tree::{DirectoryTree, is_root, metadata_of, metadata_of_open};
-use super::super::escape::owner_text;
+use super::super::escape::{escape, owner_text};
 use super::super::find::apply_mode;
 use super::super::long::mode_string;
 use super::super::parallel_walk::{Level, Start, Visit, Visitor};
@@ -46,6 +46,8 @@ pub enum Attributes {
         mode: String,
         /// Bits that a symbolic mode without classes leaves alone.
         umask: u32,
+        /// Whether it is an error if a file keeps a bit because of `umask`.
+        reports_umask: bool,
     },
     /// Owner and group.
     Owner {
@@ -177,7 +179,7 @@ impl Changer {
 
     fn wanted_mode(&self, found: &Metadata) -> Option<u32> {
         match &self.change.attributes {
-            Attributes::Mode { mode, umask } => {
+            Attributes::Mode { mode, umask, .. } => {
                 apply_mode(mode, found.mode, found.kind == FileKind::Directory, *umask)
             }
             Attributes::Owner { .. } => None,
@@ -201,12 +203,38 @@ impl Changer {
             self.log.fail(self.action(), path, error);
         }
         let is_changed = result.map(|result| result.is_ok());
+        if is_changed != Some(false) {
+            self.report_umask(path, found);
+        }
         let verbosity = match is_changed {
             Some(true) => Verbosity::Changes,
             _ => Verbosity::All,
         };
         self.log
             .write(verbosity, || self.describe(path, found, is_changed));
+    }
+
+    /// Reports the bits that a file keeps because of the umask, if that is wanted.
+    fn report_umask(&self, path: &[u8], found: &Metadata) {
+        let Attributes::Mode {
+            mode,
+            reports_umask: true,
+            ..
+        } = &self.change.attributes
+        else {
+            return;
+        };
+        let is_directory = found.kind == FileKind::Directory;
+        let expected = apply_mode(mode, found.mode, is_directory, 0);
+        let (Some(expected), Some(new)) = (expected, self.wanted_mode(found)) else {
+            return;
+        };
+        if new & !expected != 0 && found.kind != FileKind::Symlink {
+            let letters = |mode| mode_string(FileKind::File, mode).split_off(1);
+            let (path, new, expected) = (escape(path), letters(new), letters(expected));
+            let text = format!("{path}: new permissions are {new}, not {expected}");
+            self.log.fail_with(&text);
+        }
     }
 
     /// Changes the directory `level`, unless that is done. It is `name` in `above`, or that itself.

@@ -41,6 +41,8 @@ use super::tree::Tree;
 pub struct Expression {
     root: Node,
     is_terminal: bool,
+    /// The reason why an owner can own no file of this machine. An archive may know the name.
+    pub unknown_owner: Option<String>,
     /// Options for the whole walk.
     pub options: WalkOptions,
 }
@@ -70,6 +72,7 @@ impl Expression {
             root,
             is_terminal: context.is_terminal,
             options: parser.options,
+            unknown_owner: parser.unknown_owner,
         })
     }
 

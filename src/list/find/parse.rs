@@ -65,6 +65,8 @@ pub(super) struct Parser<'a> {
     nesting: usize,
     pub(super) options: WalkOptions,
     pub(super) has_action: bool,
+    /// An owner that this machine does not know.
+    pub(super) unknown_owner: Option<String>,
 }
 
 pub(super) fn text(word: &OsStr) -> String {
@@ -82,6 +84,7 @@ impl<'a> Parser<'a> {
             nesting: 0,
             options: WalkOptions::default(),
             has_action: false,
+            unknown_owner: None,
         }
     }
 

@@ -12,6 +12,7 @@ use super::permissions::Permissions;
 use super::printf::Format;
 use crate::base::error_chain::error_chain;
 use crate::base::time::parse_rfc3339;
+use crate::list::escape::escape;
 use crate::list::tree::{FileKind, Metadata};
 use crate::tar::Timestamp;
 
@@ -105,7 +106,8 @@ impl Parser<'_> {
                 Test::Regex(compiled.map_err(|reason| invalid(name, pattern, &reason))?)
             }
             "-type" => {
-                let expected = "expected letters of b, c, d, f, l, p, s with commas between them";
+                let expected =
+                    "expected different letters of b, c, d, f, l, p, s with commas between them";
                 Test::Kind(self.parsed(name, expected, parse_kinds)?)
             }
             _ => return Ok(None),
@@ -128,11 +130,15 @@ impl Parser<'_> {
             }
             "-user" => {
                 let user = self.argument(name)?.as_bytes();
-                Test::User(owner(user, self.context.accounts.user(user)))
+                let owner = owner(user, self.context.accounts.user(user));
+                self.note_unknown(&owner, user, "a known user");
+                Test::User(owner)
             }
             "-group" => {
                 let group = self.argument(name)?.as_bytes();
-                Test::Group(owner(group, self.context.accounts.group(group)))
+                let owner = owner(group, self.context.accounts.group(group));
+                self.note_unknown(&owner, group, "an existing group");
+                Test::Group(owner)
             }
             "-uid" => number(self, |it| it.uid.into())?,
             "-gid" => number(self, |it| it.gid.into())?,
@@ -144,6 +150,14 @@ impl Parser<'_> {
             "-samefile" => Test::SameFile(self.reference(name)?.id()),
             _ => return Ok(None),
         })))
+    }
+
+    fn note_unknown(&mut self, owner: &Owner, name: &[u8], what: &str) {
+        if owner.id.is_none() {
+            let name = escape(name);
+            let text = format!("'{name}' is not the name of {what}");
+            self.unknown_owner.get_or_insert(text);
+        }
     }
 
     fn time_test(&mut self, name: &str) -> Parsed {
@@ -238,7 +252,10 @@ fn parse_kinds(text: &str) -> Option<Vec<FileKind>> {
         let letter: char = text.parse().ok()?;
         KINDS.into_iter().find(|kind| kind.letter() == letter)
     };
-    text.split(',').map(kind).collect()
+    let kinds: Vec<_> = text.split(',').map(kind).collect::<Option<_>>()?;
+    let is_new =
+        |(number, kind): (usize, &FileKind)| !kinds.iter().take(number).any(|it| it == kind);
+    kinds.iter().enumerate().all(is_new).then_some(kinds)
 }
 
 fn time_field(letter: char) -> Option<TimeField> {

@@ -45,6 +45,12 @@ pub(crate) fn run(args: &ChmodArgs) -> anyhow::Result<ExitCode> {
     let attributes = Attributes::Mode {
         mode,
         umask: mask.as_raw_mode(),
+        // Only a mode that stands where options do.
+        reports_umask: args.mode.as_bytes().starts_with(b"-")
+            && args.flags.reference.is_none()
+            && !std::env::args_os()
+                .take_while(|word| *word != args.mode)
+                .any(|word| word == "--"),
     };
     args.flags.run(attributes, false, &paths)
 }

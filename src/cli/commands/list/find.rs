@@ -72,6 +72,10 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         ..Needs::default()
     };
     let place = Place::open(&args.tree, paths, needs)?;
+    if let (OpenTree::Directory(..), Some(reason)) = (&place.tree, &expression.unknown_owner) {
+        output::print_error(reason);
+        return Ok(ExitCode::from(EXIT_PARTIAL));
+    }
     match &place.tree {
         OpenTree::Index(tree) => search(expression, &place, tree, &Ino::ROOT),
         OpenTree::Directory(tree, base) => search(expression, &place, tree, base),

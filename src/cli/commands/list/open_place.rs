@@ -104,7 +104,9 @@ impl Place {
             starts.extend(found.flatten());
             let index = (!needs.contents).then(|| mounted_index(directory, &starts, args));
             if let Some(index) = index.flatten() {
-                OpenTree::Index(Arc::new(IndexTree::new(index, needs.order)))
+                let device = starts.first().map_or(0, |start| start.file_system);
+                let tree = IndexTree::new(index, needs.order).with_file_system(device);
+                OpenTree::Index(Arc::new(tree))
             } else {
                 let tree = DirectoryTree::new();
                 let base = tree.base().context("cannot open the current directory")?;
