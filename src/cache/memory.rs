@@ -2,49 +2,58 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use moka::policy::EvictionPolicy;
 
 use super::CacheKey;
 use crate::base::memory_reclaim::Reclaim;
+use crate::base::sync::Mutex;
 
 /// LRU cache of decoded spans and windows. Clones share one cache.
 #[derive(Clone)]
 pub(crate) struct SpanCache {
-    spans: moka::sync::Cache<CacheKey, Bytes>,
+    /// Its weights are in units of [`UNIT_BYTES`]. The entry without a key weighs what is lent.
+    entries: moka::sync::Cache<Option<CacheKey>, Entry>,
     budget: u64,
-    granted: Arc<AtomicU64>,
+    /// Held during each insertion, so that the last one knows what is lent.
+    lent_bytes: Arc<Mutex<u64>>,
 }
 
-/// Bytes of the cache's own bookkeeping for each entry.
-const ENTRY_OVERHEAD_BYTES: u32 = 256;
+#[derive(Clone)]
+struct Entry {
+    bytes: Bytes,
+    weight: u32,
+}
+
+/// Bytes of a unit of weight, which is also the overhead of an entry. The crate's weights have 32 bits.
+const UNIT_BYTES: u64 = 256;
 
 impl SpanCache {
     /// Creates a cache of at most `budget` bytes, which keeps no larger span.
     pub(crate) fn new(budget: u64) -> Self {
-        let spans = moka::sync::Cache::builder()
-            .max_capacity(budget)
+        let budget = budget.min(u64::from(u32::MAX) * UNIT_BYTES);
+        let entries = moka::sync::Cache::builder()
+            .max_capacity(budget / UNIT_BYTES)
             // Not LFU, because spans read often must not evict the newest, which a reader still needs.
             .eviction_policy(EvictionPolicy::lru())
-            .weigher(|_, span| weight(span))
+            .weigher(|_, entry: &Entry| entry.weight)
             .build();
-        let granted = Arc::default();
         Self {
-            spans,
+            entries,
             budget,
-            granted,
+            lent_bytes: Arc::default(),
         }
     }
 
     pub(crate) fn get(&self, key: impl Into<CacheKey>) -> Option<Bytes> {
-        self.spans.get(&key.into())
+        let entry = self.entries.get(&Some(key.into()));
+        entry.map(|entry| entry.bytes)
     }
 
     /// Whether `key` is cached. The check does not count as a read.
     pub(crate) fn contains(&self, key: impl Into<CacheKey>) -> bool {
-        self.spans.contains_key(&key.into())
+        self.entries.contains_key(&Some(key.into()))
     }
 
     pub(crate) fn budget(&self) -> u64 {
@@ -53,51 +62,49 @@ impl SpanCache {
 
     /// Bytes of the limit that are not lent.
     pub(crate) fn available_bytes(&self) -> u64 {
-        self.budget
-            .saturating_sub(self.granted.load(Ordering::Relaxed))
+        self.budget - *self.lent_bytes.lock()
     }
 
     /// Caches the bytes of `key`, which should own their memory: a slice's whole allocation is not charged.
     pub(crate) fn insert(&self, key: impl Into<CacheKey>, bytes: Bytes) {
+        let lent = self.lent_bytes.lock();
+        let charged = UNIT_BYTES.saturating_add(bytes.len() as u64);
         // Bytes that exceed the available budget must not evict others.
-        if bytes.len() as u64 <= self.available_bytes() {
-            self.spans.insert(key.into(), bytes);
-            self.evict_excess();
+        if charged <= self.budget - *lent {
+            let weight = units(charged);
+            self.touch_lent(*lent);
+            self.entries
+                .insert(Some(key.into()), Entry { bytes, weight });
+            // The crate would first exceed the budget by dozens of spans.
+            self.entries.run_pending_tasks();
         }
     }
 
-    /// Evicts at once what exceeds the budget. The cache itself would first exceed it by dozens of spans.
-    fn evict_excess(&self) {
-        self.spans.run_pending_tasks();
-        let granted = self.granted.load(Ordering::Relaxed);
-        if granted > 0 {
-            self.evict_to(self.budget.saturating_sub(granted));
-        }
+    /// Makes what is lent the newest entry, so that the least recently used spans are evicted for it.
+    fn touch_lent(&self, lent: u64) {
+        let lent = Entry {
+            bytes: Bytes::new(),
+            weight: units(lent),
+        };
+        self.entries.insert(None, lent);
     }
 
-    fn evict_to(&self, limit: u64) {
-        let mut kept = self.spans.weighted_size();
-        for (key, span) in &self.spans {
-            if kept <= limit {
-                break;
-            }
-            self.spans.invalidate(&*key);
-            kept = kept.saturating_sub(weight(&span).into());
-        }
-        self.spans.run_pending_tasks();
+    fn set_lent(&self, lent: &mut u64, bytes: u64) {
+        *lent = bytes;
+        self.touch_lent(bytes);
+        self.entries.run_pending_tasks();
     }
 
     /// Bytes cached now, bookkeeping included.
     pub(crate) fn cached_bytes(&self) -> u64 {
-        self.evict_excess();
-        self.spans.weighted_size()
+        let lent = self.lent_bytes.lock();
+        let weight = self.entries.weighted_size();
+        weight.saturating_sub(units(*lent).into()) * UNIT_BYTES
     }
 }
 
-fn weight(span: &Bytes) -> u32 {
-    u32::try_from(span.len())
-        .unwrap_or(u32::MAX)
-        .saturating_add(ENTRY_OVERHEAD_BYTES)
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
 }
 
 impl Reclaim for SpanCache {
@@ -106,25 +113,24 @@ impl Reclaim for SpanCache {
     }
 
     fn reclaim(&self, bytes: u64) -> u64 {
-        let lend = |granted| Some(bytes.saturating_add(granted).min(self.budget));
-        let granted = self
-            .granted
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, lend);
-        self.evict_excess();
-        // The closure never returns `None`, so both cases hold the previous value.
-        let (Ok(granted) | Err(granted)) = granted;
-        bytes.min(self.budget - granted)
+        let mut lent = self.lent_bytes.lock();
+        let granted = bytes.min(self.budget - *lent);
+        let total = *lent + granted;
+        self.set_lent(&mut lent, total);
+        granted
     }
 
     fn restore(&self, bytes: u64) {
-        self.granted.fetch_sub(bytes, Ordering::Relaxed);
+        let mut lent = self.lent_bytes.lock();
+        let total = lent.saturating_sub(bytes);
+        self.set_lent(&mut lent, total);
     }
 }
 
 impl fmt::Debug for SpanCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SpanCache")
-            .field("cached_bytes", &self.spans.weighted_size())
+            .field("cached_bytes", &self.cached_bytes())
             .finish_non_exhaustive()
     }
 }
@@ -146,7 +152,7 @@ mod tests {
         let memory = SpanCache::new(100_000);
         for span in 0..100 {
             memory.insert(key(span), Bytes::from(vec![0; 10_000]));
-            assert!(memory.spans.weighted_size() <= 100_000);
+            assert!(memory.cached_bytes() <= 100_000);
         }
         assert!(memory.cached_bytes() > 50_000);
     }
@@ -170,6 +176,46 @@ mod tests {
         assert_eq!(fill(), 0);
         memory.restore(100_000);
         assert!(fill() > 80_000);
+    }
+
+    #[test]
+    fn lent_memory_evicts_the_least_recently_used_spans() {
+        let memory = SpanCache::new(1_000_000);
+        let insert = |span| memory.insert(key(span), Bytes::from(vec![0; 10_000]));
+        let cached = |spans: std::ops::Range<u32>| spans.filter(|&span| memory.contains(key(span)));
+        (0..90).for_each(insert);
+        assert_eq!(memory.reclaim(400_000), 400_000);
+        let kept = cached(0..90).collect::<Vec<_>>();
+        assert!(kept.len() > 55, "{kept:?}");
+        assert_eq!(kept, (90 - kept.len() as u32..90).collect::<Vec<_>>());
+        for span in 90..1_000 {
+            assert!(memory.get(key(60)).is_some(), "the span that is read");
+            insert(span);
+            let count = u32::try_from(kept.len()).expect("few");
+            let newest = cached(span + 2 - count..span + 1).count();
+            assert_eq!(newest, kept.len() - 1, "after span {span}");
+        }
+    }
+
+    #[test]
+    fn concurrent_inserts_and_loans_stay_within_the_budget() {
+        let memory = SpanCache::new(1_000_000);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let memory = &memory;
+                scope.spawn(move || {
+                    for span in 0..500 {
+                        memory.insert(key(thread * 1000 + span), Bytes::from(vec![0; 5_000]));
+                        let lent = memory.reclaim(100_000);
+                        assert!(memory.cached_bytes() <= memory.budget() - lent);
+                        memory.restore(lent);
+                        memory.get(key(span));
+                    }
+                });
+            }
+        });
+        assert_eq!(memory.available_bytes(), memory.budget());
+        assert!(memory.cached_bytes() > 500_000);
     }
 
     #[test]
