@@ -4,8 +4,10 @@
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Instant;
 
 use crate::base::extent::Plain;
+use crate::base::stats::Stats;
 use crate::base::sync::{Mutex, RwLock, RwLockReadGuard};
 use crate::index::{Builder, Index, Ino, Origin};
 
@@ -82,6 +84,7 @@ pub(super) struct LiveIndex {
     /// Number of waiters, so that a scan without waiters takes no lock.
     waiter_count: AtomicUsize,
     watcher: OnceLock<Watcher>,
+    stats: Arc<Stats>,
 }
 
 impl std::fmt::Debug for LiveIndex {
@@ -153,9 +156,10 @@ impl LiveIndex {
         }
     }
 
-    pub(super) fn growing(builder: Builder) -> Self {
+    pub(super) fn growing(builder: Builder, stats: &Arc<Stats>) -> Self {
         Self {
             growing: RwLock::new(Some(builder)),
+            stats: Arc::clone(stats),
             ..Self::default()
         }
     }
@@ -211,15 +215,23 @@ impl LiveIndex {
         drop(self.watcher.set(watcher));
     }
 
+    /// Changes the builder, if there is one still, without readers. `change` must be short.
+    fn change<T>(&self, change: impl FnOnce(&mut Option<Builder>) -> T) -> T {
+        let mut growing = self.growing.write();
+        let start = Instant::now();
+        let changed = change(&mut growing);
+        drop(growing);
+        let held = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.stats.index_lock_peak_microseconds.record_max(held);
+        changed
+    }
+
     pub(super) fn grow<T>(&self, grow: impl FnOnce(&mut Builder) -> T) -> Option<T> {
-        let grown = {
-            let mut growing = self.growing.write();
-            let builder = growing.as_mut();
-            builder.map(|builder| {
-                let grown = grow(builder);
-                (grown, builder.take_dirty_inodes(), builder.take_problems())
-            })
-        };
+        let grown = self.change(|growing| {
+            let builder = growing.as_mut()?;
+            let grown = grow(builder);
+            Some((grown, builder.take_dirty_inodes(), builder.take_problems()))
+        });
         if self.waiter_count.load(Ordering::SeqCst) > 0 {
             self.notify_waiters();
         }
@@ -250,18 +262,33 @@ impl LiveIndex {
 
     /// Completes the index, and wakes its waiters. [`end_scan`](Self::end_scan) then wakes the remaining ones.
     pub(super) fn finish(&self, origin: Origin) {
-        // A separate call, so that the watcher receives these changes.
-        self.grow(Builder::resolve_forward_links);
-        let mut growing = self.growing.write();
-        if let Some(builder) = growing.take() {
-            let index = builder.finish(origin);
-            // Set under the lock, so that a reader always finds the builder or the index.
-            assert!(
-                self.complete.set(Arc::new(index)).is_ok(),
-                "there is one builder"
-            );
-        }
-        drop(growing);
+        // Separate calls, so that the watcher receives these changes.
+        while self.grow(Builder::resolve_forward_links) == Some(true) {}
+        // Only this thread changes the builder, so the shared lock keeps no reader waiting.
+        let completion = self
+            .growing
+            .read()
+            .as_ref()
+            .map(Builder::prepare_completion);
+        let Some(mut completion) = completion else {
+            return;
+        };
+        let has_more = |growing: &mut Option<Builder>, completion: &mut _| {
+            let builder = growing.as_mut();
+            builder.is_some_and(|builder| builder.apply(completion))
+        };
+        while self.change(|growing| has_more(growing, &mut completion)) {}
+        self.change(|growing| {
+            if let Some(builder) = growing {
+                builder.complete(&mut completion, origin);
+            }
+            // A reader always finds the builder or the index, because nothing between these can panic.
+            if let Some(builder) = growing.take() {
+                self.complete.get_or_init(|| Arc::new(builder.into_index()));
+            }
+        });
+        // Frees the old names without the lock.
+        drop(completion);
         self.notify_waiters();
     }
 
@@ -295,12 +322,14 @@ fn is_available(index: &Index, awaited: &WaitFor) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::archive_path::ArchivePath;
     use crate::base::extent::Extent;
     use crate::index::Options;
     use crate::index::test_support::file;
 
     fn live_index() -> Arc<LiveIndex> {
-        Arc::new(LiveIndex::growing(Builder::new(Options::default())))
+        let builder = Builder::new(Options::default());
+        Arc::new(LiveIndex::growing(builder, &Arc::default()))
     }
 
     fn counting_callback(done: &Arc<AtomicUsize>) -> Callback {
@@ -348,7 +377,10 @@ mod tests {
         builder.add_member(&file("a", 0..1)).expect("placed");
         // Drops the change of the root.
         builder.take_dirty_inodes();
-        let (live_index, changed) = (LiveIndex::growing(builder), Arc::<Mutex<Vec<_>>>::default());
+        let (live_index, changed) = (
+            LiveIndex::growing(builder, &Arc::default()),
+            Arc::<Mutex<Vec<_>>>::default(),
+        );
         let recorded = Arc::clone(&changed);
         live_index.watch(Box::new(move |changes| {
             recorded.lock().extend(changes);
@@ -377,6 +409,50 @@ mod tests {
         live_index.on_available(WaitFor::Plain(Plain(10)), counting_callback(&done));
         assert_eq!(done.load(Ordering::SeqCst), 4);
         assert_eq!(live_index.grow(|_| ()), None);
+    }
+
+    #[test]
+    fn names_are_found_while_the_index_is_completed() {
+        let live_index = live_index();
+        let names: Vec<_> = (0..60_000).map(|number| format!("d/{number:x}")).collect();
+        for name in &names {
+            grow(&live_index, name);
+        }
+        let find = |name: &str| {
+            let (index, path) = (
+                live_index.read(),
+                ArchivePath::sanitize(name.as_bytes()).path,
+            );
+            let entry = index.find(&path).expect("there");
+            assert_eq!(index.path(entry.ino()), Some(path), "{name}");
+            assert_eq!(entry.parent(), Ino(2), "{name}");
+        };
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                // Until the index was complete for a whole round.
+                let mut rest = 2;
+                while rest > 0 {
+                    rest -= i32::from(live_index.completed().is_some());
+                    names.iter().step_by(97).for_each(|name| find(name));
+                }
+            });
+            live_index.finish(Origin::default());
+            reading.join().expect("found");
+        });
+        let index = live_index.read();
+        assert_eq!(index.children(Ino(2), 0).count(), names.len());
+    }
+
+    #[test]
+    fn panic_in_a_change_leaves_index_readable_and_waiters_notified() {
+        let live_index = live_index();
+        grow(&live_index, "a");
+        let change = || live_index.grow(|_| panic!("on purpose"));
+        let change = std::panic::catch_unwind(std::panic::AssertUnwindSafe(change));
+        assert!(change.is_err());
+        assert!(live_index.read().lookup(Ino::ROOT, b"a").is_some());
+        live_index.end_scan();
+        live_index.wait_for(WaitFor::Index);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Counters of events and bytes, never of time, for tests, `--stats` and `tarfs status`.
+//! Counters of events and bytes for tests, `--stats` and `tarfs status`. One is of time: how long a lock is held.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -152,6 +152,8 @@ stats! {
     decoded_spans,
     /// Decoded blocks from the source that do not match the index, each of which is fetched again once.
     damaged_spans,
+    /// Longest time in microseconds that a scan kept readers from the index at once.
+    index_lock_peak_microseconds: Peak,
     /// Members that scans found.
     scanned_members,
     /// Scans that decoded along the seek points of a saved index.
@@ -281,6 +283,7 @@ mod tests {
             "index_reads",
             "index_read_bytes",
             "index_mismatches",
+            "index_lock_peak_microseconds",
             "decoder_jobs",
             "speculative_decodes",
             "decoded_spans",

@@ -187,11 +187,11 @@ mod tests {
         assert_eq!(memory.reclaim(400_000), 400_000);
         let kept = cached(0..90).collect::<Vec<_>>();
         assert!(kept.len() > 55, "{kept:?}");
-        assert_eq!(kept, (90 - kept.len() as u32..90).collect::<Vec<_>>());
+        let count = u32::try_from(kept.len()).expect("few");
+        assert_eq!(kept, (90 - count..90).collect::<Vec<_>>());
         for span in 90..1_000 {
             assert!(memory.get(key(60)).is_some(), "the span that is read");
             insert(span);
-            let count = u32::try_from(kept.len()).expect("few");
             let newest = cached(span + 2 - count..span + 1).count();
             assert_eq!(newest, kept.len() - 1, "after span {span}");
         }

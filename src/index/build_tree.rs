@@ -1,6 +1,6 @@
 //! The tree under construction.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::arrays::{Arrays, NameTable, push_row};
 use super::blocks::MIN_BLOCK_LEN;
@@ -108,7 +108,7 @@ impl BuildTree {
                 ..Arrays::new()
             },
             names: Some(NameTable::new()),
-            replaced: options.keeps_replaced.then(HashMap::new),
+            replaced: options.keeps_replaced.then(BTreeMap::new),
             origin: Origin::default(),
             block_len: MIN_BLOCK_LEN,
             digested: Packed(0),
@@ -337,9 +337,8 @@ impl BuildTree {
             parent: parent.into(),
         };
         push_row(self.index.arrays.dirents.vec_mut(), dirent);
-        let Index { arrays, names, .. } = &mut self.index;
-        if let Some(names) = names {
-            names.add(arrays, number);
+        if let Some(names) = &mut self.index.names {
+            names.add(parent, name, number);
         }
         let is_directory = self.inode(ino).is_directory();
         let parent = self.inode_mut(parent);
@@ -362,18 +361,6 @@ impl BuildTree {
             }
             _ => Step::Other,
         }
-    }
-
-    pub(super) fn into_sorted(self) -> Index {
-        let mut index = self.index;
-        index.names = None;
-        index
-            .arrays
-            .dirents
-            .vec_mut()
-            .retain(|dirent| dirent.ino.get() != 0);
-        index.arrays.sort_dirents();
-        index
     }
 }
 

@@ -8,13 +8,13 @@
 //! For a layer ([`Options::whiteouts`]) the tree is what `umoci unpack` and containerd make of its members
 //! alone. Anything replaces a directory. A hard link to a missing target links to that of the lower layers.
 
-use std::hash::{BuildHasher, RandomState};
 use std::mem;
 
-use hashbrown::HashTable;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
-use super::arrays::{capacity_bytes, push_row};
+use super::arrays::row_table::RowTable;
+use super::arrays::sort::SortedNames;
+use super::arrays::{NameTable, capacity_bytes, push_row};
 use super::blocks::{self, NewDigests};
 use super::build_tree::{
     BuildTree, CreatingResolver, MAX_NAME_BYTES, MemberError, NameError, Options, ROOT,
@@ -38,6 +38,9 @@ use crate::tar::{Member, MemberKind, RECORD, Segment};
 /// Maximum number of passes over forward hard links, first and last link in turn; usually one resolves all.
 /// Each pass resolves at least one of those that wait for each other.
 pub(crate) const MAX_FORWARD_LINK_PASSES: usize = 40;
+
+/// Forward links that one step of [`Builder::resolve_forward_links`] looks up.
+const FORWARD_LINKS_PER_STEP: usize = 1024;
 
 const MAX_PATH_BYTES: usize = 65_535;
 
@@ -68,15 +71,52 @@ enum LinkTarget {
     ThroughForwardLink,
 }
 
+/// Hard links that precede their targets.
+#[derive(Debug, Default)]
+struct ForwardLinks {
+    /// Not looked up in this pass yet, the next one last.
+    links: Vec<u32>,
+    /// Those of this pass whose targets are missing.
+    waiting: Vec<u32>,
+    /// Number of links of the last pass.
+    pass_len: Option<usize>,
+    passes: usize,
+    /// Whether the remaining links have no targets.
+    is_last_pass: bool,
+}
+
+impl ForwardLinks {
+    /// Begins a pass over the links that wait. Returns false if there are none.
+    fn begin_pass(&mut self) -> bool {
+        self.links = mem::take(&mut self.waiting);
+        self.passes += 1;
+        let len = self.links.len();
+        let is_stuck = self.pass_len.replace(len) == Some(len);
+        if is_stuck || self.passes == MAX_FORWARD_LINK_PASSES {
+            self.is_last_pass = true;
+            // The first one first.
+            self.links.reverse();
+        }
+        len > 0
+    }
+}
+
+/// State of the completion of an index. Afterwards it has the old names, which take long to free.
+#[derive(Debug)]
+pub(crate) struct Completion {
+    names: SortedNames,
+    totals: Totals,
+    old_names: Option<NameTable>,
+}
+
 /// Builds an index in one pass, with at most 160 bytes per entry besides the names.
 #[derive(Debug)]
 pub struct Builder {
     tree: BuildTree,
-    owners: HashTable<u16>,
+    owners: RowTable,
     /// Rows of extras without a sparse map, by their set of attributes.
-    attribute_sets: HashTable<u32>,
-    hasher: RandomState,
-    forward: Vec<u32>,
+    attribute_sets: RowTable,
+    forward: ForwardLinks,
     charge: Charge,
     /// Not returned by [`take_problems`](Self::take_problems) yet.
     unreported: Vec<Problem>,
@@ -87,10 +127,9 @@ impl Builder {
     pub fn new(options: Options) -> Self {
         Self {
             tree: BuildTree::new(options),
-            owners: HashTable::new(),
-            attribute_sets: HashTable::new(),
-            hasher: RandomState::new(),
-            forward: Vec::new(),
+            owners: RowTable::new(),
+            attribute_sets: RowTable::new(),
+            forward: ForwardLinks::default(),
             charge: MemoryLimit::none().charge(),
             unreported: Vec::new(),
         }
@@ -231,25 +270,58 @@ impl Builder {
         index.digested = new.end;
     }
 
-    /// Memory of the builder in bytes: capacities, not lengths.
+    /// Memory of the builder in bytes: capacities, not lengths, and what it takes to complete the index.
     pub fn memory_bytes(&self) -> usize {
         self.tree.index.memory_bytes()
-            + self.owners.allocation_size()
-            + self.attribute_sets.allocation_size()
-            + capacity_bytes(&self.forward)
+            + SortedNames::memory_bytes(&self.tree.index.arrays)
+            + self.owners.memory_bytes()
+            + self.attribute_sets.memory_bytes()
+            + capacity_bytes(&self.forward.links)
+            + capacity_bytes(&self.forward.waiting)
     }
 
     /// Resolves forward links and returns the index.
     pub fn finish(mut self, origin: Origin) -> Index {
-        self.resolve_forward_links();
-        let mut index = self.tree.into_sorted();
+        while self.resolve_forward_links() {}
+        let mut completion = self.prepare_completion();
+        while self.apply(&mut completion) {}
+        self.complete(&mut completion, origin);
+        self.into_index()
+    }
+
+    /// Does what takes long before the index is complete, and needs no exclusive access. The tree must not change
+    /// any more, but for [`apply`](Self::apply).
+    pub(crate) fn prepare_completion(&self) -> Completion {
+        let Index { arrays, totals, .. } = &self.tree.index;
+        Completion {
+            names: SortedNames::of(arrays),
+            totals: Totals::of(arrays, totals.problems),
+            old_names: None,
+        }
+    }
+
+    /// Applies a small step of the completion. Returns whether there are more.
+    pub(crate) fn apply(&mut self, completion: &mut Completion) -> bool {
+        completion.names.apply(&mut self.tree.index.arrays)
+    }
+
+    /// Completes the index after the last step.
+    pub(crate) fn complete(&mut self, completion: &mut Completion, origin: Origin) {
+        let index = &mut self.tree.index;
+        completion.names.replace_names(&mut index.arrays);
+        completion.old_names = index.names.take();
+        index.totals = completion.totals;
         index.origin = origin;
-        index.arrays.shrink();
-        index.totals = Totals::of(&index.arrays, index.totals.problems);
         // The index is smaller than the builder, so the limit holds.
         let _is_less = self.charge.set(index.memory_bytes() as u64).is_ok();
-        index.charge = self.charge;
-        index
+    }
+
+    /// The index of a [completed](Self::complete) builder.
+    pub(crate) fn into_index(self) -> Index {
+        Index {
+            charge: self.charge,
+            ..self.tree.index
+        }
     }
 
     fn insert(&mut self, path: &ArchivePath, member: &Member) -> Result<Placement, MemberError> {
@@ -446,7 +518,7 @@ impl Builder {
             Some(number) => self.tree.replace(number, inode)?,
             None => self.tree.add(parent, name, inode)?,
         };
-        push_row(&mut self.forward, ino);
+        push_row(&mut self.forward.links, ino);
         Ok(Placement::Forward)
     }
 
@@ -469,31 +541,37 @@ impl Builder {
         Ok(ino.map_or(LinkTarget::Missing, LinkTarget::Entry))
     }
 
-    /// Resolves all forward links after the last member, the last one first, as on disk. Retries links that
-    /// wait for other links. Links without a target become problems.
-    pub fn resolve_forward_links(&mut self) {
+    /// Resolves the next forward links after the last member, the last one first, as on disk. Retries links that
+    /// wait for other links. Links without a target become problems. Returns whether there are more.
+    pub fn resolve_forward_links(&mut self) -> bool {
         if self.tree.is_layer() {
             self.finish_layer();
-            return;
+            return false;
         }
-        let mut waiting = mem::take(&mut self.forward);
-        for _ in 0..MAX_FORWARD_LINK_PASSES {
-            let before = waiting.len();
-            let links = mem::take(&mut waiting).into_iter().rev();
-            waiting.extend(links.filter(|&ino| !self.resolve_forward_link(ino)));
-            if waiting.is_empty() || waiting.len() == before {
-                break;
+        for _ in 0..FORWARD_LINKS_PER_STEP {
+            let Some(ino) = self.forward.links.pop() else {
+                if !self.forward.begin_pass() {
+                    return false;
+                }
+                continue;
+            };
+            if self.forward.is_last_pass {
+                self.drop_link_without_target(ino);
+            } else if !self.resolve_forward_link(ino) {
+                self.forward.waiting.push(ino);
             }
         }
-        for ino in waiting {
-            let error = match self.find_link_target(&self.target_path(ino)) {
-                Ok(LinkTarget::ThroughForwardLink) => {
-                    MemberError::Unreachable(PathError::NotADirectory)
-                }
-                _ => MemberError::MissingTarget,
-            };
-            self.drop_link(ino, error);
-        }
+        true
+    }
+
+    fn drop_link_without_target(&mut self, ino: u32) {
+        let error = match self.find_link_target(&self.target_path(ino)) {
+            Ok(LinkTarget::ThroughForwardLink) => {
+                MemberError::Unreachable(PathError::NotADirectory)
+            }
+            _ => MemberError::MissingTarget,
+        };
+        self.drop_link(ino, error);
     }
 
     /// Whether the link no longer waits for its target.
@@ -541,7 +619,7 @@ impl Builder {
     /// Turns forward links into links to the layers below.
     fn finish_layer(&mut self) {
         self.tree.prune_replaced_directories();
-        if mem::take(&mut self.forward).is_empty() {
+        if mem::take(&mut self.forward).links.is_empty() {
             return;
         }
         for number in 0..self.tree.dirent_count() {
@@ -660,15 +738,15 @@ impl Builder {
             return 0;
         }
         let arrays = &mut self.tree.index.arrays;
-        let hash = self.hasher.hash_one(name);
-        if let Some(&row) = self.owners.find(hash, |&row| arrays.owner(row) == name) {
-            return row;
+        let hash = xxh3_64_with_seed(name, self.owners.seed);
+        let is_same = |row: u32| u16::try_from(row).is_ok_and(|row| arrays.owner(row) == name);
+        if let Some(row) = self.owners.find(hash, is_same) {
+            return u16::try_from(row).unwrap_or_default();
         }
         let Some(row) = arrays.push_owner(name) else {
             return 0;
         };
-        let hash_of = |&row: &u16| self.hasher.hash_one(arrays.owner(row));
-        self.owners.insert_unique(hash, row, hash_of);
+        self.owners.add(hash, row.into());
         row
     }
 
@@ -690,10 +768,9 @@ impl Builder {
         if count == 0 {
             return 0;
         }
-        let seed = self.hasher.hash_one(0_u8);
-        let hash = hash_set(seed, set.iter().copied());
-        let same = |&row: &u32| arrays.xattrs(row).eq(set.iter().copied());
-        if let Some(&known) = self.attribute_sets.find(hash, same) {
+        let hash = hash_set(self.attribute_sets.seed, &set);
+        let is_same = |row: u32| arrays.xattrs(row).eq(set.iter().copied());
+        if let Some(known) = self.attribute_sets.find(hash, is_same) {
             return known;
         }
         for (name, value) in &set {
@@ -705,8 +782,7 @@ impl Builder {
             ..ExtraRow::default()
         };
         push_row(arrays.extras.vec_mut(), extra);
-        self.attribute_sets
-            .insert_unique(hash, row, |&row| hash_set(seed, arrays.xattrs(row)));
+        self.attribute_sets.add(hash, row);
         self.tree.index.totals.has_xattrs = true;
         row
     }
@@ -731,10 +807,10 @@ fn type_bits(kind: &MemberKind) -> u16 {
     }
 }
 
-fn hash_set<'a>(seed: u64, set: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> u64 {
+fn hash_set(seed: u64, set: &[(&[u8], &[u8])]) -> u64 {
     let mut hasher = Xxh3::with_seed(seed);
     for (name, value) in set {
-        for part in [name, value] {
+        for part in [*name, *value] {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part);
         }

@@ -356,6 +356,7 @@ fn read_arrays(
         unresolved: input.rows(unresolved)?,
         blocks: input.rows(blocks)?,
         checksums: input.rows(checksums)?,
+        unsorted_first: Vec::new(),
     };
     if problems.len.get() > problem::MAX_SECTION_BYTES {
         return Err(Error::Malformed("too many problems"));

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
 
+use super::arrays::sort::SortedNames;
 use super::arrays::{Arrays, capacity_bytes, push_row};
 use super::blocks::MIN_BLOCK_LEN;
 use super::build_tree::Options;
@@ -461,10 +462,8 @@ impl<'a> Merger<'a, '_> {
     /// The sorted arrays, and the charge for their memory and that of the tables.
     fn finish(self) -> Result<(Arrays, Charge), TooMuchMemory> {
         let (mut arrays, mut charge) = (self.arrays, self.charge);
-        // For the order of the names.
-        charge.add(arrays.dirents.len() * size_of::<u32>())?;
-        arrays.sort_dirents();
-        arrays.shrink();
+        charge.add(SortedNames::memory_bytes(&arrays))?;
+        SortedNames::sort_all(&mut arrays);
         Ok((arrays, charge))
     }
 }

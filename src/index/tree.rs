@@ -1,7 +1,7 @@
 //! The index and its entries.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ pub struct Index {
     /// Finds names before the index is finished and they are sorted.
     pub(super) names: Option<NameTable>,
     /// Replaced entries, if the builder keeps them.
-    pub(super) replaced: Option<HashMap<u32, InodeRow>>,
+    pub(super) replaced: Option<BTreeMap<u32, InodeRow>>,
     pub(super) origin: Origin,
     /// In bytes.
     pub(super) block_len: u64,
@@ -313,12 +313,17 @@ impl Index {
 
     /// The path of the name under which `ino` first appeared.
     pub fn path(&self, ino: Ino) -> Option<ArchivePath> {
-        self.arrays.path(self.arrays.inode(ino.0)?.dirent.get())
+        self.arrays.path(self.first_dirent(ino)?)
+    }
+
+    fn first_dirent(&self, ino: Ino) -> Option<u32> {
+        let inode = self.arrays.inode(ino.0)?;
+        Some(self.arrays.first_dirent(ino.0, inode))
     }
 
     /// Directory, and number in [`Self::children`], where `ino` first appeared; `None` without listings.
     pub fn listing_position(&self, ino: Ino) -> Option<(Ino, u32)> {
-        let number = self.arrays.inode(ino.0)?.dirent.get();
+        let number = self.first_dirent(ino)?;
         let parent = Ino(self.arrays.dirent(number)?.parent.get());
         let siblings = self.child_numbers(parent);
         let within = siblings.contains(&number);
@@ -499,9 +504,10 @@ impl Index {
     /// Memory of the index in bytes.
     pub fn memory_bytes(&self) -> usize {
         let names = self.names.as_ref().map_or(0, NameTable::memory_bytes);
-        let replaced = self.replaced.as_ref().map_or(0, HashMap::capacity);
+        let replaced = self.replaced.as_ref().map_or(0, BTreeMap::len);
         let loaded = self.file.as_ref().map_or(0, |file| file.loaded_bytes());
-        let replaced = replaced * (size_of::<InodeRow>() + 8);
+        // Nodes of the map are at least half full.
+        let replaced = replaced * 2 * size_of::<(u32, InodeRow)>();
         self.arrays.memory_bytes()
             + names
             + replaced
@@ -651,7 +657,7 @@ impl<'a> Entry<'a> {
     pub fn load_rows(&self) {
         self.xattrs().for_each(drop);
         self.pieces(0, 1).for_each(drop);
-        self.arrays.dirent(self.inode.dirent.get());
+        self.arrays.dirent(self.first_dirent());
     }
 
     /// Owner.
@@ -713,9 +719,13 @@ impl<'a> Entry<'a> {
         numbers.end - numbers.start
     }
 
+    fn first_dirent(&self) -> u32 {
+        self.arrays.first_dirent(self.ino.0, self.inode)
+    }
+
     /// The directory in which it first appeared. The root is its own parent.
     pub fn parent(&self) -> Ino {
-        let dirent = self.arrays.dirent(self.inode.dirent.get());
+        let dirent = self.arrays.dirent(self.first_dirent());
         dirent.map_or(Ino::ROOT, |dirent| Ino(dirent.parent.get()))
     }
 

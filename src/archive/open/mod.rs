@@ -230,7 +230,8 @@ impl Opener {
         let disk_cache_writer =
             cached.map(|disk_cache| ScanDiskCache::new(disk_cache, &*self.source));
         let builder = self.builder(true);
-        let reader = Arc::new(self.build_reader(LiveIndex::growing(builder), disk_cache));
+        let reader =
+            Arc::new(self.build_reader(LiveIndex::growing(builder, &self.stats), disk_cache));
         let mut archive = self.build_archive(Arc::clone(&reader))?;
         let awaited = if self.options.scan.expects_digest() {
             whole_tree(&*self.source)

@@ -1,9 +1,10 @@
 //! The arrays of an index, under construction or complete, with checked accessors.
 
-use std::hash::{BuildHasher, RandomState};
+pub(super) mod row_table;
+pub(super) mod sort;
+
 use std::ops::Range;
 
-use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::{U32, U64};
 
@@ -14,6 +15,7 @@ use super::rows::{
     UnresolvedRow, XattrRow,
 };
 use crate::base::archive_path::ArchivePath;
+use row_table::RowTable;
 
 /// Maximum number of components of a path, which ends cycles of parents in a damaged file. No valid entry is
 /// deeper, because the parser allows 64 KiB of name and 40 links of 4 KiB each.
@@ -39,6 +41,8 @@ pub(super) struct Arrays {
     pub(super) checksums: Rows<U64>,
     pub(super) windows: Arena,
     pub(super) unresolved: Rows<UnresolvedRow>,
+    /// By inode number, its first dirent while the rows of inodes get those of the sorted dirents; else empty.
+    pub(super) unsorted_first: Vec<U32>,
 }
 
 pub(super) fn is_valid_component(name: &[u8]) -> bool {
@@ -130,12 +134,29 @@ impl Arrays {
     pub(super) fn live_dirent(&self, number: u32) -> Option<(&[u8], u32, u16)> {
         let dirent = self.dirent(number)?;
         let ino = dirent.ino.get();
-        let inode = self.inode(ino)?;
-        if inode.is_directory() && inode.dirent.get() != number {
+        let is_first = |inode: &InodeRow| self.first_dirent(ino, inode) == number;
+        let (name, kind) = self.name_and_kind(dirent, is_first)?;
+        Some((name, ino, kind))
+    }
+
+    /// Name and type of a live inode; of a directory only if the dirent `is_first`.
+    pub(super) fn name_and_kind(
+        &self,
+        dirent: &Dirent,
+        is_first: impl FnOnce(&InodeRow) -> bool,
+    ) -> Option<(&[u8], u16)> {
+        let inode = self.inode(dirent.ino.get())?;
+        if inode.is_directory() && !is_first(inode) {
             return None;
         }
         let name = self.arena.name(dirent.name)?;
-        is_valid_component(name).then_some((name, ino, inode.kind()))
+        is_valid_component(name).then_some((name, inode.kind()))
+    }
+
+    /// The dirent under which `ino` first appeared, whose row is `inode`; [`NONE`] for the root.
+    pub(super) fn first_dirent(&self, ino: u32, inode: &InodeRow) -> u32 {
+        let unsorted = self.unsorted_first.get(ino as usize);
+        unsorted.unwrap_or(&inode.dirent).get()
     }
 
     /// Numbers of a directory's dirents; empty for all else. The dirents may not exist.
@@ -169,7 +190,7 @@ impl Arrays {
                 1 => NONE,
                 parent => {
                     let inode = self.inode(parent).filter(|inode| inode.is_directory());
-                    inode?.dirent.get()
+                    self.first_dirent(parent, inode?)
                 }
             };
         }
@@ -213,78 +234,25 @@ impl Arrays {
         Some(self.pieces.range(first..end).unwrap_or_default())
     }
 
-    pub(super) fn sort_dirents(&mut self) {
-        self.dirents.sort_unstable_by(|left, right| {
-            let key = |dirent: &Dirent| (dirent.parent.get(), dirent.ino.get());
-            let by_age = || left.name.offset().cmp(&right.name.offset());
-            key(left).cmp(&key(right)).then_with(by_age)
-        });
-        self.set_children();
-        self.set_first_dirents();
-        for number in 0..u32::try_from(self.dirents.len()).unwrap_or(NONE) {
-            let kind = self.live_dirent(number).map_or(0, |(.., kind)| kind);
-            if let Some(dirent) = self.dirents.get_mut(number as usize) {
-                dirent.name = dirent.name.with_kind(kind);
-            }
+    /// Frees the spare room of array `number`. Returns false past the last.
+    pub(super) fn shrink(&mut self, number: usize) -> bool {
+        match number {
+            0 => self.inodes.vec_mut().shrink_to_fit(),
+            1 => self.dirents.vec_mut().shrink_to_fit(),
+            2 => self.by_name.vec_mut().shrink_to_fit(),
+            3 => self.arena.0.vec_mut().shrink_to_fit(),
+            4 => self.owners.vec_mut().shrink_to_fit(),
+            5 => self.extras.vec_mut().shrink_to_fit(),
+            6 => self.xattrs.vec_mut().shrink_to_fit(),
+            7 => self.pieces.vec_mut().shrink_to_fit(),
+            8 => self.spans.vec_mut().shrink_to_fit(),
+            9 => self.blocks.vec_mut().shrink_to_fit(),
+            10 => self.checksums.vec_mut().shrink_to_fit(),
+            11 => self.windows.0.vec_mut().shrink_to_fit(),
+            12 => self.unresolved.vec_mut().shrink_to_fit(),
+            _ => return false,
         }
-    }
-
-    fn set_children(&mut self) {
-        let count = u32::try_from(self.dirents.len()).expect("checked by check_name");
-        let mut by_name: Vec<U32> = (0..count).map(U32::from).collect();
-        let mut rest = by_name.as_mut_slice();
-        let mut number = 0_u64;
-        for siblings in self
-            .dirents
-            .chunk_by(|left, right| left.parent == right.parent)
-        {
-            let parent = siblings.first().map_or(0, |dirent| dirent.parent.get());
-            if let Some(inode) = self.inodes.get_mut(parent as usize) {
-                inode.data = number.into();
-                inode.children = u32::try_from(siblings.len()).unwrap_or(u32::MAX).into();
-            }
-            number += siblings.len() as u64;
-            let (ours, after) = rest.split_at_mut(siblings.len());
-            let name = |number: &U32| {
-                self.arena
-                    .name(self.dirents.get(number.get() as usize)?.name)
-            };
-            ours.sort_unstable_by(|left, right| name(left).cmp(&name(right)));
-            rest = after;
-        }
-        self.by_name = by_name.into();
-    }
-
-    /// Sets each entry's first dirent: that with the lowest arena offset, because the builder appends names.
-    fn set_first_dirents(&mut self) {
-        for inode in self.inodes.vec_mut() {
-            inode.dirent = NONE.into();
-        }
-        for (number, dirent) in (0_u32..).zip(&self.dirents) {
-            let Some(inode) = self.inodes.get_mut(dirent.ino.get() as usize) else {
-                continue;
-            };
-            let first = self.dirents.get(inode.dirent.get() as usize);
-            if first.is_none_or(|first| dirent.name.offset() < first.name.offset()) {
-                inode.dirent = number.into();
-            }
-        }
-    }
-
-    pub(super) fn shrink(&mut self) {
-        self.inodes.vec_mut().shrink_to_fit();
-        self.dirents.vec_mut().shrink_to_fit();
-        self.by_name.vec_mut().shrink_to_fit();
-        self.arena.0.vec_mut().shrink_to_fit();
-        self.owners.vec_mut().shrink_to_fit();
-        self.extras.vec_mut().shrink_to_fit();
-        self.xattrs.vec_mut().shrink_to_fit();
-        self.pieces.vec_mut().shrink_to_fit();
-        self.spans.vec_mut().shrink_to_fit();
-        self.blocks.vec_mut().shrink_to_fit();
-        self.checksums.vec_mut().shrink_to_fit();
-        self.windows.0.vec_mut().shrink_to_fit();
-        self.unresolved.vec_mut().shrink_to_fit();
+        true
     }
 
     /// Capacities, not lengths.
@@ -302,6 +270,7 @@ impl Arrays {
             + self.checksums.capacity_bytes()
             + self.windows.0.capacity_bytes()
             + self.unresolved.capacity_bytes()
+            + capacity_bytes(&self.unsorted_first)
     }
 }
 
@@ -349,47 +318,31 @@ pub(super) fn capacity_bytes<T>(rows: &Vec<T>) -> usize {
     rows.capacity() * size_of::<T>()
 }
 
+/// Finds dirents by directory and name.
 #[derive(Debug)]
-pub(super) struct NameTable {
-    /// Of 4 bytes and a control byte each.
-    dirents: HashTable<u32>,
-    /// Random per process, so that no archive can contain names that collide.
-    seed: u64,
-}
+pub(super) struct NameTable(RowTable);
 
 impl NameTable {
     pub(super) fn new() -> Self {
-        Self {
-            dirents: HashTable::new(),
-            seed: RandomState::new().hash_one(0_u8),
-        }
+        Self(RowTable::new())
     }
 
     pub(super) fn find(&self, arrays: &Arrays, parent: u32, name: &[u8]) -> Option<u32> {
-        let same = |&number: &u32| {
+        self.0.find(hash(self.0.seed, parent, name), |number| {
             arrays.dirent(number).is_some_and(|dirent| {
                 let is_in_parent = dirent.ino.get() != 0 && dirent.parent.get() == parent;
                 is_in_parent && arrays.arena.name(dirent.name) == Some(name)
             })
-        };
-        let hash = hash(self.seed, parent, name);
-        self.dirents.find(hash, same).copied()
+        })
     }
 
-    /// Adds dirent `number`, which `arrays` already contain.
-    pub(super) fn add(&mut self, arrays: &Arrays, number: u32) {
-        let seed = self.seed;
-        let hash_of = |&number: &u32| {
-            let dirent = arrays.dirent(number).expect("a dirent of this tree");
-            let name = arrays.arena.name(dirent.name).unwrap_or_default();
-            hash(seed, dirent.parent.get(), name)
-        };
-        let hash = hash_of(&number);
-        self.dirents.insert_unique(hash, number, hash_of);
+    /// Adds dirent `number`, called `name` in directory `parent`.
+    pub(super) fn add(&mut self, parent: u32, name: &[u8], number: u32) {
+        self.0.add(hash(self.0.seed, parent, name), number);
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.dirents.allocation_size()
+        self.0.memory_bytes()
     }
 }
 
