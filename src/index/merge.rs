@@ -3,7 +3,6 @@
 //! address space, so pieces, holes and spans keep their meaning.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
 
 use super::arrays::sort::SortedNames;
@@ -122,7 +121,6 @@ pub(crate) fn merge(
     let (mut sources, plain_bytes) = SourceLayer::of_all(layers);
     let mut merger = Merger {
         arrays: Arrays::new(),
-        owners: HashMap::new(),
         hides: &hides,
         charge,
         other_bytes: table_bytes,
@@ -269,9 +267,8 @@ impl<'a> SourceLayer<'a> {
     }
 }
 
-struct Merger<'a, 'h> {
+struct Merger<'h> {
     arrays: Arrays,
-    owners: HashMap<&'a [u8], u16>,
     hides: &'h dyn Fn(&[u8]) -> bool,
     charge: Charge,
     /// Memory of the merge without the arrays.
@@ -281,7 +278,7 @@ struct Merger<'a, 'h> {
 /// Bytes of one entry of [`SourceLayer::extras`] or [`SourceLayer::xattr_sets`] while the table grows.
 const TABLE_ENTRY_BYTES: usize = 64;
 
-impl<'a> Merger<'a, '_> {
+impl Merger<'_> {
     fn check_memory(&mut self) -> Result<(), TooMuchMemory> {
         let bytes = self.arrays.memory_bytes() + self.other_bytes;
         self.charge.set(bytes as u64)
@@ -290,7 +287,7 @@ impl<'a> Merger<'a, '_> {
     /// Adds an inode for each of `layer_inos`; for a directory, that with its attributes.
     fn add_inodes(
         &mut self,
-        layers: &mut [SourceLayer<'a>],
+        layers: &mut [SourceLayer<'_>],
         plan: &MergePlan<'_>,
         numbers: &[Vec<u32>],
         layer_inos: &[LayerIno],
@@ -320,14 +317,14 @@ impl<'a> Merger<'a, '_> {
 
     fn copy_inode(
         &mut self,
-        layer: &mut SourceLayer<'a>,
+        layer: &mut SourceLayer<'_>,
         ino: Ino,
     ) -> Result<InodeRow, MergeError> {
         let arrays = layer.arrays;
         let inode = arrays.inode(ino.0);
         let mut inode = *inode.ok_or(MergeError::TooLarge)?;
-        inode.user = self.copy_owner(arrays, inode.user.get()).into();
-        inode.group = self.copy_owner(arrays, inode.group.get()).into();
+        // Owners of layers are their numbers, because the names belong to another system.
+        (inode.user, inode.group) = (0.into(), 0.into());
         inode.extra = self.copy_extra(layer, inode.extra.get())?.into();
         inode.dirent = NONE.into();
         inode.links = 0.into();
@@ -349,22 +346,7 @@ impl<'a> Merger<'a, '_> {
         Ok(inode)
     }
 
-    /// Row of an owner's name; 0, the empty name, when there are too many.
-    fn copy_owner(&mut self, arrays: &'a Arrays, row: u16) -> u16 {
-        let name = arrays.owner(row);
-        if name.is_empty() {
-            return 0;
-        }
-        match self.owners.entry(name) {
-            Slot::Occupied(known) => *known.get(),
-            Slot::Vacant(unknown) => match self.arrays.push_owner(name) {
-                Some(row) => *unknown.insert(row),
-                None => 0,
-            },
-        }
-    }
-
-    fn copy_extra(&mut self, layer: &mut SourceLayer<'a>, row: u32) -> Result<u32, MergeError> {
+    fn copy_extra(&mut self, layer: &mut SourceLayer<'_>, row: u32) -> Result<u32, MergeError> {
         let Some(extra) = layer.arrays.extras.get(row as usize).filter(|_| row != 0) else {
             return Ok(0);
         };
@@ -399,7 +381,7 @@ impl<'a> Merger<'a, '_> {
 
     fn copy_xattr_set(
         &mut self,
-        layer: &mut SourceLayer<'a>,
+        layer: &mut SourceLayer<'_>,
         row: u32,
         extra: &ExtraRow,
     ) -> Result<(u32, u32), MergeError> {

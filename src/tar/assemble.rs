@@ -1,7 +1,5 @@
 //! Builds a member from a header and its extensions.
 
-use std::mem;
-
 use super::error::{Note, printable};
 use super::header::{Header, NumberError};
 use super::totals::check_depth;
@@ -36,8 +34,6 @@ pub(super) fn member(
     let name = name.unwrap_or_else(|| header.name());
     let kind = kind(header, &name, extensions.long_link, keywords, notes);
     let size = if kind == MemberKind::File { size } else { 0 };
-    let user = keywords.user.as_deref();
-    let group = keywords.group.as_deref();
     Member {
         header: extensions.start.unwrap_or(at),
         payload: Extent::with_len(Plain(at.0 + RECORD), size),
@@ -49,8 +45,8 @@ pub(super) fn member(
         gid: keywords
             .gid
             .unwrap_or_else(|| field_or_default(header.gid(), u32::MAX, "group", &name, notes)),
-        user: user.unwrap_or_else(|| header.user()).to_vec(),
-        group: group.unwrap_or_else(|| header.group()).to_vec(),
+        user: owner_name(header.user(), keywords.uid),
+        group: owner_name(header.group(), keywords.gid),
         mtime: keywords.mtime.unwrap_or_else(|| {
             field_or_default(header.mtime(), BEFORE_EPOCH, "time", &name, notes)
         }),
@@ -59,6 +55,12 @@ pub(super) fn member(
         xattrs: keywords.xattrs.clone(),
         name,
     }
+}
+
+/// The `name` in a header, unless a pax header has the number, which beats it. As in GNU tar, the names in pax headers do
+/// not count.
+fn owner_name(name: &[u8], pax_number: Option<u32>) -> Vec<u8> {
+    pax_number.map_or_else(|| name.to_vec(), |_| Vec::new())
 }
 
 /// Applies the pax `records` in a table of contents to the `member` with the other fields.
@@ -83,8 +85,8 @@ pub(crate) fn apply_records<'a>(
     check_depth(member, limits).ok()?;
     member.uid = keywords.uid.unwrap_or(member.uid);
     member.gid = keywords.gid.unwrap_or(member.gid);
-    member.user = keywords.user.unwrap_or(mem::take(&mut member.user));
-    member.group = keywords.group.unwrap_or(mem::take(&mut member.group));
+    member.user = owner_name(&member.user, keywords.uid);
+    member.group = owner_name(&member.group, keywords.gid);
     member.mtime = keywords.mtime.unwrap_or(member.mtime);
     member.xattrs = keywords.xattrs;
     notes.is_empty().then_some(())

@@ -28,8 +28,6 @@ pub(super) struct Keywords {
     pub(super) size: Option<u64>,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
-    pub(super) user: Option<Vec<u8>>,
-    pub(super) group: Option<Vec<u8>>,
     pub(super) mtime: Option<Timestamp>,
     pub(super) major: Option<u32>,
     pub(super) minor: Option<u32>,
@@ -64,7 +62,7 @@ impl Keywords {
 
     /// Bytes of names and values.
     pub(super) fn bytes(&self) -> u64 {
-        let texts = [&self.path, &self.link, &self.user, &self.group];
+        let texts = [&self.path, &self.link];
         let texts = texts.into_iter().flatten().map(Vec::len);
         texts.sum::<usize>() as u64 + xattr_bytes(&self.xattrs)
     }
@@ -84,14 +82,6 @@ impl Keywords {
             }
             Some(Field::Link) => {
                 self.link = name(value, limits)?;
-                None
-            }
-            Some(Field::User) => {
-                self.user = Some(name(value, limits)?.unwrap_or_default());
-                None
-            }
-            Some(Field::Group) => {
-                self.group = Some(name(value, limits)?.unwrap_or_default());
                 None
             }
             Some(Field::Size) => assign(&mut self.size, key, value, decimal),
@@ -165,8 +155,6 @@ pub(super) fn xattr_bytes(xattrs: &[(Vec<u8>, Vec<u8>)]) -> u64 {
 enum Field<'a> {
     Path,
     Link,
-    User,
-    Group,
     Size,
     Uid,
     Gid,
@@ -185,8 +173,6 @@ impl<'a> Field<'a> {
         Some(match key {
             b"path" => Self::Path,
             b"linkpath" => Self::Link,
-            b"uname" => Self::User,
-            b"gname" => Self::Group,
             b"size" => Self::Size,
             b"uid" => Self::Uid,
             b"gid" => Self::Gid,

@@ -15,10 +15,66 @@ use tarfs::archive::scan::Sink;
 use tarfs::materialize::{Error, Materializer, Options, Summary};
 use tarfs::tar::{Device, Event, Member, MemberKind, Parser};
 
+use crate::support::atomic::{Place, shell};
+use crate::support::fixture::PROGRAM;
 use crate::support::materialize::{
     assert_same_trees, content, directory, file, hard_link, link, materialize_without_problems,
     member, options, problems, run, status, temporary, try_materialize, with,
 };
+use crate::support::raw::{Archive, Header};
+
+#[test]
+fn owners_are_chosen_as_by_gnu_tar() {
+    let place = Place::open();
+    let named = |name: &str, owner: &str| {
+        let header = Header::new(name, b'0').owner(5, 6);
+        header.put(265, owner).put(297, owner)
+    };
+    let names = [("uname", "daemon"), ("gname", "daemon")];
+    let numbers = [("uid", "4000000000"), ("gid", "4000000001")];
+    let archive = Archive::new()
+        .pax(&numbers)
+        .add(named("numbers over name", "daemon"), "")
+        .pax(&names)
+        .add(named("names alone", ""), "")
+        .pax(&names)
+        .add(named("names beside name", "bin"), "")
+        .pax(&names)
+        .add(named("names beside unknown name", "nosuch"), "")
+        .pax(&[numbers, names].concat())
+        .add(named("numbers over names", "bin"), "")
+        .pax(&numbers[..1])
+        .add(named("number over name", "bin"), "")
+        .add(named("name", "bin"), "")
+        .end();
+    place.put("a.tar", archive);
+    shell(
+        &place,
+        &format!(
+            "mkdir gnu out; tar -xf a.tar -C gnu; {PROGRAM} materialize -q a.tar -C out
+         list() {{ find $1 -type f -printf '%f %U:%G\\n' | sort; }}
+         list gnu >expected; list out | diff expected - >&2"
+        ),
+    );
+    // Listings show the owner that counts, even if its name is unknown here.
+    let mut find = Command::new(PROGRAM);
+    find.args(["find", "a.tar", "-type", "f", "-printf", "%f %u:%g\n"]);
+    let found = place.run(&mut find).stdout;
+    let mut found: Vec<_> = str::from_utf8(&found).expect("UTF-8").lines().collect();
+    found.sort_unstable();
+    assert_eq!(
+        found,
+        [
+            "name bin:bin",
+            "names alone 5:6",
+            "names beside name bin:bin",
+            "names beside unknown name nosuch:nosuch",
+            "number over name 4000000000:bin",
+            "numbers over name 4000000000:4000000001",
+            "numbers over names 4000000000:4000000001",
+        ]
+    );
+}
 
 #[test]
 fn every_type_is_written_with_its_attributes() {
