@@ -1,9 +1,10 @@
-//! SOURCE as users write it; pure but for the current directory.
+//! SOURCE as users write it.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::path;
+use std::path::{self, PathBuf};
 
+use super::glob;
 use crate::image::Transport;
 use crate::layers::WhiteoutFormat;
 use crate::source;
@@ -247,6 +248,17 @@ impl SourceSpec {
         }
     }
 
+    /// The paths and URLs of all its parts. A part may be a pattern.
+    fn origins(&self) -> Vec<&OsStr> {
+        match self {
+            Self::Join(parts) => parts.iter().flat_map(Self::origins).collect(),
+            Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
+                outer.origins()
+            }
+            Self::Plain(_) | Self::Registry(_) => vec![self.origin()],
+        }
+    }
+
     /// Number of archives that enclose it.
     pub fn enclosing_archives(&self) -> u64 {
         match self {
@@ -322,6 +334,20 @@ pub struct TreeSpec {
     pub layers: Vec<SourceSpec>,
     /// How a layer marks deleted files. If it is set, also a single archive is opened as a layer.
     pub whiteouts: Option<WhiteoutFormat>,
+}
+
+impl TreeSpec {
+    /// The files and directories of this machine that hold its sources, layers and parts, without those that are
+    /// missing.
+    pub fn local_paths(&self) -> Vec<PathBuf> {
+        let origins = self.sources().flat_map(SourceSpec::origins);
+        let expanded = origins.flat_map(|origin| glob::expand(origin).unwrap_or_default());
+        let local = expanded.filter_map(|origin| {
+            let text = origin.to_string_lossy();
+            path::absolute(text.strip_prefix("file://").map_or(&*origin, OsStr::new)).ok()
+        });
+        local.filter(|path| path.exists()).collect()
+    }
 }
 
 impl From<SourceSpec> for TreeSpec {

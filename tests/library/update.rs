@@ -78,6 +78,42 @@ fn assert_updated(place: &Place, archive: &str, flags: &[&str], what: &str) {
 }
 
 #[test]
+fn delete_needs_its_destination_and_refuses_a_source_in_it() {
+    let place = pair(|_| ());
+    fs::create_dir_all(place.path("work/parts")).expect("made");
+    for name in ["work/s.tar", "work/parts/one", "work/parts/two"] {
+        fs::copy(place.path("one.tar"), place.path(name)).expect("space");
+    }
+    place.put("work/other", "precious");
+    place.put("work/s.tarfs", "an index");
+    place.succeeds(&["index", "one.tar"]);
+    let before = tree_facts(&place.path("work"));
+    let update = ["materialize", "--update", "--delete"];
+    let outcome = place.run(&[&update[..], &["work/s.tar"]].concat());
+    assert_eq!(outcome.code, 64);
+    assert!(
+        outcome.complaints.contains("--directory"),
+        "{}",
+        outcome.complaints
+    );
+    for sources in [
+        &["work/s.tar"][..],
+        &["work/../work/s.tar"],
+        &["one.tar", "--layer", "work/s.tar"],
+        &["join:work/parts/*"],
+        &["tar:work/s.tar!/a"],
+        &["slice:0:work/s.tar"],
+        &["one.tar", "--index", "work/s.tarfs"],
+    ] {
+        place.fails(
+            &[&update[..], sources, &["-C", "work"]].concat(),
+            &["is in work,"],
+        );
+        assert_eq!(tree_facts(&place.path("work")), before);
+    }
+}
+
+#[test]
 fn update_of_an_unchanged_tree_writes_nothing() {
     let place = pair(|_| ());
     extract(&place, "one.tar", "out");

@@ -195,7 +195,7 @@ pub(crate) struct MaterializeOptions {
     update: bool,
 
     /// Remove from DIR what SOURCE lacks, once everything else is written
-    #[arg(long, requires = "update")]
+    #[arg(long, requires_all = ["update", "directory"])]
     delete: bool,
 
     /// Compare the contents of files of equal size, and not their times
@@ -229,6 +229,10 @@ pub(crate) struct MaterializeOptions {
     /// Whether to write empty files for device nodes that this user may not create.
     #[arg(skip)]
     device_placeholders: bool,
+
+    /// Whether SOURCE is a directory of this machine.
+    #[arg(skip)]
+    copies_directory: bool,
 }
 
 pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
@@ -364,6 +368,11 @@ fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::R
 
 /// Brings the tree in the destination to the state of SOURCE.
 fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result<ExitCode> {
+    if args.delete {
+        let mut sources = args.layers.tree(source_args).local_paths();
+        sources.extend(args.saved.index.clone());
+        args.ensure_outside(sources.iter().map(PathBuf::as_path))?;
+    }
     let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
     let output = Output::new(source_args, args, &stats);
     let (volume, limits) = output.open_indexed(&network, "--update needs")?;
@@ -387,11 +396,12 @@ fn update_from_directory(
     args: &MaterializeOptions,
 ) -> anyhow::Result<ExitCode> {
     args.check_for_directory(source_args)?;
-    let places = [directory, args.directory()].map(fs::canonicalize);
-    if let [Ok(source), Ok(destination)] = &places {
+    args.ensure_outside([directory])?;
+    let places = [args.directory(), directory].map(fs::canonicalize);
+    if let [Ok(destination), Ok(source)] = &places {
         ensure!(
-            !source.starts_with(destination) && !destination.starts_with(source),
-            "{}: is in the directory that is to be updated, or holds it",
+            !destination.starts_with(source),
+            "{}: holds the directory that is to be updated",
             directory.display()
         );
     }
@@ -489,6 +499,25 @@ impl MaterializeOptions {
 
     fn directory(&self) -> &Path {
         self.directory.as_deref().unwrap_or(Path::new("."))
+    }
+
+    /// Refuses sources in the destination, which an update would change or delete.
+    fn ensure_outside<'a>(
+        &self,
+        sources: impl IntoIterator<Item = &'a Path>,
+    ) -> anyhow::Result<()> {
+        let Ok(destination) = fs::canonicalize(self.directory()) else {
+            return Ok(());
+        };
+        for source in sources {
+            ensure!(
+                !fs::canonicalize(source).is_ok_and(|path| path.starts_with(&destination)),
+                "{}: is in {}, which is to be updated (move it elsewhere)",
+                source.display(),
+                self.directory().display()
+            );
+        }
+        Ok(())
     }
 
     fn check_before_opening(&self) -> anyhow::Result<()> {
@@ -634,6 +663,7 @@ impl MaterializeOptions {
         let args = Self {
             numeric_owner: true,
             same_permissions: true,
+            copies_directory: true,
             // The threads of the walk write.
             writers: Some(1),
             ..self.clone()
@@ -688,6 +718,7 @@ impl MaterializeOptions {
             same_permissions: (defaults.same_permissions || self.same_permissions)
                 && !self.no_same_permissions,
             numeric_owner: self.numeric_owner,
+            copies_directory: self.copies_directory,
             xattrs: self.xattrs.filter(),
             writers: self.writers,
             sync: self.sync,
