@@ -11,6 +11,15 @@ const ERA_DAYS: i64 = 146_097;
 /// Days from 0000-03-01 to 1970-01-01.
 const EPOCH_DAYS: i64 = 719_468;
 
+/// A time relative to 1970-01-01 00:00:00 UTC; `nanoseconds`, below 10⁹, count forward even before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Timestamp {
+    /// Whole seconds, rounded down.
+    pub seconds: i64,
+    /// The fraction of the second.
+    pub nanoseconds: u32,
+}
+
 /// A time in the proleptic Gregorian calendar, without limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Civil {

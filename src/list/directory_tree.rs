@@ -4,21 +4,20 @@ use std::borrow::Cow;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::buffer::spare_capacity;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, StatxFlags, StatxTimestamp,
-    lgetxattr, llistxattr, openat, openat2, readlinkat, seek, statx,
+    AtFlags, CWD, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, StatxFlags, StatxTimestamp, openat,
+    openat2, readlinkat, seek, statx,
 };
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::base::chmod::{OWNER_RWX, chmod_at};
+use crate::base::file::AttributeTarget;
 use crate::base::passwd::AccountNames;
 use crate::tar::Timestamp;
 
@@ -26,9 +25,6 @@ use super::tree::{Batch, FileId, FileKind, Metadata, Name, Tree, Xattr};
 
 /// Room for the names that one system call reads, in bytes. Half a page less than what the allocator maps anew.
 const READ_BYTES: usize = 126 << 10;
-
-/// Longest list or value of extended attributes (`XATTR_SIZE_MAX`), in bytes.
-const XATTR_BYTES: usize = 64 << 10;
 
 /// Most directories that a walk keeps open.
 const MAX_OPEN_DIRECTORIES: usize = 4096;
@@ -184,27 +180,7 @@ impl Tree for DirectoryTree {
     }
 
     fn xattrs(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Vec<Xattr>> {
-        let mut path = match name.name {
-            [b'/', ..] => Vec::new(),
-            _ => format!("/proc/self/fd/{}/", directory.as_fd().as_raw_fd()).into_bytes(),
-        };
-        path.extend_from_slice(name.name);
-        let mut names = Vec::with_capacity(XATTR_BYTES);
-        match llistxattr(&*path, spare_capacity(&mut names)) {
-            Ok(_) => {}
-            Err(Errno::NOTSUP) => return Ok(Vec::new()),
-            Err(error) => return Err(error.into()),
-        }
-        let mut xattrs = Vec::new();
-        for name in names
-            .split(|&byte| byte == 0)
-            .filter(|name| !name.is_empty())
-        {
-            let mut value = Vec::with_capacity(XATTR_BYTES);
-            lgetxattr(&*path, name, spare_capacity(&mut value))?;
-            xattrs.push((name.to_owned(), value));
-        }
-        Ok(xattrs)
+        Ok(AttributeTarget::named(directory, name.name).xattrs(|_| true)?)
     }
 
     fn max_open(&self) -> Option<usize> {

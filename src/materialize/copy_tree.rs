@@ -17,8 +17,8 @@ use super::materializer::Materializer;
 use super::options::{Existing, Summary};
 use super::selection::Selection;
 use super::write::{
-    ADD_ENTRY, AttributeTarget, Context, Directory, FileWriter, Identity, Job, PendingDirectory,
-    TreeWriter, is_on_remote,
+    ADD_ENTRY, AttributeTarget, CAPABILITIES, Context, Directory, FileWriter, Identity, Job,
+    PendingDirectory, TreeWriter, is_on_remote,
 };
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
@@ -27,7 +27,7 @@ use crate::list::{
     DirectoryTree, FileKind, Level, Metadata, Name, OpenDirectory, Start, Tree, Visit, Visitor,
     metadata_of, walk_parallel,
 };
-use crate::tar::{Device, Member, MemberKind};
+use crate::tar::{Device, Member, MemberKind, Timestamp};
 
 /// Names of a directory that a thread copies at once. It adds threads only between such tasks.
 const CHUNK: usize = 64;
@@ -141,6 +141,7 @@ impl Copier {
             let (identity, policy) = (self.top.identity(), &self.context.policy);
             let pending = PendingDirectory::new(root, identity, false, member, policy);
             if !self.dry_run {
+                let pending = pending.with_atime(Some(metadata.atime));
                 target.pending = self.unless_deferred(pending);
             }
         }
@@ -166,7 +167,11 @@ impl Copier {
         metadata: &Metadata,
         source: AttributeTarget<'_>,
     ) -> Member {
-        let xattrs = source.xattrs(&self.context.policy.xattrs);
+        let policy = &self.context.policy;
+        let keeps_ids = policy.keeps_ids((metadata.uid, metadata.gid));
+        let selects =
+            |name: &[u8]| policy.xattrs.selects(name) && (keeps_ids || name != CAPABILITIES);
+        let xattrs = source.xattrs(selects);
         let is_sparse = metadata.blocks.saturating_mul(512) < metadata.size;
         Member {
             mode: metadata.mode,
@@ -177,7 +182,8 @@ impl Copier {
             payload: Extent::with_len(Plain(0), metadata.size),
             sparse: is_sparse.then(Vec::new),
             xattrs: xattrs.unwrap_or_else(|error| {
-                self.context.problems.warn(&format!("{path}: {error}"));
+                let text = format!("{path}: cannot read the extended attributes: {error}");
+                self.context.problems.warn(&text);
                 Vec::new()
             }),
             ..Member::new(Vec::new(), kind)
@@ -212,14 +218,14 @@ impl Copier {
         );
         let member = self.member(&path, kind, &metadata, source);
         if metadata.kind == FileKind::Directory {
-            let job = self.job(path, member, target);
+            let job = self.job(path, member, target, metadata.atime);
             return Ok(job.and_then(|job| self.make_directory(&job, identity(&metadata))));
         }
         let shared = (metadata.links > 1).then(|| identity(&metadata));
         if shared.is_some_and(|file| self.make_link(file, &path)) {
             return Ok(None);
         }
-        if let Some(job) = self.job(path.clone(), member, target) {
+        if let Some(job) = self.job(path.clone(), member, target, metadata.atime) {
             match &file {
                 Some(file) => FileWriter::copy(job, file.as_fd(), &self.context),
                 None => drop(self.context.make_special(&job, || ())),
@@ -261,7 +267,13 @@ impl Copier {
     }
 
     /// The job of an entry, in the directory that its parent has become; `None` after a reported error.
-    fn job(&self, path: ArchivePath, member: Member, target: &Target) -> Option<Job> {
+    fn job(
+        &self,
+        path: ArchivePath,
+        member: Member,
+        target: &Target,
+        atime: Timestamp,
+    ) -> Option<Job> {
         self.context.problems.entry(&path);
         if let Err(error) = self.context.entry_quota.acquire().with_action(ADD_ENTRY) {
             let (top, missing_bytes) = (&self.top, member.size);
@@ -273,7 +285,10 @@ impl Copier {
             let opened = self.tree.lock().parent_directory(&path, member.size)?;
             target.directory.get_or_init(|| opened);
         }
-        Some(Job::new(target.directory.get()?.clone(), path, member))
+        Some(Job {
+            atime: Some(atime),
+            ..Job::new(target.directory.get()?.clone(), path, member)
+        })
     }
 
     fn make_directory(&self, job: &Job, source: Identity) -> Option<Target> {
@@ -295,6 +310,7 @@ impl Copier {
                 let member = (*job.member).clone();
                 let identity = opened.identity();
                 let pending = PendingDirectory::new(path, identity, is_new, member, policy);
+                let pending = pending.with_atime(job.atime);
                 target.pending = self.unless_deferred(pending);
                 target.directory.get_or_init(|| opened);
             }

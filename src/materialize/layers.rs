@@ -282,7 +282,7 @@ pub(super) fn finish_root(index: &Index, tree: &TreeWriter) {
     if entry.is_implied() {
         // Another user may own it, so a failure is no problem.
         let target = AttributeTarget::Open(top.as_fd());
-        target.set_mtime(entry.mtime()).ok();
+        target.set_times(entry.mtime(), None).ok();
     } else {
         finish_directory(entry, top, &ArchivePath::root(), tree);
     }
@@ -475,6 +475,7 @@ impl TreePlacement<'_> {
                     name: Some(name.to_vec()),
                     member: job.member.clone(),
                     number: 0,
+                    atime: None,
                 });
                 link().with_action(CREATE_LINK)
             }

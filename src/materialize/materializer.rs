@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::error::{Error, Problems};
+use super::error::{Error, Problems, WithAction};
 use super::layers::{self, LayerState};
 use super::options::{Options, Summary};
 use super::resume::is_tree_unchanged;
 use super::resume::journal::Journal;
 use super::staging::Staging;
 use super::write::{
-    AttributeTarget, Context, Directory, Job, TreeWriter, Unwritable, is_empty_directory,
+    AttributeTarget, CHANGE_MODE, Context, Directory, Job, TreeWriter, Unwritable,
+    is_empty_directory,
     sync_file_system,
 };
 use crate::archive::ResumePoint;
@@ -202,7 +203,7 @@ impl Materializer {
             .before_finish(&tree.destination, &tree.selection);
         if let Some(mode) = self.root_mode {
             let top = AttributeTarget::Open(tree.destination.top.as_fd());
-            if let Err(error) = top.chmod(mode) {
+            if let Err(error) = top.chmod(mode).with_action(CHANGE_MODE) {
                 tree.context.problems.add(&ArchivePath::root(), error);
             }
         }

@@ -35,6 +35,9 @@ pub struct Options {
     pub same_permissions: bool,
     /// Use only the numbers of owners, not their names.
     pub numeric_owner: bool,
+    /// The source is a directory of this machine: as `cp -a`, keep groups of which this user is a member, times of last
+    /// access, and set-id bits and capabilities only with their owner.
+    pub copies_directory: bool,
     /// Filter of the extended attributes and ACLs to set.
     pub xattrs: XattrFilter,
     /// Number of writer threads, at least one. `None` chooses by the destination's file system.
@@ -60,6 +63,7 @@ impl Options {
             same_owner: is_root,
             same_permissions: is_root,
             numeric_owner: false,
+            copies_directory: false,
             xattrs: XattrFilter::default(),
             writers: None,
             sync: false,

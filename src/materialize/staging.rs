@@ -15,7 +15,8 @@ use rustix::io::Errno;
 use super::error::{Error, StepError, WithAction, errno_of};
 use super::resume::sidecar::MAX_NAME_BYTES;
 use super::write::{
-    AttributeTarget, Directory, copy_attributes, default_acl_mode, sync_file_system, umask,
+    AttributeTarget, CHANGE_MODE, Directory, copy_attributes, default_acl_mode, sync_file_system,
+    umask,
 };
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
@@ -237,7 +238,8 @@ impl Staging {
                 copy_attributes(replaced.as_fd(), directory.as_fd())
                     .with_action("give its attributes to the new directory")?;
                 let mode = fstat(&directory).with_action(STAT_DIRECTORY)?.st_mode & 0o7777;
-                AttributeTarget::Open(directory.as_fd()).chmod(mode & 0o7000 | 0o700)?;
+                let changed = AttributeTarget::Open(directory.as_fd()).chmod(mode & 0o7000 | 0o700);
+                changed.with_action(CHANGE_MODE)?;
                 mode
             }
             None => new_directory_mode(&directory).with_action(STAT_DIRECTORY)?,

@@ -21,9 +21,9 @@
 //! - A bad record, or a header with a bad size, is skipped up to the next header, with the extensions before
 //!   it.
 //! - The first of two zero records, a single one, or just the last byte ends the archive.
+//! - A pax `uid` or `gid` beats the name in the header. A pax `uname` or `gname` does not count.
 //!
-//! `docs/semantics.md` lists the differences from GNU tar. An empty `uname` or `gname` is an empty name in
-//! both, and an empty `SCHILY.xattr` an empty attribute.
+//! `docs/semantics.md` lists the differences from GNU tar. In both, an empty `SCHILY.xattr` is an empty attribute.
 
 mod assemble;
 mod encode;
@@ -39,6 +39,7 @@ mod totals;
 
 use crate::base::extent::{Extent, Plain};
 
+pub use crate::base::time::Timestamp;
 pub(crate) use assemble::apply_records;
 pub(crate) use encode::{END, encode_header, padding};
 pub use error::{Cause, Error, Limit, TruncatedIn, Warning};
@@ -141,15 +142,6 @@ impl Device {
         let fits = major < 1 << 12 && minor < 1 << 20;
         fits.then_some((minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12))
     }
-}
-
-/// A time relative to 1970-01-01 00:00:00 UTC; `nanoseconds`, below 10⁹, count forward even before it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct Timestamp {
-    /// Whole seconds, rounded down.
-    pub seconds: i64,
-    /// The fraction of the second.
-    pub nanoseconds: u32,
 }
 
 /// A stored piece of a sparse file. Everything between pieces is a hole.

@@ -55,6 +55,34 @@ fn copy_of_directory_equals_that_of_cp() {
 }
 
 #[test]
+fn copy_keeps_times_of_last_access() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("source/d")).expect("a new directory");
+    place.put("source/d/file", "1");
+    symlink("d", place.path("source/link")).expect("ours");
+    let names = ["d/file", "d", "link", "."];
+    for (name, second) in names.into_iter().zip(1_000_000_000..) {
+        run(Command::new("touch")
+            .args(["-h", "-a", "-d", &format!("@{second}.5")])
+            .arg(place.path("source").join(name)));
+    }
+    let times = |tree: &str| {
+        names.map(|name| {
+            let found = place
+                .path(tree)
+                .join(name)
+                .symlink_metadata()
+                .expect("there");
+            (found.atime(), found.atime_nsec())
+        })
+    };
+    let expected = times("source");
+    fs::create_dir(place.path("copy")).expect("a new directory");
+    place.succeeds(&["materialize", "source", "-C", "copy"]);
+    assert_eq!(times("copy"), expected);
+}
+
+#[test]
 fn copy_of_chosen_files_equals_that_of_tar() {
     for (flags, packing, unpacking) in [
         (&["--exclude=*.o"][..], &["--exclude=*.o"][..], &[][..]),

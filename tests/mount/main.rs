@@ -10,6 +10,7 @@ mod bind_mounts;
 mod cache;
 mod cli;
 mod conformance;
+mod copies;
 mod daemon;
 mod damaged_members;
 mod destination;

@@ -35,9 +35,24 @@ pub(crate) const UNLINKAT: FailingSyscall = FailingSyscall {
     errno: EBUSY,
 };
 
+/// fchmodat2(2), as before Linux 6.6.
+pub(crate) const FCHMODAT2: FailingSyscall = FailingSyscall {
+    numbers: (452, 452),
+    argument: None,
+    errno: ENOSYS,
+};
+
+/// setxattrat(2), as before Linux 6.13.
+pub(crate) const SETXATTRAT: FailingSyscall = FailingSyscall {
+    numbers: (463, 463),
+    argument: None,
+    errno: ENOSYS,
+};
+
 const EIO: i32 = 5;
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
+const ENOSYS: i32 = 38;
 
 /// Installs a seccomp filter (see linux/filter.h and linux/seccomp.h) and executes the program.
 const SCRIPT: &str = r"

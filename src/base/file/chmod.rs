@@ -1,12 +1,11 @@
 //! Changes the mode of a file without following a link.
 
-#![expect(unsafe_code, reason = "fchmodat2(2) has no safe interface")]
-
-use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, openat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, chmodat, fchmod, openat, statat};
 use rustix::io::Errno;
+
+use super::syscalls::fchmodat2;
 
 /// Permissions of the owner.
 pub(crate) const OWNER_RWX: u32 = 0o700;
@@ -20,36 +19,44 @@ pub(crate) fn chmod_at(directory: impl AsFd, name: &[u8], mode: u32) -> Result<(
     let directory = directory.as_fd();
     match fchmodat2(directory, name, mode) {
         // Linux before 6.6, or a filter of system calls that is older.
-        Err(Errno::NOSYS | Errno::PERM) => chmod_by_proc(directory, name, mode),
+        Err(Errno::NOSYS | Errno::PERM) => chmod_by_descriptor(directory, name, mode),
         done => done,
     }
 }
 
-fn fchmodat2(directory: BorrowedFd<'_>, name: &[u8], mode: u32) -> Result<(), Errno> {
-    let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-    let flags = (AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH).bits();
-    // SAFETY: the name ends with a zero byte and outlives the call, and the descriptor is open meanwhile.
-    let done = unsafe {
-        let directory = directory.as_raw_fd();
-        libc::syscall(libc::SYS_fchmodat2, directory, name.as_ptr(), mode, flags)
-    };
-    if done == 0 {
-        return Ok(());
-    }
-    let error = std::io::Error::last_os_error();
-    Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
-}
-
-/// By a path through a descriptor, because fchmodat(2) follows links and fchmod(2) takes no descriptors with `O_PATH`.
-fn chmod_by_proc(directory: BorrowedFd<'_>, name: &[u8], mode: u32) -> Result<(), Errno> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+/// By descriptors, because fchmodat(2) follows links.
+fn chmod_by_descriptor(directory: BorrowedFd<'_>, name: &[u8], mode: u32) -> Result<(), Errno> {
+    let mode = Mode::from_raw_mode(mode);
+    let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = match name {
         b"" => None,
-        name => Some(openat(directory, name, flags, Mode::empty())?),
+        name => Some(openat(
+            directory,
+            name,
+            flags | OFlags::PATH,
+            Mode::empty(),
+        )?),
     };
-    let number = opened.as_ref().map_or(directory, AsFd::as_fd).as_raw_fd();
-    let path = format!("/proc/self/fd/{number}");
-    chmodat(CWD, path, Mode::from_raw_mode(mode), AtFlags::empty())
+    let file = opened.as_ref().map_or(directory, AsFd::as_fd);
+    // fchmod(2) does not take the descriptor of a path.
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match chmodat(CWD, path, mode, AtFlags::empty()) {
+        Err(Errno::NOENT) => {}
+        changed => return changed,
+    }
+    // Without /proc. Opening another type would have side effects.
+    let found = statat(file, "", AtFlags::EMPTY_PATH)?;
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::Directory => {
+            let directory = openat(file, ".", flags | OFlags::DIRECTORY, Mode::empty())?;
+            fchmod(directory, mode)
+        }
+        FileType::RegularFile => {
+            let file = openat(directory, name, flags | OFlags::NONBLOCK, Mode::empty())?;
+            fchmod(file, mode)
+        }
+        _ => Err(Errno::OPNOTSUPP),
+    }
 }
 
 #[cfg(test)]
@@ -65,7 +72,7 @@ mod tests {
         let ways: [Chmod; 3] = [
             |at, name, mode| chmod_at(at, name, mode),
             fchmodat2,
-            chmod_by_proc,
+            chmod_by_descriptor,
         ];
         for chmod in ways {
             let place = tempfile::tempdir().expect("a directory");

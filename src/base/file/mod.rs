@@ -1,4 +1,8 @@
-//! Kinds and modes of files.
+//! Attributes of files, on descriptors, without following links.
 
+mod attributes;
 pub(crate) mod chmod;
 pub mod regular_file;
+mod syscalls;
+
+pub(crate) use self::attributes::AttributeTarget;

@@ -18,7 +18,8 @@ use crate::materialize::error::{Error, StepError, WithAction};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Summary;
 use crate::materialize::write::{
-    AttributeTarget, Attributes, Directory, IfMissing, PendingDirectory, name_of, parent_of,
+    AttributeTarget, Attributes, CAPABILITIES, Directory, IfMissing, PendingDirectory, name_of,
+    parent_of,
 };
 use crate::tar::{Limits, Member, MemberKind};
 
@@ -173,14 +174,15 @@ impl Materializer {
         let mut xattrs = Vec::new();
         if change.owner.is_some() {
             // chown(2) removes them.
-            xattrs = target.xattrs(&context.policy.xattrs)?;
-            xattrs.retain(|(name, _)| name == b"security.capability");
+            let read = target.xattrs(|name| name == CAPABILITIES);
+            xattrs = read.with_action("read the extended attributes")?;
         }
         let attributes = Attributes {
             path,
             owner: change.owner,
             mode: change.mode,
             mtime: change.mtime,
+            atime: None,
             xattrs: &xattrs,
             removes_inherited_acls: false,
             context,

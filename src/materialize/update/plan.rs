@@ -204,7 +204,7 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
     /// The attributes that the entry of the source gets in the destination.
     fn prepare(&self, tree: &A, first: &mut Metadata, second: &mut Metadata) {
         let ids = (first.uid, first.gid);
-        let needs_names = self.policy.same_owner && !self.policy.numeric_owner;
+        let needs_names = !self.policy.numeric_owner;
         let user = needs_names.then(|| tree.user(first)).flatten();
         let group = needs_names.then(|| tree.group(first)).flatten();
         let names = (
@@ -217,8 +217,9 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
         let known = |wanted, current| if wanted == u32::MAX { current } else { wanted };
         first.uid = known(uid, second.uid);
         first.gid = known(gid, second.gid);
-        first.mode = self.policy.final_mode(first.mode);
-        if !self.policy.same_permissions && first.kind == FileKind::Directory {
+        let is_directory = first.kind == FileKind::Directory;
+        first.mode = self.policy.final_mode(first.mode, is_directory, ids);
+        if !self.policy.same_permissions && is_directory {
             // New directories inherit it.
             first.mode |= second.mode & 0o2000;
         }

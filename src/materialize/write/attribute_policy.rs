@@ -4,16 +4,24 @@ use crate::base::passwd::Accounts;
 use crate::base::posix_acl::IdResolver;
 use crate::base::xattr_filter::XattrFilter;
 use crate::materialize::options::Options;
-use crate::tar::Member;
+use crate::tar::{Member, MemberKind};
 
 const PERMISSIONS: u32 = 0o777;
+const STICKY: u32 = 0o1000;
+/// Owner or group that chown(2) does not change.
+const UNCHANGED: u32 = u32::MAX;
 
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a rule of its own")]
 pub(crate) struct AttributePolicy {
     pub(crate) same_owner: bool,
     /// Files get the archive's modes with set-id and sticky bits. The umask is ignored.
     pub(crate) same_permissions: bool,
     pub(crate) numeric_owner: bool,
+    /// Set-id bits and capabilities are kept only with their owner, as `cp -a` keeps them.
+    ids_need_owner: bool,
+    /// Groups that new files get although owners are not set.
+    groups: Vec<u32>,
     pub(crate) xattrs: XattrFilter,
     pub(crate) umask: u32,
     /// The default owner of a new file.
@@ -24,7 +32,14 @@ pub(crate) struct AttributePolicy {
 
 impl AttributePolicy {
     pub(crate) fn new(options: &Options) -> Self {
+        let keeps_groups = options.copies_directory && !options.same_owner;
         Self {
+            ids_need_owner: options.copies_directory,
+            groups: if keeps_groups {
+                own_groups()
+            } else {
+                Vec::new()
+            },
             same_owner: options.same_owner,
             same_permissions: options.same_permissions,
             numeric_owner: options.numeric_owner,
@@ -37,16 +52,32 @@ impl AttributePolicy {
     }
 
     pub(crate) fn mode(&self, member: &Member) -> u32 {
-        self.final_mode(member.mode)
+        let is_directory = member.kind == MemberKind::Directory;
+        self.final_mode(member.mode, is_directory, (member.uid, member.gid))
     }
 
-    /// Final mode of an entry with this mode in the archive.
-    pub(crate) fn final_mode(&self, mode: u32) -> u32 {
-        if self.same_permissions {
-            mode & 0o7777
-        } else {
+    /// Final mode of an entry with this mode and these numbers in the source.
+    pub(crate) fn final_mode(&self, mode: u32, is_directory: bool, ids: (u32, u32)) -> u32 {
+        if !self.same_permissions {
             mode & PERMISSIONS & !self.umask
+        } else if self.keeps_ids(ids) {
+            mode & 0o7777
+        } else if is_directory {
+            mode & (PERMISSIONS | STICKY)
+        } else {
+            mode & PERMISSIONS
         }
+    }
+
+    /// Whether an entry with these numbers in the source keeps its set-id bits and capabilities.
+    pub(crate) fn keeps_ids(&self, (uid, gid): (u32, u32)) -> bool {
+        let is_ours = uid == self.user && self.groups.contains(&gid);
+        !self.ids_need_owner || self.same_owner || is_ours
+    }
+
+    /// Whether new files may need another owner or group than the kernel gives them.
+    pub(crate) fn sets_owners(&self) -> bool {
+        self.same_owner || !self.groups.is_empty()
     }
 
     /// Final owner and group of the member's entry; `None` keeps ours.
@@ -61,7 +92,7 @@ impl AttributePolicy {
         (user, group): (&[u8], &[u8]),
     ) -> Option<(u32, u32)> {
         if !self.same_owner {
-            return None;
+            return self.groups.contains(&gid).then_some((UNCHANGED, gid));
         }
         if self.numeric_owner {
             return Some((uid, gid));
@@ -74,7 +105,7 @@ impl AttributePolicy {
 
     /// Whether a file that we just made already has its final owner.
     pub(crate) fn is_process_owner(&self, owner: Option<(u32, u32)>) -> bool {
-        owner.is_none_or(|owner| owner == (self.user, self.group))
+        owner.is_none_or(|owner| !changes_owner(owner, (self.user, self.group)))
     }
 
     /// The initial mode of a file, and whether chmod(2) must follow. Before the chown it grants no more
@@ -92,6 +123,22 @@ impl AttributePolicy {
             (mode & 0o700 | 0o600, true)
         }
     }
+}
+
+/// Whether chown(2) to `owner` would change the `current` one.
+pub(crate) fn changes_owner(owner: (u32, u32), current: (u32, u32)) -> bool {
+    let changes = |wanted, current| wanted != UNCHANGED && wanted != current;
+    changes(owner.0, current.0) || changes(owner.1, current.1)
+}
+
+/// The groups of which this process is a member.
+fn own_groups() -> Vec<u32> {
+    let mut groups = rustix::process::getgroups().unwrap_or_default();
+    groups.push(rustix::process::getegid());
+    groups
+        .into_iter()
+        .map(rustix::process::Gid::as_raw)
+        .collect()
 }
 
 /// The umask. We read it, because setting and restoring it would be visible to other threads.

@@ -9,12 +9,13 @@ use std::os::fd::AsFd;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
-use super::attribute_policy::AttributePolicy;
-use super::attributes::{AttributeTarget, Attributes};
+use super::attribute_policy::{AttributePolicy, changes_owner};
+use super::attributes::{Attributes, CHANGE_TIMES};
 use super::context::Context;
 use super::destination::{Destination, IfMissing};
 use super::directory::{Directory, Identity, lstat_at, name_of, parent_of};
 use crate::base::archive_path::ArchivePath;
+use crate::base::file::AttributeTarget;
 use crate::base::resolve::ResolveError;
 use crate::materialize::error::{StepError, WithAction};
 use crate::materialize::resume::encoding::{FieldDecoder, FieldEncoder};
@@ -33,6 +34,8 @@ pub(crate) struct PendingDirectory {
     mode: u32,
     owner: Option<(u32, u32)>,
     mtime: Timestamp,
+    /// Time of last access, if it is kept. Not in the journal, because only copies keep it.
+    atime: Option<Timestamp>,
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// No member describes it. Only its time is set.
     is_implied: bool,
@@ -95,9 +98,15 @@ impl PendingDirectory {
             mode: policy.mode(&member),
             owner: policy.owner(&member),
             mtime: member.mtime,
+            atime: None,
             xattrs: member.xattrs,
             is_implied: false,
         }
+    }
+
+    /// Keeps its time of last access.
+    pub(crate) fn with_atime(self, atime: Option<Timestamp>) -> Self {
+        Self { atime, ..self }
     }
 
     /// A directory that only paths of members imply.
@@ -109,6 +118,7 @@ impl PendingDirectory {
             mode: 0,
             owner: None,
             mtime: Timestamp::default(),
+            atime: None,
             xattrs: Vec::new(),
             is_implied: true,
         }
@@ -174,6 +184,7 @@ impl PendingDirectory {
                 seconds: fields.number()?.cast_signed(),
                 nanoseconds: small(fields.number()?)?,
             },
+            atime: None,
             xattrs: {
                 let mut xattrs = Vec::new();
                 for _ in 0..fields.number()? {
@@ -188,7 +199,7 @@ impl PendingDirectory {
         if self.path.is_root() {
             let top = &destination.top;
             let applied = if self.is_implied {
-                AttributeTarget::Open(top.as_fd()).set_mtime(self.mtime)
+                self.set_times(AttributeTarget::Open(top.as_fd()))
             } else {
                 self.apply_to(top, &destination.context)
             };
@@ -214,7 +225,7 @@ impl PendingDirectory {
         if self.is_implied || needs_only_mtime {
             // No need to open it.
             let target = AttributeTarget::named(&parent, name);
-            return target.set_mtime(self.mtime).map_err(RestoreError::Step);
+            return self.set_times(target).map_err(RestoreError::Step);
         }
         let directory = destination
             .open_child(&parent, name, false)
@@ -226,9 +237,14 @@ impl PendingDirectory {
             .map_err(RestoreError::Step)
     }
 
+    fn set_times(&self, target: AttributeTarget<'_>) -> Result<(), StepError> {
+        let changed = target.set_times(self.mtime, self.atime);
+        changed.with_action(CHANGE_TIMES)
+    }
+
     fn new_owner(&self, stat: &Stat) -> Option<(u32, u32)> {
-        self.owner
-            .filter(|&owner| owner != (stat.st_uid, stat.st_gid))
+        let current = (stat.st_uid, stat.st_gid);
+        self.owner.filter(|&owner| changes_owner(owner, current))
     }
 
     pub(crate) fn apply_to(
@@ -256,6 +272,7 @@ impl PendingDirectory {
             owner,
             mode: needs_chmod.then_some(mode),
             mtime: self.mtime,
+            atime: self.atime,
             xattrs: &self.xattrs,
             removes_inherited_acls,
             context,

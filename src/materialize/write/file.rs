@@ -6,10 +6,11 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
-use super::attributes::{AttributeTarget, Attributes};
+use super::attributes::Attributes;
 use super::context::Context;
 use super::directory::Directory;
 use super::job::Job;
+use crate::base::file::AttributeTarget;
 use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::tar::Segment;
 
@@ -279,6 +280,7 @@ impl FileWriter {
             owner: self.chown,
             mode: self.chmod,
             mtime: member.mtime,
+            atime: self.job.atime,
             xattrs: &member.xattrs,
             removes_inherited_acls: self.job.directory.inherits_acl(),
             context,
@@ -294,7 +296,7 @@ fn creates_as_process_owner(
     context: &Context,
 ) -> Result<bool, StepError> {
     let policy = &context.policy;
-    if directory.creates_as_process_owner().is_none() && policy.same_owner {
+    if directory.creates_as_process_owner().is_none() && policy.sets_owners() {
         let stat = rustix::fs::fstat(fd).with_action("look at the new file")?;
         let is_process_owner = (stat.st_uid, stat.st_gid) == (policy.user, policy.group);
         directory.set_creates_as_process_owner(is_process_owner);

@@ -4,7 +4,7 @@ use super::directory::{Directory, name_of};
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::index::{Entry, EntryKind};
-use crate::tar::{self, Member, Segment};
+use crate::tar::{self, Member, Segment, Timestamp};
 
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -16,6 +16,8 @@ pub(crate) struct Job {
     pub(crate) member: Box<Member>,
     /// Number of members before it.
     pub(crate) number: u64,
+    /// Time of last access, if it is kept.
+    pub(crate) atime: Option<Timestamp>,
 }
 
 impl Job {
@@ -27,6 +29,7 @@ impl Job {
             name: None,
             member: Box::new(member),
             number: 0,
+            atime: None,
         }
     }
 

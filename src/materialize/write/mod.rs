@@ -15,7 +15,9 @@ mod tree_writer;
 mod unwritable;
 
 pub(super) use self::attribute_policy::{AttributePolicy, umask};
-pub(super) use self::attributes::{AttributeTarget, Attributes, copy_attributes, default_acl_mode};
+pub(super) use self::attributes::{
+    Attributes, CAPABILITIES, CHANGE_MODE, copy_attributes, default_acl_mode,
+};
 pub(super) use self::context::{Context, FileObserver};
 pub(super) use self::destination::{Destination, IfMissing};
 pub(super) use self::directories::PendingDirectory;
@@ -30,3 +32,4 @@ pub(super) use self::pool::WriterPool;
 pub(super) use self::tree_writer::{ADD_ENTRY, TreeWriter};
 pub(super) use self::unwritable::Unwritable;
 pub use self::unwritable::{check_empty_destination, is_empty_directory};
+pub(super) use crate::base::file::AttributeTarget;

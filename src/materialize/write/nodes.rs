@@ -3,7 +3,7 @@
 use rustix::fs::{AtFlags, FileType, Mode};
 use rustix::io::Errno;
 
-use super::attributes::{AttributeTarget, Attributes};
+use super::attributes::Attributes;
 use super::context::Context;
 use super::destination::IfMissing;
 use super::directories::PendingDirectory;
@@ -12,6 +12,7 @@ use super::job::{DeferredLink, Job};
 use super::tree_writer::TreeWriter;
 use crate::base::archive_path::ArchivePath;
 use crate::base::chmod::OWNER_RWX;
+use crate::base::file::AttributeTarget;
 use crate::base::resolve::ResolveError;
 use crate::index::MAX_FORWARD_LINK_PASSES;
 use crate::materialize::error::{Cause, StepError, WithAction};
@@ -80,6 +81,7 @@ impl Context {
                 owner: owner.filter(|_| needs_chown),
                 mode: needs_chmod.then_some(mode),
                 mtime: job.member.mtime,
+                atime: job.atime,
                 xattrs: &job.member.xattrs,
                 removes_inherited_acls: needs_chmod && directory.inherits_acl(),
                 context: self,

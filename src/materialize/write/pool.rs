@@ -494,6 +494,7 @@ mod tests {
             name: None,
             path: ArchivePath::sanitize(name).path,
             number: 0,
+            atime: None,
             member: Box::new(test_support::file(name, b"").0),
         };
         (

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::attributes::AttributeTarget;
 use super::context::Context;
 use super::destination::{Destination, IfMissing};
 use super::directories::PendingDirectory;
@@ -12,6 +11,7 @@ use super::pool::WriterPool;
 use super::{directories, file_system};
 use crate::base::archive_path::ArchivePath;
 use crate::base::chmod::OWNER_RWX;
+use crate::base::file::AttributeTarget;
 use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
 use crate::materialize::error::{Cause, Error, Problems, WithAction};
