@@ -238,6 +238,9 @@ impl Error {
             Self::Journal(_, Errno::WOULDBLOCK) => {
                 Some("another run writes there; wait until it ends")
             }
+            Self::Journal(_, Errno::EXIST) => {
+                Some("it is no journal of tarfs; move it away, or do without --resume")
+            }
             Self::Journal { .. } => {
                 Some("choose a directory whose parent belongs to you, or do without --resume")
             }

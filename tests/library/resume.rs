@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::support::cli::Place as CommandPlace;
 use crate::support::fixture::{PROGRAM, TestDir};
 use crate::support::http::{Resource, Response, Server};
 use crate::support::packing::Packing;
@@ -342,6 +343,29 @@ fn resume_distrusts_files_touched_since() {
             assert_eq!(found.get(name), expected.get(name));
         }
     }
+}
+
+#[test]
+fn journal_is_written_over_no_other_file() {
+    let place = CommandPlace::new();
+    place.put("a.tar", Archive::new().file("a", "1").end());
+    place.put("precious", "text of the user");
+    let journal = place.path(".out.tarfs-journal");
+    let run = ["materialize", "--resume", "a.tar", "-C", "out"];
+    fs::copy(place.path("precious"), &journal).expect("space");
+    place.fails(&run, &["it is no journal of tarfs"]);
+    assert_eq!(fs::read(&journal).expect("there"), b"text of the user");
+    fs::remove_file(&journal).expect("ours");
+    fs::hard_link(place.path("precious"), &journal).expect("ours");
+    place.fails(&run, &[".out.tarfs-journal"]);
+    assert_eq!(
+        fs::read(place.path("precious")).expect("there"),
+        b"text of the user"
+    );
+    // An empty file is that of a run that was killed at its start.
+    fs::remove_file(&journal).expect("ours");
+    fs::write(&journal, "").expect("ours");
+    place.succeeds(&run);
 }
 
 #[test]

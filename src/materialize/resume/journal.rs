@@ -35,6 +35,8 @@ use crate::tar::limits::{MAX_NAME_BYTES, MAX_XATTR_BYTES, MAX_XATTRS};
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
 const MAGIC: &[u8] = b"TARFSRUN 1";
+/// Bytes at the start of a journal that hold the magic.
+const MAX_MAGIC_OFFSET: usize = 64;
 /// Maximum size of an item. A larger one invalidates the journal.
 const MAX_ITEM_BYTES: usize = 8 << 20;
 /// Bytes of the numbers in a directory's item, with those of the lengths of its two paths.
@@ -133,6 +135,14 @@ pub(crate) struct CheckpointInfo {
     pub(crate) found: Vec<u8>,
 }
 
+/// Whether a file that exists is empty, or begins as a journal of any version.
+fn is_journal(file: &File) -> io::Result<bool> {
+    let mut head = [0; MAX_MAGIC_OFFSET];
+    let len = file.read_at(&mut head, 0)?;
+    let name = MAGIC.split(|&byte| byte == b' ').next().unwrap_or(MAGIC);
+    Ok(len == 0 || head.windows(name.len()).any(|bytes| bytes == name))
+}
+
 impl Journal {
     /// Opens the journal of `directory`. Recovers its state if the run had the same `run_key`. Fails when it
     /// belongs to another user, or another run has locked it.
@@ -150,6 +160,9 @@ impl Journal {
             rustix::fs::openat(CWD, &directory, flags, Mode::empty()).map_err(journal_error)?;
         let stat = fstat(&top).map_err(journal_error)?;
         let file = sidecar::open(&path, true).map_err(journal_error)?;
+        if !is_journal(&file).map_err(|error| journal_error(errno_of(&error)))? {
+            return Err(journal_error(Errno::EXIST));
+        }
         let mut text = FieldEncoder::default();
         text.bytes(MAGIC);
         text.bytes(run_key.as_bytes());

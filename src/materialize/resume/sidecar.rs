@@ -45,7 +45,7 @@ pub(crate) const MAX_NAME_BYTES: usize = 255;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Opens and locks the file at `path`, and creates it if `is_new`. Fails with [`Errno::ACCESS`] when it is a
-/// link or not a regular file, or another user could have written it; with [`Errno::WOULDBLOCK`] when another
+/// link, has another name or is not a regular file, or another user could have written it; with [`Errno::WOULDBLOCK`] when another
 /// process has locked it.
 pub(crate) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     let mut flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -54,6 +54,7 @@ pub(crate) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     let stat = fstat(&file)?;
     let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && stat.st_uid == rustix::process::geteuid().as_raw()
+        && stat.st_nlink == 1
         && stat.st_mode & WRITABLE_BY_OTHERS == 0;
     if !is_ours {
         return Err(Errno::ACCESS);
