@@ -46,7 +46,7 @@ impl SharedOutput {
         }
     }
 
-    /// A name as it is written: to a terminal [`without_controls`], and unchanged elsewhere.
+    /// A name as it is written: without control characters to a terminal, and unchanged elsewhere.
     pub fn shown<'a>(&self, name: &'a [u8]) -> Cow<'a, [u8]> {
         if self.is_terminal {
             without_controls(name)

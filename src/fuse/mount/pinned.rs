@@ -79,7 +79,7 @@ pub enum Liveness {
     Alive,
     /// No process serves the mount any more.
     Dead,
-    /// The process does not answer within [`ANSWER_TIMEOUT`], because it is stopped or hangs.
+    /// The process does not answer within seconds, because it is stopped or hangs.
     Silent,
 }
 
