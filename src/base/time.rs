@@ -20,6 +20,37 @@ pub struct Timestamp {
     pub nanoseconds: u32,
 }
 
+/// Digits of a second that file systems store: all, or those above 100 ns (SMB), 1 µs, 1 ms, 10 ms (exFAT) and 1 s.
+const STORED_NANOSECONDS: [u32; 5] = [100, 1_000, 1_000_000, 10_000_000, 1_000_000_000];
+
+/// First and last seconds that file systems store: signed 32 bits (ext4 with small inodes, old XFS), unsigned 32 bits
+/// (NFS), FAT and exFAT, ext4, and XFS with large times.
+const FIRST_SECONDS: [i64; 3] = [-(1 << 31), 0, 315_532_800];
+const LAST_SECONDS: [i64; 6] = [
+    (1 << 31) - 1,
+    (1 << 32) - 1,
+    4_354_819_198,
+    4_354_819_199,
+    15_032_385_535,
+    16_299_260_424,
+];
+
+impl Timestamp {
+    /// Whether the two are equal, or a file system may have stored the one as the other.
+    pub(crate) fn is_same_as(self, other: Self) -> bool {
+        self == other || self.may_be_stored_as(other) || other.may_be_stored_as(self)
+    }
+
+    fn may_be_stored_as(self, stored: Self) -> bool {
+        let is_rounded = |unit: &u32| stored.nanoseconds == self.nanoseconds / unit * unit;
+        let is_first = |first: &i64| self.seconds < *first && stored.seconds == *first;
+        let is_last = |last: &i64| self.seconds > *last && stored.seconds == *last;
+        self.seconds == stored.seconds && STORED_NANOSECONDS.iter().any(is_rounded)
+            || FIRST_SECONDS.iter().any(is_first)
+            || LAST_SECONDS.iter().any(is_last)
+    }
+}
+
 /// A time in the proleptic Gregorian calendar, without limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Civil {
@@ -208,6 +239,38 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn times_are_the_same_as_file_systems_store_them() {
+        let time = |seconds, nanoseconds| Timestamp {
+            seconds,
+            nanoseconds,
+        };
+        let is_same = |one: (i64, u32), other: (i64, u32)| {
+            let (one, other) = (time(one.0, one.1), time(other.0, other.1));
+            assert_eq!(one.is_same_as(other), other.is_same_as(one));
+            one.is_same_as(other)
+        };
+        let exact = (5, 123_456_789);
+        for stored in [
+            123_456_789,
+            123_456_700,
+            123_456_000,
+            123_000_000,
+            120_000_000,
+            0,
+        ] {
+            assert!(is_same(exact, (5, stored)), "{stored}");
+        }
+        for other in [123_456_788, 123_456_800, 123_455_000, 100_000_000] {
+            assert!(!is_same(exact, (5, other)), "{other}");
+        }
+        assert!(!is_same(exact, (6, 0)) && !is_same(exact, (4, 123_456_789)));
+        assert!(is_same((1 << 40, 5), ((1 << 31) - 1, 0)));
+        assert!(is_same((1 << 40, 5), (15_032_385_535, 0)));
+        assert!(is_same((-(1 << 40), 5), (-(1 << 31), 0)));
+        assert!(!is_same((7, 0), ((1 << 31) - 1, 0)));
+    }
 
     fn rfc3339(seconds: i64, nanoseconds: u32) -> String {
         Civil::new(seconds, nanoseconds).to_rfc3339().to_string()

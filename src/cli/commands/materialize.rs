@@ -207,7 +207,7 @@ pub(crate) struct MaterializeOptions {
     to_stdout: bool,
 
     /// Print what would be written, and write nothing
-    #[arg(long, conflicts_with_all = ["to_stdout", "layers", "whiteouts"])]
+    #[arg(long, conflicts_with = "to_stdout")]
     dry_run: bool,
 
     /// List each entry when it is written
@@ -237,6 +237,12 @@ pub(crate) struct MaterializeOptions {
 
 pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     let MaterializeArgs { source, options } = args;
+    if options.dry_run && options.layers.is_set() && !options.update {
+        output::print_error(
+            "--dry-run can be used with --layer and --whiteouts only beside --update",
+        );
+        return Ok(ExitCode::from(output::EXIT_USAGE));
+    }
     if let Some(directory) = local_directory(&source.source) {
         let write = if options.update {
             update_from_directory
@@ -579,7 +585,7 @@ impl MaterializeOptions {
         options: &Options,
     ) -> anyhow::Result<UpdatePlan> {
         let report = |path: &[u8], error| list::open_place::report(path, &error);
-        let planner = UpdatePlanner::new(options, self.checksum, report);
+        let planner = UpdatePlanner::new(options, self.directory(), self.checksum, report);
         let planner = Arc::new(planner);
         let destination = DirectoryTree::new();
         let place = destination.base();

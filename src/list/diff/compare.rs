@@ -54,8 +54,11 @@ pub enum Difference<'a, A: Tree, B: Tree> {
 
 /// Receives the results of a comparison, in several threads.
 pub trait Differences<A: Tree, B: Tree>: Send + Sync + 'static {
-    /// Changes attributes before they are compared, to those that are meant to be equal.
-    fn prepare(&self, tree: &A, first: &mut Metadata, second: &mut Metadata);
+    /// Changes attributes before they are compared, to those that are meant to be equal. `is_implied` says that only other
+    /// paths imply the first file. Returns whether attributes are compared, which implied directories need not have.
+    fn prepare(&self, _: &A, _: &mut Metadata, _: &mut Metadata, is_implied: bool) -> bool {
+        !is_implied
+    }
 
     /// Receives the result for a file. A break ends the comparison.
     ///
@@ -233,10 +236,19 @@ where
         second: &mut Item<'_, B>,
     ) -> io::Result<ControlFlow<()>> {
         let (mut one, mut other) = (first.metadata()?, second.metadata()?);
-        self.differences.prepare(&*self.first, &mut one, &mut other);
+        let is_implied = first.is_implied() || second.is_implied();
+        // The top has the attributes that its user gave it.
+        let is_below_top = !first.path().is_empty();
+        let has_attributes = if is_implied && !is_below_top {
+            false
+        } else {
+            let tree = &*self.first;
+            self.differences
+                .prepare(tree, &mut one, &mut other, is_implied)
+        };
         first.set_metadata(one);
         second.set_metadata(other);
-        let properties = self.properties(first, second)?;
+        let properties = self.properties(first, second, has_attributes)?;
         if properties.is_empty() && !one.is_shared() && !other.is_shared() {
             return Ok(ControlFlow::Continue(()));
         }
@@ -244,7 +256,12 @@ where
             .receive(Difference::Both(&properties, first, second))
     }
 
-    fn properties(&self, first: &Item<'_, A>, second: &Item<'_, B>) -> io::Result<Vec<Property>> {
+    fn properties(
+        &self,
+        first: &Item<'_, A>,
+        second: &Item<'_, B>,
+        has_attributes: bool,
+    ) -> io::Result<Vec<Property>> {
         let (one, other) = (first.metadata()?, second.metadata()?);
         let kind = one.kind;
         if kind != other.kind {
@@ -255,7 +272,6 @@ where
         let needs_content = self.contents && is_file && same_size;
         let content = needs_content && !has_equal_contents(first, second)?;
         let target = kind == FileKind::Symlink && first.target()? != second.target()?;
-        let has_attributes = !first.is_implied() && !second.is_implied();
         let mode = has_attributes && kind != FileKind::Symlink;
         let found = [
             (Property::Size, !same_size),
@@ -268,7 +284,10 @@ where
             (Property::Mode, mode && one.mode != other.mode),
             (Property::Uid, has_attributes && one.uid != other.uid),
             (Property::Gid, has_attributes && one.gid != other.gid),
-            (Property::Mtime, has_attributes && one.mtime != other.mtime),
+            (
+                Property::Mtime,
+                has_attributes && !one.mtime.is_same_as(other.mtime),
+            ),
             (
                 Property::Nlink,
                 kind != FileKind::Directory && one.links != other.links,

@@ -120,14 +120,6 @@ impl DiffPrinter {
 }
 
 impl<A: Tree, B: Tree> Differences<A, B> for DiffPrinter {
-    /// A time without a fraction equals any time in its second, because many archives have whole seconds.
-    fn prepare(&self, _: &A, first: &mut Metadata, second: &mut Metadata) {
-        let (one, other) = (&mut first.mtime, &mut second.mtime);
-        if one.seconds == other.seconds && (one.nanoseconds == 0 || other.nanoseconds == 0) {
-            (one.nanoseconds, other.nanoseconds) = (0, 0);
-        }
-    }
-
     fn receive(&self, difference: Difference<'_, A, B>) -> io::Result<ControlFlow<()>> {
         let (path, line) = match difference {
             Difference::OnlyFirst(item) => {

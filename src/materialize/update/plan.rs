@@ -6,12 +6,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
 use crate::list::{Difference, Differences, FileId, FileKind, Metadata, Property, Tree};
 use crate::materialize::options::Options;
-use crate::materialize::write::AttributePolicy;
+use crate::materialize::write::{AttributePolicy, Directory, is_temporary};
 use crate::tar::Timestamp;
 
 type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
@@ -23,6 +24,8 @@ type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
 )]
 pub struct UpdatePlanner {
     policy: AttributePolicy,
+    /// Mode, owner and group of a directory that a run makes because paths imply it; `None` if they depend on an ACL.
+    made_directory: Option<(u32, u32, u32)>,
     with_contents: bool,
     report: Report,
     plan: Mutex<UpdatePlan>,
@@ -71,10 +74,10 @@ pub struct UpdatePlan {
     pub(super) changed: BTreeMap<ArchivePath, Change>,
     /// Names to link to the file at another path, whose content is right.
     pub(super) links: BTreeMap<ArchivePath, ArchivePath>,
-    /// Entries of another type, which must go before the source's entry is written. Whether it is a directory.
-    pub(super) replaced: BTreeMap<ArchivePath, bool>,
     /// Entries that the source lacks.
     pub(super) extra: Vec<ArchivePath>,
+    /// Temporary files that a killed update has left.
+    pub(super) leftovers: Vec<ArchivePath>,
     /// Files that are added when all are known.
     named: Vec<Named>,
     /// Whether something could not be compared.
@@ -88,6 +91,7 @@ impl UpdatePlan {
         let changed = self.changed.keys().map(|path| (path, Step::Change));
         let links = self.links.keys().map(|path| (path, Step::Link));
         let extra = self.extra.iter().filter(|_| with_deletions);
+        let extra = extra.chain(&self.leftovers);
         let extra = extra.map(|path| (path, Step::Delete));
         let mut steps: Vec<_> = written.chain(changed).chain(links).chain(extra).collect();
         steps.sort_unstable();
@@ -155,11 +159,14 @@ impl UpdatePlanner {
     /// contents of files are compared, so that times mean nothing.
     pub fn new(
         options: &Options,
+        destination: &Path,
         with_contents: bool,
         report: impl Fn(&[u8], io::Error) + Send + Sync + 'static,
     ) -> Self {
+        let policy = AttributePolicy::new(options);
         Self {
-            policy: AttributePolicy::new(options),
+            made_directory: made_directory(destination, &policy),
+            policy,
             with_contents,
             report: Box::new(report),
             plan: Mutex::default(),
@@ -190,8 +197,6 @@ impl UpdatePlanner {
     ) {
         let mut plan = self.plan.lock();
         if properties.contains(&Property::Type) {
-            let is_directory = second.kind == FileKind::Directory;
-            plan.replaced.insert(path.clone(), is_directory);
             return plan.add(path, first, None, None);
         }
         let is_right = self.has_right_content(first.kind, properties);
@@ -202,7 +207,18 @@ impl UpdatePlanner {
 
 impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
     /// The attributes that the entry of the source gets in the destination.
-    fn prepare(&self, tree: &A, first: &mut Metadata, second: &mut Metadata) {
+    fn prepare(
+        &self,
+        tree: &A,
+        first: &mut Metadata,
+        second: &mut Metadata,
+        is_implied: bool,
+    ) -> bool {
+        if is_implied {
+            let made = self.made_directory;
+            (first.mode, first.uid, first.gid) = made.unwrap_or_default();
+            return made.is_some();
+        }
         let ids = (first.uid, first.gid);
         let needs_names = !self.policy.numeric_owner;
         let user = needs_names.then(|| tree.user(first)).flatten();
@@ -223,6 +239,7 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
             // New directories inherit it.
             first.mode |= second.mode & 0o2000;
         }
+        true
     }
 
     fn receive(&self, difference: Difference<'_, A, B>) -> io::Result<ControlFlow<()>> {
@@ -236,7 +253,16 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
                 let mut plan = self.plan.lock();
                 plan.add(path(item.path()), &metadata, None, None);
             }
-            Difference::OnlySecond(item) => self.plan.lock().extra.push(path(item.path())),
+            Difference::OnlySecond(item) => {
+                let mut plan = self.plan.lock();
+                let is_leftover = item.kind() != FileKind::Directory && is_temporary(item.name());
+                let list = if is_leftover {
+                    &mut plan.leftovers
+                } else {
+                    &mut plan.extra
+                };
+                list.push(path(item.path()));
+            }
             Difference::Both(properties, first, second) => {
                 let metadata = (&first.metadata()?, &second.metadata()?);
                 self.receive_both(path(first.path()), properties, metadata);
@@ -253,6 +279,21 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
         self.plan.lock().is_incomplete = true;
         (self.report)(path, error);
     }
+}
+
+/// Mode, owner and group of a new directory below `destination`; `None` if they depend on an ACL.
+fn made_directory(destination: &Path, policy: &AttributePolicy) -> Option<(u32, u32, u32)> {
+    let top = Directory::open_top(destination).ok()?;
+    let stat = rustix::fs::fstat(&top).ok()?;
+    let mode = 0o777 & !policy.umask;
+    if top.inherits_acl() {
+        return None;
+    }
+    Some(if stat.st_mode & 0o2000 != 0 {
+        (mode | 0o2000, policy.user, stat.st_gid)
+    } else {
+        (mode, policy.user, policy.group)
+    })
 }
 
 /// The attributes to change, if any.
