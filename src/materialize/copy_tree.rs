@@ -122,7 +122,7 @@ struct Copier {
     tree: Mutex<TreeWriter>,
     selects_all: bool,
     filter: Option<Filter>,
-    /// The first name of each file with several; `None` while it is made.
+    /// The first name that was made of each file with several; `None` while it is made.
     first_names: Mutex<HashMap<Identity, Option<ArchivePath>>>,
     named: Condvar,
     chunk: usize,
@@ -225,14 +225,20 @@ impl Copier {
         if shared.is_some_and(|file| self.make_link(file, &path)) {
             return Ok(None);
         }
-        if let Some(job) = self.job(path.clone(), member, target, metadata.atime) {
-            match &file {
-                Some(file) => FileWriter::copy(job, file.as_fd(), &self.context),
-                None => drop(self.context.make_special(&job, || ())),
-            }
-        }
+        let job = self.job(path.clone(), member, target, metadata.atime);
+        let is_made = job.is_some_and(|job| match &file {
+            Some(file) => FileWriter::copy(job, file.as_fd(), &self.context),
+            None => self.context.make_special(&job, || ()),
+        });
         if let Some(file) = shared {
-            self.first_names.lock().insert(file, Some(path));
+            let mut names = self.first_names.lock();
+            if is_made {
+                names.insert(file, Some(path));
+            } else {
+                // The next name is written instead.
+                names.remove(&file);
+            }
+            drop(names);
             self.named.notify_all();
         }
         Ok(None)

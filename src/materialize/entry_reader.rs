@@ -54,8 +54,26 @@ pub fn read_entries<S: Sink>(
     sink: &mut S,
 ) -> Result<u64, EntryError<S::Error>> {
     let names = CopyPlan::new(index, Ino::ROOT);
-    let paths = |entry: Entry<'_>| paths(index, &names, entry);
-    EntryReader::new(volume, index, entries, limits).read(paths, sink)
+    let mut reader = EntryReader::new(volume, index, entries, limits);
+    let mut damaged = 0;
+    for &ino in entries {
+        let found = index.entry(ino).filter(|entry| !entry.is_implied());
+        let Some(entry) = found else {
+            continue;
+        };
+        let damaged_index = || EntryError::Read(ArchivePath::root(), ReadError::Index);
+        let paths = paths(index, &names, entry).ok_or_else(damaged_index)?;
+        let Some((path, links)) = paths.split_first() else {
+            continue;
+        };
+        damaged += u64::from(!reader.read_entry(entry, path, sink)?);
+        for link in links {
+            let sent = sink.member(link_to(entry, path, link));
+            let sent = sent.and_then(|()| sink.member_end(false));
+            sent.map_err(EntryError::Sink)?;
+        }
+    }
+    Ok(damaged)
 }
 
 /// All paths of an entry, the one of its first member first; `None` if the index contradicts itself.
@@ -105,7 +123,6 @@ type Request = (Ino, u64, u32);
 /// Reads entries in a given order.
 pub(super) struct EntryReader<'a> {
     index: &'a Index,
-    entries: &'a [Ino],
     limits: Limits,
     totals: MemberTotals,
     contents: Contents<'a>,
@@ -146,7 +163,6 @@ impl<'a> EntryReader<'a> {
         };
         Self {
             index,
-            entries,
             // The index has all metadata in memory already.
             limits: Limits {
                 metadata_bytes: u64::MAX,
@@ -158,41 +174,24 @@ impl<'a> EntryReader<'a> {
         }
     }
 
-    /// Sends all entries with the paths that `paths_of` gives to `sink`. Returns the number of damaged or cut files.
-    pub(super) fn read<S: Sink>(
-        mut self,
-        paths_of: impl Fn(Entry<'_>) -> Option<Vec<ArchivePath>>,
+    /// Sends the next entry as `path` to `sink`. Returns whether it is whole.
+    pub(super) fn read_entry<S: Sink>(
+        &mut self,
+        entry: Entry<'_>,
+        path: &ArchivePath,
         sink: &mut S,
-    ) -> Result<u64, EntryError<S::Error>> {
-        let mut damaged = 0;
-        for &ino in self.entries {
-            let found = self.index.entry(ino).filter(|entry| !entry.is_implied());
-            let Some(entry) = found else {
-                continue;
-            };
-            let damaged_index = || EntryError::Read(ArchivePath::root(), ReadError::Index);
-            let paths = paths_of(entry).ok_or_else(damaged_index)?;
-            let Some((path, links)) = paths.split_first() else {
-                continue;
-            };
-            let member = named(entry, path);
-            self.count(&member)?;
-            sink.member(member).map_err(EntryError::Sink)?;
-            let sent = self.send(entry, path, sink)?;
-            match &sent {
-                // The end of the member tells of it.
-                Ok(()) | Err(ReadError::Truncated) => {}
-                Err(error) => sink.damage(Plain(0), &format!("{path}: {error}")),
-            }
-            damaged += u64::from(sent.is_err());
-            sink.member_end(sent.is_err()).map_err(EntryError::Sink)?;
-            for link in links {
-                let sent = sink.member(link_to(entry, path, link));
-                let sent = sent.and_then(|()| sink.member_end(false));
-                sent.map_err(EntryError::Sink)?;
-            }
+    ) -> Result<bool, EntryError<S::Error>> {
+        let member = named(entry, path);
+        self.count(&member)?;
+        sink.member(member).map_err(EntryError::Sink)?;
+        let sent = self.send(entry, path, sink)?;
+        match &sent {
+            // The end of the member tells of it.
+            Ok(()) | Err(ReadError::Truncated) => {}
+            Err(error) => sink.damage(Plain(0), &format!("{path}: {error}")),
         }
-        Ok(damaged)
+        sink.member_end(sent.is_err()).map_err(EntryError::Sink)?;
+        Ok(sent.is_ok())
     }
 
     fn count<E>(&mut self, member: &Member) -> Result<(), EntryError<E>> {

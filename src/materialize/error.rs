@@ -88,6 +88,9 @@ pub enum Cause {
     /// The archive ends inside the member.
     #[error("the archive ends in the middle of this file; the bytes before that are kept")]
     Truncated,
+    /// An update keeps the old file, because the content of the new one is damaged or cut.
+    #[error("not written, because its content is damaged or ends early")]
+    Incomplete,
     /// A requested path does not exist in the archive.
     #[error("not in the archive (`tarfs find` shows what is; -C names a directory to write to)")]
     NotFound,

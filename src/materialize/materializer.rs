@@ -14,8 +14,7 @@ use super::resume::journal::Journal;
 use super::staging::Staging;
 use super::write::{
     AttributeTarget, CHANGE_MODE, Context, Directory, Job, TreeWriter, Unwritable,
-    is_empty_directory,
-    sync_file_system,
+    is_empty_directory, sync_file_system,
 };
 use crate::archive::ResumePoint;
 use crate::archive::scan::Sink;

@@ -1,7 +1,7 @@
 //! `tarfs materialize --update`: the tree that it leaves, and what it writes and fetches for it.
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,7 +12,7 @@ use crate::diff::{change_each, pack, pair, set_times};
 use crate::resume::tree_facts;
 use crate::support::cli::{Outcome, Place};
 use crate::support::http::{Resource, Server};
-use crate::support::raw::Archive;
+use crate::support::raw::{Archive, Header};
 use crate::support::rng::Rng;
 
 /// Replaces `out` by what GNU tar extracts from `archive`.
@@ -111,6 +111,187 @@ fn delete_needs_its_destination_and_refuses_a_source_in_it() {
         );
         assert_eq!(tree_facts(&place.path("work")), before);
     }
+}
+
+#[test]
+fn update_replaces_files_only_when_their_content_is_complete() {
+    let place = Place::new();
+    let (old, new) = (Rng::new(1).bytes(3_000_000), Rng::new(2).bytes(3_000_000));
+    let archive = Archive::new()
+        .file("changed", &new)
+        .hard_link("second", "changed")
+        .file("in place of a directory", &new)
+        .file("new", &new)
+        .end();
+    place.put("sound.tar", &archive);
+    let mut gzip = place.command("gzip");
+    assert!(
+        gzip.args(["-1", "-k", "sound.tar"])
+            .status()
+            .expect("gzip")
+            .success()
+    );
+    let packed = fs::read(place.path("sound.tar.gz")).expect("there");
+    let mut damaged = packed.clone();
+    // In the content of each file.
+    for at in [1_000_000, 4_000_000, 7_000_000] {
+        damaged[at..at + 64].fill(0);
+    }
+    let server = Server::start();
+    let serve = |bytes: &[u8]| {
+        server.serve("/a.tar.gz", Resource::new(bytes.to_vec()).etag("\"1\""));
+    };
+    serve(&packed);
+    let url = server.url("/a.tar.gz");
+    place.succeeds(&["index", "-q", &url]);
+    serve(&damaged);
+    for name in ["changed", "second", "in place of a directory/old"] {
+        let path = place.path("out").join(name);
+        fs::create_dir_all(path.parent().expect("out")).expect("made");
+        fs::write(path, &old).expect("space");
+    }
+    place.put("out/extra", "extra");
+    let before = tree_facts(&place.path("out"));
+    let outcome = update(&place, &url, &["--delete"]);
+    assert_eq!(outcome.code, 2, "{}", outcome.complaints);
+    assert_eq!(
+        tree_facts(&place.path("out")),
+        before,
+        "{}",
+        outcome.complaints
+    );
+    // The next run removes the files of a killed one, also without --delete.
+    place.put("out/.tarfs-update-0123456789abcdef", "half");
+    place.put("out/.tarfs-update-of mine", "mine");
+    serve(&packed);
+    let dry = update(&place, &url, &["--dry-run"]);
+    assert!(
+        dry.lines()
+            .contains(&"delete .tarfs-update-0123456789abcdef")
+    );
+    let outcome = update(&place, &url, &[]);
+    assert_eq!(outcome.code, 2, "{}", outcome.complaints);
+    assert!(!place.path("out/.tarfs-update-0123456789abcdef").exists());
+    assert!(place.path("out/in place of a directory/old").exists());
+    let outcome = update(&place, &url, &["--delete"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.complaints);
+    extract(&place, "sound.tar", "expected");
+    assert_eq!(
+        tree_facts(&place.path("out")),
+        tree_facts(&place.path("expected"))
+    );
+}
+
+#[test]
+fn further_names_are_written_if_the_first_is_blocked() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("source/d")).expect("made");
+    place.put("source/a", "new");
+    for name in ["source/d/x", "source/d/y"] {
+        fs::hard_link(place.path("source/a"), place.path(name)).expect("ours");
+    }
+    let packed = place
+        .command("tar")
+        .args(["-C", "source", "-cf", "a.tar", "a", "d"])
+        .status();
+    assert!(packed.expect("GNU tar").success());
+    for words in [
+        &["source"][..],
+        &["source", "--update"],
+        &["a.tar", "--update"],
+    ] {
+        fs::remove_dir_all(place.path("out")).expect("ours");
+        fs::create_dir_all(place.path("out/a")).expect("made");
+        place.put("out/a/k", "in the way");
+        let outcome = place.run(&[&["materialize", "-C", "out"], words].concat());
+        assert_eq!(outcome.code, 2, "{words:?}");
+        assert_eq!(
+            outcome.complaints.matches("File exists").count(),
+            1,
+            "{}",
+            outcome.complaints
+        );
+        assert_eq!(
+            fs::read(place.path("out/a/k")).expect("there"),
+            b"in the way"
+        );
+        let [x, y] = ["out/d/x", "out/d/y"].map(|name| place.path(name));
+        assert_eq!(fs::read(&x).expect("there"), b"new", "{words:?}");
+        assert_eq!(
+            fs::metadata(x).expect("there").ino(),
+            fs::metadata(y).expect("there").ino()
+        );
+    }
+    // An old file that is kept gets no further name.
+    fs::remove_dir_all(place.path("out")).expect("ours");
+    fs::create_dir(place.path("out")).expect("made");
+    place.put("out/a", "old");
+    place.succeeds(&["materialize", "source", "-C", "out", "--skip-old-files"]);
+    assert_eq!(fs::read(place.path("out/a")).expect("there"), b"old");
+    assert_eq!(fs::read(place.path("out/d/x")).expect("there"), b"new");
+}
+
+#[test]
+fn hard_link_to_a_kept_file_is_a_link_to_it() {
+    let place = Place::new();
+    let archive = Archive::new().file("a", "new").hard_link("b", "a").end();
+    place.put("a.tar", archive);
+    for program in [env!("CARGO_BIN_EXE_tarfs"), "tar"] {
+        fs::remove_dir_all(place.path("out")).expect("ours");
+        fs::create_dir(place.path("out")).expect("made");
+        place.put("out/a", "old");
+        let verb: &[&str] = match program {
+            "tar" => &["-xf", "a.tar", "-C", "out", "--skip-old-files"],
+            _ => &["materialize", "a.tar", "-C", "out", "--skip-old-files"],
+        };
+        assert!(
+            place
+                .command(program)
+                .args(verb)
+                .status()
+                .expect("started")
+                .success()
+        );
+        assert_eq!(
+            fs::read(place.path("out/b")).expect("there"),
+            b"old",
+            "{program}"
+        );
+    }
+}
+
+#[test]
+fn implied_directories_get_the_attributes_of_a_fresh_run() {
+    let place = Place::new();
+    let explicit = Archive::new().add(Header::new("d/", b'5').mode(0o700).mtime(9), "");
+    place.put("one.tar", explicit.file("d/x", "1").end());
+    place.put("two.tar", Archive::new().file("d/x", "1").end());
+    fs::create_dir(place.path("fresh")).expect("made");
+    place.succeeds(&["materialize", "one.tar", "-C", "out"]);
+    place.succeeds(&["materialize", "two.tar", "-C", "fresh"]);
+    let dry = update(&place, "two.tar", &["--dry-run"]);
+    assert_eq!(dry.text(), "change d\n");
+    assert_eq!(update(&place, "two.tar", &[]).code, 0);
+    let facts = |tree: &str| tree_facts(&place.path(tree).join("d"));
+    assert_eq!(facts("out"), facts("fresh"));
+    assert_eq!(update(&place, "two.tar", &["--dry-run"]).text(), "");
+}
+
+#[test]
+fn dry_run_of_an_update_accepts_layers() {
+    let place = Place::new();
+    place.put("one.tar", Archive::new().file("a", "1").end());
+    place.put(
+        "two.tar",
+        Archive::new().file("b", "2").file(".wh.a", "").end(),
+    );
+    let dry = update(&place, "one.tar", &["--layer", "two.tar", "--dry-run"]);
+    assert_eq!(
+        (dry.code, dry.text()),
+        (0, "write b\n"),
+        "{}",
+        dry.complaints
+    );
 }
 
 #[test]

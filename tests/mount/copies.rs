@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::support::atomic::{Place, assert_success};
 use crate::support::failing_syscall::{FCHMODAT2, SETXATTRAT};
 use crate::support::program::stderr_text;
-use crate::support::raw::{Archive, Header};
+use crate::support::raw::{Archive, Header, random_bytes};
 
 /// Runs `script` with the program as `$T`, and `as_user` before commands of another user in group 77. Returns its output.
 fn shell(place: &Place, script: &str) -> String {
@@ -97,4 +97,50 @@ fn attributes_are_set_in_kernels_without_calls_by_name() {
         );
         assert_eq!(found, "674\nuser:9:rwx\n");
     }
+}
+
+#[test]
+fn update_settles_where_times_are_coarse_or_end_early() {
+    let place = Place::open();
+    let archive = Archive::new()
+        .pax(&[("mtime", "1000000000.5")])
+        .file("fraction", "1")
+        .pax(&[("mtime", "99999999999.25")])
+        .file("late", "2")
+        .pax(&[("mtime", "-99999999999")])
+        .file("early", "3")
+        .pax(&[("mtime", "99999999999.25")])
+        .symlink("link", "late");
+    place.put("a.tar", archive.end());
+    let found = shell(
+        &place,
+        "truncate -s 16M image; mkfs.ext4 -q -I 128 image >/dev/null; mkdir coarse; mount -o loop image coarse
+         trap 'umount coarse' EXIT
+         mkdir coarse/out coarse/copy fine
+         $T materialize -q a.tar -C fine; $T materialize -q a.tar -C coarse/out
+         $T materialize -q fine -C coarse/copy
+         $T materialize --update --dry-run a.tar -C coarse/out
+         $T materialize --update --dry-run fine -C coarse/copy
+         $T diff fine coarse/copy
+         touch -d @1000000001 coarse/out/fraction
+         $T materialize --update --dry-run a.tar -C coarse/out",
+    );
+    assert_eq!(found, "write fraction\n");
+}
+
+#[test]
+fn update_without_space_keeps_the_old_file() {
+    let place = Place::open();
+    place.put(
+        "a.tar",
+        Archive::new().file("f", random_bytes(3_000_000)).end(),
+    );
+    let found = shell(
+        &place,
+        "mkdir out; mount -t tmpfs -o size=4m none out; trap 'umount out' EXIT
+         head -c 2000000 /dev/zero >out/f; cp out/f old
+         $T materialize -q --update a.tar -C out 2>&1 | grep -c 'no space left'
+         cmp old out/f; ls -A out",
+    );
+    assert_eq!(found, "1\nf\n");
 }

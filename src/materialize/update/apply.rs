@@ -18,8 +18,8 @@ use crate::materialize::error::{Error, StepError, WithAction};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Summary;
 use crate::materialize::write::{
-    AttributeTarget, Attributes, CAPABILITIES, Directory, IfMissing, PendingDirectory, name_of,
-    parent_of,
+    AttributeTarget, Attributes, CAPABILITIES, Directory, IfMissing, PendingDirectory,
+    ReplaceRules, name_of, parent_of,
 };
 use crate::tar::{Limits, Member, MemberKind};
 
@@ -75,33 +75,42 @@ impl Materializer {
         self.finish()
     }
 
-    /// Lets the owner into the directories in which entries change, and removes entries of another type. At the end
-    /// of the run these directories get their attributes again, and changed ones their new attributes.
+    /// Lets the owner into the directories in which entries change, which get their new attributes at the end of the run,
+    /// and removes what a killed run has left.
     fn prepare(&mut self, plan: &UpdatePlan, delete: bool) {
-        let extra = plan.extra.iter().filter(|_| delete);
-        let entries = plan.written.keys().chain(plan.links.keys()).chain(extra);
-        let parents = entries.map(|path| ArchivePath::sanitize(parent_of(path)).path);
-        let mut directories: BTreeSet<_> = parents.collect();
+        let rules = ReplaceRules {
+            removes_directories: delete,
+        };
+        // A run has one plan.
+        self.tree.context.update.set(rules).ok();
+        let entries = plan.written.keys().chain(plan.links.keys());
+        let mut directories = parents(entries.chain(&plan.leftovers));
         let changed = plan.changed.iter().filter(|(_, it)| it.is_directory);
         directories.extend(changed.map(|(path, _)| path.clone()));
         // Those that are made get their attributes then.
         directories.retain(|path| !plan.written.contains_key(path));
+        self.open_directories(directories, &plan.changed);
+        for path in &plan.leftovers {
+            self.remove(path);
+        }
+    }
+
+    /// Lets the owner into the `directories`. At the end of the run they get their attributes again, with `changes`.
+    fn open_directories(
+        &mut self,
+        directories: BTreeSet<ArchivePath>,
+        changes: &BTreeMap<ArchivePath, Change>,
+    ) {
         for path in directories {
             if let Some(stat) = self.tree.destination.stat(&path)
                 && FileType::from_raw_mode(stat.st_mode) == FileType::Directory
             {
                 self.tree.grant_owner_access(&path);
-                let change = plan.changed.get(&path);
+                let change = changes.get(&path);
                 let attributes = change.map_or((None, None), |it| (it.owner, it.mode));
                 let mtime = change.map(|it| it.mtime);
                 let pending = PendingDirectory::existing(path, &stat, attributes, mtime);
                 self.tree.defer_attributes(pending, None);
-            }
-        }
-        for (path, is_directory) in &plan.replaced {
-            // Without `delete` the writer removes only an empty directory.
-            if delete || !is_directory {
-                self.remove(path);
             }
         }
     }
@@ -120,13 +129,16 @@ impl Materializer {
                 self.tree.context.problems.add(path, error);
             }
         }
-        let problems = &self.tree.context.problems;
         if !delete || plan.extra.is_empty() {
             return;
         }
+        // Their errors count, too.
+        self.tree.apply_deferred_attributes();
+        let problems = &self.tree.context.problems;
         if problems.count() > 0 {
             return problems.warn("nothing was deleted, because of the errors above");
         }
+        self.open_directories(parents(plan.extra.iter()), &BTreeMap::new());
         for path in &plan.extra {
             self.remove(path);
         }
@@ -139,23 +151,57 @@ impl Materializer {
         plan: &UpdatePlan,
         limits: &Limits,
     ) -> Read {
-        let mut names: BTreeMap<Ino, Vec<ArchivePath>> = BTreeMap::new();
+        let mut names: BTreeMap<Ino, Vec<&ArchivePath>> = BTreeMap::new();
         for (path, &inode) in &plan.written {
             let ino = u32::try_from(inode);
             let ino = ino.map_err(|_| EntryError::Read(path.clone(), ReadError::Index))?;
-            names.entry(Ino(ino)).or_default().push(path.clone());
+            names.entry(Ino(ino)).or_default().push(path);
         }
         let found = names.keys().filter_map(|ino| index.entry(*ino));
-        let mut entries: Vec<_> = found.collect();
+        let mut entries: Vec<_> = found.filter(|entry| !entry.is_implied()).collect();
         // Directories first, those above others before them, and then files in the order of their contents.
         let start = |entry: &Entry<'_>| entry.pieces(0, u64::MAX).next().map(|it| it.plain.start());
         entries.sort_by_key(|entry| {
             let is_directory = entry.kind() == EntryKind::Directory;
             (!is_directory, start(entry), entry.ino())
         });
-        let entries: Vec<_> = entries.iter().map(Entry::ino).collect();
-        let paths = |entry: Entry<'_>| names.get(&entry.ino()).cloned();
-        EntryReader::new(volume, index, &entries, limits).read(paths, self)
+        let order: Vec<_> = entries.iter().map(Entry::ino).collect();
+        let mut reader = EntryReader::new(volume, index, &order, limits);
+        let mut damaged = 0;
+        let mut linked = Vec::new();
+        for entry in entries {
+            let paths = names.get(&entry.ino()).map(Vec::as_slice);
+            let Some((path, others)) = paths.and_then(<[_]>::split_first) else {
+                continue;
+            };
+            if reader.read_entry(entry, path, self)? {
+                linked.push((entry, *path, others));
+            } else {
+                // The other names stay as they were, too.
+                damaged += 1;
+            }
+        }
+        // The memory of one reader is free before another one starts.
+        drop(reader);
+        self.tree.destination.writers.wait_for_all();
+        for (entry, mut path, others) in linked {
+            for other in others {
+                if !self.tree.context.has_failed(path) {
+                    self.link(other, path);
+                    continue;
+                }
+                // The next name is written instead. Its content is read once more.
+                let only = [entry.ino()];
+                let mut reader = EntryReader::new(volume, index, &only, limits);
+                if !reader.read_entry(entry, other, self)? {
+                    damaged += 1;
+                    break;
+                }
+                self.tree.destination.writers.wait_for_all();
+                path = other;
+            }
+        }
+        Ok(damaged)
     }
 
     /// Makes `path` a name of the file at `first`.
@@ -201,12 +247,16 @@ impl Materializer {
                     self.tree.context.note_replacement();
                     remove_tree(&parent, name)
                 }
-                Err(Errno::BUSY) if is_mount(&parent, name) => Ok(()),
+                Err(Errno::BUSY) if is_mount(&parent, name) => Err(Errno::XDEV),
                 removed => removed,
             };
             match removed {
-                // Something is mounted below, and stays.
-                Err(Errno::NOENT | Errno::XDEV) => Ok(()),
+                Err(Errno::XDEV) => {
+                    let text = format!("{path}: something is mounted there or below, left alone");
+                    self.tree.context.problems.warn(&text);
+                    Ok(())
+                }
+                Err(Errno::NOENT) => Ok(()),
                 removed => removed.with_action(ACTION),
             }
         });
@@ -226,4 +276,10 @@ impl Materializer {
             Err(ResolveError::Tree(error)) => Err(error),
         }
     }
+}
+
+/// The directories of the entries.
+fn parents<'a>(paths: impl Iterator<Item = &'a ArchivePath>) -> BTreeSet<ArchivePath> {
+    let parents = paths.map(|path| ArchivePath::sanitize(parent_of(path)).path);
+    parents.collect()
 }

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use super::attribute_policy::AttributePolicy;
 use super::directory::{Directory, Identity, lstat_at};
 use super::job::Job;
+use super::temporary::{ReplaceRules, TemporaryEntry};
 use super::unwritable::Unwritable;
 use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
@@ -36,10 +37,13 @@ pub(crate) struct Context {
     pub(crate) replacements: Arc<AtomicUsize>,
     pub(crate) entry_quota: EntryQuota,
     pub(crate) reserved_names: ReservedNames,
-    /// Unplaced files of layers that could not be created, so that they are not reported again at the end.
+    /// Files that could not be made: unplaced ones of layers by their names, which are not reported again at the end, and
+    /// those of an update by their paths, of which no other name becomes a link.
     pub(crate) failed_files: Mutex<HashSet<Vec<u8>>>,
     /// The destination directory, if it is not writable.
     pub(crate) unwritable: OnceLock<Unwritable>,
+    /// Set for an update, whose entries replace others only when they are complete.
+    pub(crate) update: OnceLock<ReplaceRules>,
 }
 
 /// Observes complete files, on the writer threads. They are made again if the run is interrupted.
@@ -119,6 +123,7 @@ impl Context {
             reserved_names: ReservedNames::default(),
             failed_files: Mutex::default(),
             unwritable: OnceLock::new(),
+            update: OnceLock::new(),
         }
     }
 
@@ -129,6 +134,24 @@ impl Context {
 
     pub(crate) fn note_replacement(&self) {
         self.replacements.fetch_add(1, Ordering::Release);
+    }
+
+    /// Creates an entry by `attempt`, which receives its name: a temporary one in an update, and otherwise `name` as by
+    /// [`Self::create_or_replace`].
+    pub(super) fn create<T>(
+        &self,
+        directory: &Directory,
+        name: &[u8],
+        wait_for_files: impl FnMut(),
+        mut attempt: impl FnMut(&[u8]) -> Result<T, Errno>,
+    ) -> Result<Option<(T, Option<TemporaryEntry>)>, Errno> {
+        if let Some(&rules) = self.update.get() {
+            let temporary = TemporaryEntry::new(directory, name, rules)?;
+            let made = attempt(temporary.name())?;
+            return Ok(Some((made, Some(temporary))));
+        }
+        let made = self.create_or_replace(directory, name, wait_for_files, || attempt(name));
+        Ok(made?.map(|made| (made, None)))
     }
 
     /// Creates `name` by `attempt`, and handles an existing entry as [`Existing`] says; `None` if it is kept.
@@ -207,10 +230,22 @@ impl Context {
         }
     }
 
-    pub(crate) fn record_job_failure(&self, job: &Job, error: StepError, missing_bytes: u64) {
-        if let Some(name) = &job.name {
-            self.failed_files.lock().insert(name.clone());
+    /// Whether this update could not make the file at `path`.
+    pub(crate) fn has_failed(&self, path: &ArchivePath) -> bool {
+        self.failed_files.lock().contains(path.as_bytes())
+    }
+
+    /// Notes that the file of `job` is not made.
+    pub(super) fn note_failure(&self, job: &Job) {
+        let is_update = self.update.get().is_some();
+        let path = is_update.then(|| job.path.as_bytes());
+        if let Some(name) = job.name.as_deref().or(path) {
+            self.failed_files.lock().insert(name.to_vec());
         }
+    }
+
+    pub(crate) fn record_job_failure(&self, job: &Job, error: StepError, missing_bytes: u64) {
+        self.note_failure(job);
         self.record_failure(&job.path, &job.directory, error, missing_bytes);
     }
 

@@ -10,6 +10,7 @@ use super::attributes::Attributes;
 use super::context::Context;
 use super::directory::Directory;
 use super::job::Job;
+use super::temporary::TemporaryEntry;
 use crate::base::file::AttributeTarget;
 use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::tar::Segment;
@@ -23,6 +24,7 @@ const COPY_BUFFER_BYTES: usize = 1 << 20;
 pub(crate) struct FileWriter {
     job: Job,
     fd: OwnedFd,
+    temporary: Option<TemporaryEntry>,
     chown: Option<(u32, u32)>,
     chmod: Option<u32>,
     written: u64,
@@ -31,8 +33,13 @@ pub(crate) struct FileWriter {
     segment_written: u64,
 }
 
-/// A new file, with the owner and mode to set at the end.
-type NewFile = (OwnedFd, Option<(u32, u32)>, Option<u32>);
+/// A new file, with its temporary name, and the owner and mode to set at the end.
+type NewFile = (
+    OwnedFd,
+    Option<TemporaryEntry>,
+    Option<(u32, u32)>,
+    Option<u32>,
+);
 
 impl FileWriter {
     /// Creates the file. `None` means that an existing entry was kept, or a reported error.
@@ -42,9 +49,10 @@ impl FileWriter {
         wait_for_files: impl FnMut(),
     ) -> Option<Self> {
         match Self::try_create(&job, context, wait_for_files) {
-            Ok(Some((fd, chown, chmod))) => Some(Self {
+            Ok(Some((fd, temporary, chown, chmod))) => Some(Self {
                 job,
                 fd,
+                temporary,
                 chown,
                 chmod,
                 written: 0,
@@ -76,17 +84,17 @@ impl FileWriter {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = job.name();
-        let made = context.create_or_replace(directory, name, wait_for_files, || {
+        let made = context.create(directory, name, wait_for_files, |name| {
             rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(initial))
         });
-        let Some(fd) = made.with_action("create the file")? else {
+        let Some((fd, temporary)) = made.with_action("create the file")? else {
             return Ok(None);
         };
         let is_process_owner =
             is_process_owner && creates_as_process_owner(directory, &fd, context)?;
         let needs_chmod = needs_chmod || directory.inherits_acl();
         let chown = owner.filter(|_| !is_process_owner);
-        Ok(Some((fd, chown, needs_chmod.then_some(mode))))
+        Ok(Some((fd, temporary, chown, needs_chmod.then_some(mode))))
     }
 
     /// Writes the next piece of the payload. On failure, reports the error and gives up the file.
@@ -98,10 +106,18 @@ impl FileWriter {
             }
             Err(error) => {
                 let missing_bytes = self.job.member.payload.len().saturating_sub(self.written);
-                context.record_failure(&self.job.path, &self.job.directory, error, missing_bytes);
+                self.record_failure(error, missing_bytes, context);
                 None
             }
         }
+    }
+
+    fn record_failure(&self, error: StepError, missing_bytes: u64, context: &Context) {
+        let job = &self.job;
+        if self.temporary.is_some() {
+            context.note_failure(job);
+        }
+        context.record_failure(&job.path, &job.directory, error, missing_bytes);
     }
 
     fn try_write(&mut self, mut bytes: &[u8]) -> Result<(), StepError> {
@@ -125,10 +141,11 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Copies the open file `source` of the job's size. Reports errors, and a source that changes.
-    pub(crate) fn copy(job: Job, source: BorrowedFd<'_>, context: &Context) {
+    /// Copies the open file `source` of the job's size. Reports errors, and a source that changes. Returns whether the
+    /// file is made.
+    pub(crate) fn copy(job: Job, source: BorrowedFd<'_>, context: &Context) -> bool {
         let Some(mut file) = Self::create(job, context, || ()) else {
-            return;
+            return false;
         };
         let copied = file.try_copy(source);
         context.stats.written_bytes.add(file.written);
@@ -138,14 +155,16 @@ impl FileWriter {
             file.job.member.mtime,
         );
         match copied {
-            Ok(()) => {
-                file.finish(false, context);
-            }
+            Ok(()) => {}
             Err(Cause::System(error)) => {
                 let missing_bytes = size.saturating_sub(file.written);
-                return context.record_job_failure(&file.job, error, missing_bytes);
+                context.record_job_failure(&file.job, error, missing_bytes);
+                return false;
             }
-            Err(cause) => return context.problems.add(&path, cause),
+            Err(cause) => {
+                context.problems.add(&path, cause);
+                return false;
+            }
         }
         // Not the access time, for which a remote file system would be asked again.
         let mask = StatxFlags::SIZE | StatxFlags::MTIME;
@@ -156,6 +175,9 @@ impl FileWriter {
         if !is_same {
             context.problems.add(&path, Cause::Changed);
         }
+        // An update keeps the old file then.
+        let is_kept = is_same || file.temporary.is_none();
+        is_kept && file.finish(false, context).is_some()
     }
 
     fn try_copy(&mut self, source: BorrowedFd<'_>) -> Result<(), Cause> {
@@ -248,7 +270,12 @@ impl FileWriter {
     }
 
     /// Sets size and attributes. A `cut` file keeps its bytes so far. `None` after a reported error.
-    pub(crate) fn finish(self, cut: bool, context: &Context) -> Option<OwnedFd> {
+    pub(crate) fn finish(mut self, cut: bool, context: &Context) -> Option<OwnedFd> {
+        if cut && self.temporary.is_some() {
+            context.note_failure(&self.job);
+            context.problems.add(&self.job.path, Cause::Incomplete);
+            return None;
+        }
         // A resumed run writes the file again.
         let observer = context.file_observer.get();
         if cut && observer.is_none() {
@@ -263,13 +290,13 @@ impl FileWriter {
                 Some(self.fd)
             }
             Err(error) => {
-                context.record_failure(&self.job.path, &self.job.directory, error, 0);
+                self.record_failure(error, 0, context);
                 None
             }
         }
     }
 
-    fn try_finish(&self, cut: bool, context: &Context) -> Result<(), StepError> {
+    fn try_finish(&mut self, cut: bool, context: &Context) -> Result<(), StepError> {
         let member = &self.job.member;
         if member.sparse.is_some() && !cut {
             rustix::fs::ftruncate(&self.fd, member.size)
@@ -285,7 +312,14 @@ impl FileWriter {
             removes_inherited_acls: self.job.directory.inherits_acl(),
             context,
         };
-        attributes.apply(AttributeTarget::Open(self.fd.as_fd()))
+        attributes.apply(AttributeTarget::Open(self.fd.as_fd()))?;
+        if let Some(temporary) = self.temporary.take() {
+            let placed = temporary.place(self.job.name(), || context.note_replacement());
+            placed
+                .inspect_err(|_| context.note_failure(&self.job))
+                .with_action("create the file")?;
+        }
+        Ok(())
     }
 }
 

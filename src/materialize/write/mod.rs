@@ -11,6 +11,7 @@ mod file_system;
 mod job;
 mod nodes;
 mod pool;
+mod temporary;
 mod tree_writer;
 mod unwritable;
 
@@ -29,6 +30,7 @@ pub(super) use self::job::{DeferredLink, Job};
 pub(super) use self::pool::Watermark;
 #[cfg(test)]
 pub(super) use self::pool::WriterPool;
+pub(super) use self::temporary::{ReplaceRules, is_temporary};
 pub(super) use self::tree_writer::{ADD_ENTRY, TreeWriter};
 pub(super) use self::unwritable::Unwritable;
 pub use self::unwritable::{check_empty_destination, is_empty_directory};

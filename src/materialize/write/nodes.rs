@@ -9,6 +9,7 @@ use super::destination::IfMissing;
 use super::directories::PendingDirectory;
 use super::directory::{Directory, Identity, is_directory, lstat_at, name_of, parent_of};
 use super::job::{DeferredLink, Job};
+use super::temporary::TemporaryEntry;
 use super::tree_writer::TreeWriter;
 use crate::base::archive_path::ArchivePath;
 use crate::base::chmod::OWNER_RWX;
@@ -59,7 +60,7 @@ impl Context {
             return Err(Errno::INVAL).with_action(action);
         };
         let needs_chmod = kind != FileType::Symlink && (needs_chmod || directory.inherits_acl());
-        let made = self.create_or_replace(directory, name, wait_for_files, || {
+        let made = self.create(directory, name, wait_for_files, |name| {
             if let MemberKind::Symlink(target) = &job.member.kind {
                 return rustix::fs::symlinkat(&**target, directory, name);
             }
@@ -74,7 +75,7 @@ impl Context {
             }
         });
         let made = made.with_action(action)?;
-        if made.is_some() {
+        if let Some(((), temporary)) = made {
             let owner = self.policy.owner(&job.member);
             let attributes = Attributes {
                 path: &job.path,
@@ -86,9 +87,16 @@ impl Context {
                 removes_inherited_acls: needs_chmod && directory.inherits_acl(),
                 context: self,
             };
-            attributes.apply(AttributeTarget::named(directory, name))?;
+            let made_name = temporary.as_ref().map_or(name, TemporaryEntry::name);
+            attributes.apply(AttributeTarget::named(directory, made_name))?;
+            if let Some(temporary) = temporary {
+                temporary
+                    .place(name, || self.note_replacement())
+                    .with_action(action)?;
+            }
+            return Ok(Some(()));
         }
-        Ok(made)
+        Ok(None)
     }
 
     /// Whether an entry that we make may not have its final owner.
@@ -254,12 +262,12 @@ impl TreeWriter {
             .writers
             .wait_for_name(target_directory.identity(), target_name);
         self.resume.before_link(&target_directory, target_name);
-        let link = || {
+        let link = |name: &[u8]| {
             let flags = AtFlags::empty();
             rustix::fs::linkat(&target_directory, target_name, directory, name, flags)
         };
         // If both names are the same file already, the name must not be removed first.
-        let made = match link() {
+        let made = match link(name) {
             Err(Errno::EXIST) if is_same_file(&target_directory, target_name, directory, name) => {
                 Ok(Some(()))
             }
@@ -267,8 +275,13 @@ impl TreeWriter {
             Err(Errno::EXIST) if is_directory(&target_directory, target_name) => Err(Errno::PERM),
             Err(Errno::EXIST) => {
                 let wait_for_files = || destination.writers.wait_for_all();
-                self.context
-                    .create_or_replace(directory, name, wait_for_files, link)
+                let made = self.context.create(directory, name, wait_for_files, link);
+                made.and_then(|made| match made {
+                    Some(((), Some(temporary))) => temporary
+                        .place(name, || self.context.note_replacement())
+                        .map(Some),
+                    made => Ok(made.map(drop)),
+                })
             }
             result => result.map(Some),
         };
