@@ -53,7 +53,7 @@ impl Keywords {
                 Ok(None) => return Ok(()),
                 Err(malformed) => {
                     let text = format!("malformed extended header: {malformed}");
-                    notes.push(Note::Damaged(text));
+                    add_note(notes, Note::Damaged(text));
                     return Ok(());
                 }
             }
@@ -98,7 +98,9 @@ impl Keywords {
             },
             None => None,
         };
-        notes.extend(note);
+        if let Some(note) = note {
+            add_note(notes, note);
+        }
         Ok(())
     }
 
@@ -355,7 +357,7 @@ impl Body {
                 if is_kept {
                     self.attribute_bytes = bytes;
                 } else {
-                    self.notes.push(attribute.left_out());
+                    add_note(&mut self.notes, attribute.left_out());
                 }
                 is_kept
             }
@@ -366,6 +368,23 @@ impl Body {
         }
         self.collected.truncate(start);
         Part::Skipped(left)
+    }
+}
+
+/// Maximum notes about one header, of which a hostile one could have millions.
+const MAX_NOTES: usize = 64;
+
+/// Adds a note. All beyond the maximum become one, as severe as the most severe of them.
+fn add_note(notes: &mut Vec<Note>, note: Note) {
+    let text = || "further oddities of this header are not listed".to_owned();
+    match (notes.len(), &note) {
+        (..MAX_NOTES, _) => notes.push(note),
+        (MAX_NOTES, Note::Warning(_)) => notes.push(Note::Warning(text())),
+        (_, Note::Warning(_)) => {}
+        (_, Note::Damaged(_)) => {
+            notes.truncate(MAX_NOTES);
+            notes.push(Note::Damaged(text()));
+        }
     }
 }
 
@@ -737,6 +756,18 @@ mod tests {
         for piece in [1, 7, 512, body.len()] {
             assert_eq!(collect(&body, piece), ([&*first, &last].concat(), 1));
         }
+    }
+
+    #[test]
+    fn notes_about_one_header_are_limited() {
+        let attribute = record("SCHILY.xattr.user.a", &[b'x'; 300]);
+        let body = [attribute.clone(), b"10 uid=no\n".repeat(1000)].concat();
+        let (_, notes) = read(&body);
+        assert_eq!(notes.len(), MAX_NOTES + 1);
+        assert!(matches!(notes.last(), Some(Note::Damaged(_))));
+        let (collected, notes) = collect(&attribute.repeat(10_000), 4096);
+        assert_eq!(collected, b"");
+        assert_eq!(notes, MAX_NOTES + 1);
     }
 
     #[test]

@@ -290,7 +290,7 @@ fn disk_cache_of_an_archive_takes_half_of_the_free_disk() {
     });
     let note = note(&place.status_of("a"), "the disk cache is incomplete").expect("as before");
     assert!(
-        note.contains("its limit for all archives"),
+        note.contains("its limit for this archive"),
         "not full: {note}"
     );
     place.succeeds(&["umount", "a"]);

@@ -87,13 +87,14 @@ impl DiskCacheDir {
         (held, limit)
     }
 
-    /// Maximum bytes of an archive that holds `held` now: without a common limit, half of the disk that is free
-    /// for it, because a small archive may decode to terabytes.
+    /// Maximum bytes of an archive that holds `held` now: without a common limit, these or half of the disk that
+    /// is free for it, because a small archive may decode to terabytes.
     pub(super) fn max_bytes_of_archive(&self, held: u64) -> u64 {
         if self.limit_bytes.is_some() {
             return u64::MAX;
         }
-        held.saturating_add(Disk::of(&self.path()).available) / 2
+        let half = held.saturating_add(Disk::of(&self.path()).available) / 2;
+        half.max(held)
     }
 
     /// Waits for the write lock; `None` if another process holds it past the timeout.

@@ -310,9 +310,12 @@ impl DiskCache {
             return problems.failure;
         }
         let (_, limit) = self.shared.cache_dir.usage_and_limit();
-        Some(format!(
-            "the disk cache is full: its limit for all archives is {limit} bytes"
-        ))
+        let own_limit = self.shared.max_bytes;
+        Some(if own_limit < limit {
+            format!("the disk cache is full: its limit for this archive is {own_limit} bytes")
+        } else {
+            format!("the disk cache is full: its limit for all archives is {limit} bytes")
+        })
     }
 
     /// Whether the disk holds `bytes`, the whole archive's size, but for at most a full queue.
