@@ -636,9 +636,11 @@ async fn probe(
             InitialBody::Whole(Mutex::new(Some(content)))
         }
         None if head.status == 206 => {
-            return Err(protocol_failure(
-                "the server sends a part that was not requested",
-            ));
+            let sent = head.content_range().map_or_else(
+                |_| "a part that was not requested".to_owned(),
+                |(from, to)| format!("bytes {from}..{to} instead of 0..{PREFIX_LEN}"),
+            );
+            return Err(protocol_failure(&format!("the server sends {sent}")));
         }
         None => return Err(Failure::from_status(&head)),
     };
