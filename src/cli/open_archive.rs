@@ -232,16 +232,14 @@ pub(crate) fn open_tree(
     }
     let volume = context.open(&tree)?;
     let notes = foreign_tree_notes(&*volume);
-    notes.for_each(output::print_error);
+    notes.for_each(|note| output::print_error(format_args!("note: {note}")));
     Ok((network, volume))
 }
 
 /// Notes about trees for which neither the archive nor the user nor the image's manifest vouches.
 fn foreign_tree_notes(volume: &dyn Volume) -> impl Iterator<Item = String> {
     let archives = volume.archives().into_iter();
-    archives
-        .filter_map(Archive::foreign_tree_note)
-        .map(|note| format!("note: {note}"))
+    archives.filter_map(Archive::foreign_tree_note)
 }
 
 /// Returns the tree of SOURCE and its layers, and the settings to open it for a listing. Refuses standard input.
