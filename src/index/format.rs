@@ -25,10 +25,11 @@ pub const VERSION: u32 = 10;
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
 /// Number of sections of an index file.
-pub const SECTIONS: u32 = 17;
+pub const SECTIONS: u32 = 16;
 const HAS_XATTRS: u32 = 1;
 const IS_PUBLISHED: u32 = 2;
 const HAS_SHA256: u32 = 1;
+const HAS_PLAIN_SHA256: u32 = 2;
 
 /// Maximum bytes of the texts of a locator. Real ones are much shorter.
 const MAX_ORIGIN_TEXT_BYTES: u64 = 1 << 20;
@@ -113,6 +114,7 @@ struct Layer {
     sha256: [u8; 32],
     block_len: U32,
     reserved: U32,
+    plain_sha256: [u8; 32],
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -157,7 +159,6 @@ fn sections<'a>(
     texts: &'a [u8],
     problems: &'a [u8],
 ) -> [&'a [u8]; SECTIONS as usize] {
-    let plain_sha256 = index.origin.plain_sha256.as_ref();
     let arrays = &index.arrays;
     [
         layer.as_bytes(),
@@ -176,7 +177,6 @@ fn sections<'a>(
         arrays.blocks.as_bytes(),
         arrays.checksums.as_bytes(),
         problems,
-        plain_sha256.map_or_else(Default::default, |digest| digest.0.as_slice()),
     ]
 }
 
@@ -220,7 +220,6 @@ struct Contents {
     texts: Rows<u8>,
     arrays: Arrays,
     problems: Rows<u8>,
-    plain_sha256: Rows<[u8; 32]>,
 }
 
 /// Sections, read in order.
@@ -253,13 +252,12 @@ impl Contents {
             .get(0)
             .ok_or_else(unavailable)?;
         let texts = input.rows::<u8>(texts)?;
-        let (arrays, (problems, plain_sha256)) = read_arrays(input, &header.sections)?;
+        let (arrays, problems) = read_arrays(input, &header.sections)?;
         Ok(Self {
             layer,
             texts,
             arrays,
             problems,
-            plain_sha256,
         })
     }
 
@@ -269,7 +267,6 @@ impl Contents {
             texts,
             arrays,
             problems,
-            plain_sha256,
         } = self;
         // A published file of a format with longer texts could claim any length.
         if texts.len() as u64 > MAX_ORIGIN_TEXT_BYTES {
@@ -278,11 +275,7 @@ impl Contents {
         let all = |rows: &Rows<u8>| rows.range(0..rows.len()).map(<[u8]>::to_vec);
         let texts = all(&texts).ok_or_else(unavailable)?;
         let problems = all(&problems).ok_or_else(unavailable)?;
-        let mut origin = layer.origin(decode_texts(&texts)?)?;
-        if !plain_sha256.is_empty() {
-            let digest = plain_sha256.get(0).ok_or_else(unavailable)?;
-            origin.plain_sha256 = Some(Sha256(*digest));
-        }
+        let origin = layer.origin(decode_texts(&texts)?)?;
         let block_len = layer.block_len()?;
         let index = Index {
             // The end of the stream, or 0 without blocks.
@@ -316,13 +309,10 @@ impl Contents {
     }
 }
 
-/// The problems, and the digest of the plain stream.
-type LastSections = (Rows<u8>, Rows<[u8; 32]>);
-
 fn read_arrays(
     input: &mut impl SectionReader,
     sections: &[Section; SECTIONS as usize],
-) -> Result<(Arrays, LastSections), Error> {
+) -> Result<(Arrays, Rows<u8>), Error> {
     let &[
         _,
         _,
@@ -340,7 +330,6 @@ fn read_arrays(
         blocks,
         checksums,
         problems,
-        plain_sha256,
     ] = sections;
     let arrays = Arrays {
         inodes: input.rows(inodes)?,
@@ -361,11 +350,7 @@ fn read_arrays(
     if problems.len.get() > problem::MAX_SECTION_BYTES {
         return Err(Error::Malformed("too many problems"));
     }
-    if plain_sha256.len.get() > size_of::<Sha256>() as u64 {
-        return Err(Error::Malformed("more than one digest of the plain stream"));
-    }
-    let problems = input.rows(problems)?;
-    Ok((arrays, (problems, input.rows(plain_sha256)?)))
+    Ok((arrays, input.rows(problems)?))
 }
 
 impl Header {
@@ -442,8 +427,11 @@ impl Layer {
             packed_bytes: origin.packed_bytes.into(),
             plain_bytes: origin.plain_bytes.into(),
             compression: origin.compression.code().into(),
-            flags: origin.sha256.map_or(0, |_| HAS_SHA256).into(),
+            flags: (origin.sha256.map_or(0, |_| HAS_SHA256)
+                | origin.plain_sha256.map_or(0, |_| HAS_PLAIN_SHA256))
+            .into(),
             sha256: origin.sha256.map_or([0; 32], |digest| digest.0),
+            plain_sha256: origin.plain_sha256.map_or([0; 32], |digest| digest.0),
         }
     }
 
@@ -456,11 +444,12 @@ impl Layer {
 
     fn origin(&self, locator: Locator) -> Result<Origin, Error> {
         let compression = Compression::from_code(self.compression.get().into());
+        let flagged = |flag, digest| (self.flags.get() & flag != 0).then_some(Sha256(digest));
         Ok(Origin {
             locator,
             content_id: self.content_id,
-            sha256: (self.flags.get() & HAS_SHA256 != 0).then_some(Sha256(self.sha256)),
-            plain_sha256: None,
+            sha256: flagged(HAS_SHA256, self.sha256),
+            plain_sha256: flagged(HAS_PLAIN_SHA256, self.plain_sha256),
             compression: compression.ok_or(Error::Malformed("an unknown compression"))?,
             packed_bytes: self.packed_bytes.get(),
             plain_bytes: self.plain_bytes.get(),
@@ -682,31 +671,11 @@ mod tests {
     }
 
     #[test]
-    fn digest_of_the_plain_stream_is_optional_and_single() {
+    fn digests_of_an_archive_are_optional() {
         let mut index = sample();
-        index.origin.plain_sha256 = None;
-        assert_eq!(load(&written(&index)).unwrap().origin(), index.origin());
-        let bytes = written(&sample());
-        let with_len = |len: u64| {
-            // Its length is the last field of the section table, and the last section has that many bytes.
-            let table_end = size_of::<Header>();
-            let mut bytes = bytes.clone();
-            bytes[table_end - 8..table_end].copy_from_slice(&len.to_le_bytes());
-            let end = bytes.len() - size_of::<Footer>();
-            let digest = end - 32..end;
-            let row = bytes[digest.clone()].to_vec();
-            let count = usize::try_from(len).unwrap().div_ceil(32);
-            let rows = row.repeat(count)[..usize::try_from(len).unwrap()].to_vec();
-            bytes.splice(digest, rows);
-            let file_bytes = bytes.len() as u64;
-            bytes[16..24].copy_from_slice(&file_bytes.to_le_bytes());
-            seal(&mut bytes);
-            load(&bytes)
-        };
-        assert_eq!(with_len(32).unwrap().origin(), sample().origin());
-        assert_eq!(with_len(0).unwrap().origin().plain_sha256, None);
-        for len in [31, 33, 64, 96] {
-            assert!(matches!(with_len(len), Err(Error::Malformed(_))), "{len}");
+        for digests in [(None, Some(Sha256([8; 32]))), (Some(Sha256([9; 32])), None)] {
+            (index.origin.sha256, index.origin.plain_sha256) = digests;
+            assert_eq!(load(&written(&index)).unwrap().origin(), index.origin());
         }
     }
 
