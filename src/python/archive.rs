@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict};
 
 use super::error::{ACCESS_DENIED, INVALID, NOT_FOUND, exception, of_error};
@@ -28,6 +29,8 @@ type Counters = Vec<(&'static str, u64)>;
 #[pyclass(frozen, module = "tarfs._native")]
 pub(super) struct Archive {
     opened: ThisProcess<Arc<Opened>>,
+    /// The archive as it is opened to be written, unless that is `opened`.
+    to_write: PyOnceLock<Option<ThisProcess<Arc<Opened>>>>,
 }
 
 #[expect(
@@ -52,8 +55,9 @@ impl Archive {
             return Err(exception(py, INVALID, text));
         }
         let context = options::context(py, &spec, options)?;
-        let opened = Opened::open(py, context, &spec, version.as_ref())?;
-        Ok(Self { opened })
+        let opened = Opened::open(py, &context, &spec, version.as_ref())?;
+        let to_write = PyOnceLock::new();
+        Ok(Self { opened, to_write })
     }
 
     /// Returns the entry at `path`.
@@ -104,7 +108,7 @@ impl Archive {
 
     /// Cuts the archive into `count` shards: number, and entries, bytes, packed start and end of each.
     fn plan(&self, py: Python<'_>, count: u32) -> PyResult<Vec<(u32, [u64; 4])>> {
-        let plan = self.shards(py, count)?;
+        let plan = shards(py, self.opened.get(py)?, count)?;
         let shards = plan.shards().iter();
         let shards = shards.map(|it| {
             let sizes = [it.entries, it.bytes, it.packed_start, it.packed_end];
@@ -122,7 +126,7 @@ impl Archive {
         only: Option<Vec<(OsString, u32)>>,
     ) -> PyResult<Members> {
         let opened = self.opened.get(py)?;
-        let plan = self.shards(py, count)?;
+        let plan = shards(py, opened, count)?;
         let only = only.map(|only| self.check_entries(py, only)).transpose()?;
         let only = only.map(HashSet::<Ino>::from_iter);
         let is_wanted = |ino: &&Ino| only.as_ref().is_none_or(|only| only.contains(ino));
@@ -132,7 +136,7 @@ impl Archive {
 
     /// Returns the entries of shard `number` of `count`, under all their names.
     fn shard_entries(&self, py: Python<'_>, number: u32, count: u32) -> PyResult<Vec<Row>> {
-        let plan = self.shards(py, count)?;
+        let plan = shards(py, self.opened.get(py)?, count)?;
         self.with_index(py, &OsString::new(), true, move |path, index, ino| {
             let is_wanted = |ino| plan.shard_of(ino) == Some(number);
             Some(row::list(index, ino, path, true, is_wanted))
@@ -146,7 +150,7 @@ impl Archive {
         entries: Vec<(OsString, u32)>,
         count: u32,
     ) -> PyResult<Vec<u32>> {
-        let plan = self.shards(py, count)?;
+        let plan = shards(py, self.opened.get(py)?, count)?;
         let entries = self.check_entries(py, entries)?.into_iter();
         let shards = entries.map(|ino| plan.shard_of(ino));
         Ok(shards.map(Option::unwrap_or_default).collect())
@@ -161,8 +165,12 @@ impl Archive {
         number: u32,
         count: u32,
     ) -> PyResult<(u64, u64)> {
-        let opened = Arc::clone(self.opened.get(py)?);
-        let plan = self.shards(py, count)?;
+        let shown = self.opened.get(py)?;
+        let written = self
+            .to_write
+            .get_or_try_init(py, || shown.open_to_write(py))?;
+        let opened = Arc::clone(written.as_ref().map_or(Ok(shown), |it| it.get(py))?);
+        let plan = shards(py, &opened, count)?;
         let path = PathBuf::from(directory);
         let (destination, stats) = (path.clone(), Arc::clone(&opened.stats));
         let open = move || Materializer::new(&destination, Options::for_this_user(), stats);
@@ -244,24 +252,23 @@ impl Archive {
             exception(py, INVALID, &text)
         })
     }
+}
 
-    fn shards(&self, py: Python<'_>, count: u32) -> PyResult<ShardPlan> {
-        let opened = self.opened.get(py)?;
-        if opened.volume.as_archive().is_none() {
-            let text = "SOURCE has layers, and only a single archive has shards";
-            return Err(exception(py, INVALID, text));
-        }
-        if !(1..=MAX_SHARDS).contains(&count) {
-            let text = format!("{count} shards: there can be 1 to {MAX_SHARDS}");
-            return Err(exception(py, INVALID, &text));
-        }
-        let index = Arc::clone(&opened.index);
-        let load = move || -> Result<_, MissingRow> {
-            index.load_tree_rows()?;
-            Ok(ShardPlan::new(&index, count))
-        };
-        call(py, load)?.map_err(|error| of_error(py, &error))
+fn shards(py: Python<'_>, opened: &Opened, count: u32) -> PyResult<ShardPlan> {
+    if opened.volume.as_archive().is_none() {
+        let text = "SOURCE has layers, and only a single archive has shards";
+        return Err(exception(py, INVALID, text));
     }
+    if !(1..=MAX_SHARDS).contains(&count) {
+        let text = format!("{count} shards: there can be 1 to {MAX_SHARDS}");
+        return Err(exception(py, INVALID, &text));
+    }
+    let index = Arc::clone(&opened.index);
+    let load = move || -> Result<_, MissingRow> {
+        index.load_tree_rows()?;
+        Ok(ShardPlan::new(&index, count))
+    };
+    call(py, load)?.map_err(|error| of_error(py, &error))
 }
 
 /// Returns the paths of the archives below `url`, a prefix in an object store or a local directory.

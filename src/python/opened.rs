@@ -25,10 +25,6 @@ pub(super) const MAX_READ_BYTES: usize = 8 << 20;
 /// Number of archives of a process that are scanned at once. The scans share the memory.
 const MAX_SCANS: u64 = 2;
 
-/// Error of a tree that is to be written, and for which only the publisher of an index vouches.
-const FOREIGN_TREE: &str = "the tree comes from an index that is published beside the archive, and what it says is not \
-                            written (open the archive with index=False, or name that index)";
-
 /// An archive and its index.
 pub(super) struct Opened {
     pub(super) volume: Arc<dyn Volume>,
@@ -36,6 +32,8 @@ pub(super) struct Opened {
     pub(super) location: String,
     pub(super) stats: Arc<Stats>,
     pub(super) version: Version,
+    context: OpenContext,
+    spec: SourceSpec,
     prefetch: Once,
 }
 
@@ -44,17 +42,14 @@ impl Opened {
     /// interrupt cancels the scan.
     pub(super) fn open(
         py: Python<'_>,
-        mut context: OpenContext,
+        context: &OpenContext,
         spec: &SourceSpec,
         expected: Option<&Version>,
     ) -> PyResult<ThisProcess<Arc<Self>>> {
-        let memory = context.archive.scan.memory;
-        context.archive.scan.memory /= MAX_SCANS;
-        let mut opened = Self::try_open(py, &context, spec)?;
+        let mut opened = Self::try_open(py, context, spec, MAX_SCANS)?;
         if opened.as_ref().is_err_and(Failure::is_out_of_memory) {
             // It waits until there is no other scan.
-            context.archive.scan.memory = memory;
-            opened = Self::try_open(py, &context, spec)?;
+            opened = Self::try_open(py, context, spec, 1)?;
         }
         let opened = opened.map_err(|failure| failure.into_exception(py))?;
         let volume = &*opened.get(py)?.volume;
@@ -67,8 +62,10 @@ impl Opened {
         py: Python<'_>,
         context: &OpenContext,
         spec: &SourceSpec,
+        memory_divisor: u64,
     ) -> PyResult<Result<ThisProcess<Arc<Self>>, Failure>> {
-        let (own, tree) = (context.clone(), spec.clone().into());
+        let (mut own, tree) = (context.clone(), spec.clone().into());
+        own.archive.scan.memory /= memory_divisor;
         let volume = match call(py, move || own.open_early(&tree))? {
             Ok(volume) => ThisProcess::new(volume),
             Err(error) => return Ok(Err(Failure::Open(error))),
@@ -91,8 +88,22 @@ impl Opened {
             location: spec.redacted(),
             stats: Arc::clone(&context.source.stats),
             version: Version::of(&**scanned),
+            context: context.clone(),
+            spec: spec.clone(),
             prefetch: Once::new(),
         }))))
+    }
+
+    /// Opens the same version again for a verb that writes, if only a publisher vouches for the tree.
+    pub(super) fn open_to_write(&self, py: Python<'_>) -> PyResult<Option<ThisProcess<Arc<Self>>>> {
+        let archive = self.volume.as_archive();
+        if archive.is_none_or(|archive| archive.tree_origin() != TreeOrigin::Publisher) {
+            return Ok(None);
+        }
+        let mut context = self.context.clone();
+        context.published_index.least_origin = TreeOrigin::Manifest;
+        context.published_index.is_searched_early = false;
+        Self::open(py, &context, &self.spec, Some(&self.version)).map(Some)
     }
 
     /// Writes shard `number` of `plan` by `writer`, or finishes the tree of all shards if it is 0.
@@ -102,10 +113,6 @@ impl Opened {
         plan: &ShardPlan,
         number: u32,
     ) -> Result<Summary, Box<dyn Error + Send + Sync>> {
-        let mut origins = self.volume.archives().into_iter().map(Archive::tree_origin);
-        if origins.any(|origin| origin == TreeOrigin::Publisher) {
-            return Err(FOREIGN_TREE.into());
-        }
         if number == 0 {
             return Ok(writer.finish_shards(&self.index, &self.version)?);
         }

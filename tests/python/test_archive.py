@@ -195,6 +195,30 @@ def test_published_index_spares_the_archive(server: Server, contents: Contents) 
         assert archive.plan(3)[0].entries > 50
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_tree_of_a_published_index_is_not_written(
+    server: Server, contents: Contents, tmp_path: Path, is_saved: bool
+) -> None:
+    (server.directory / "w.tar.gz").write_bytes((server.directory / "a.tar.gz").read_bytes())
+    program = Path(sys.executable).with_name("tarfs")
+    index = server.directory / "w.tar.gz.tarfs"
+    command = [program, "index", "--quiet", "--output", index, server.url("w.tar.gz")]
+    subprocess.run(command, check=True)
+    cache_dir = tmp_path / "cache of another machine" if is_saved else False
+    archive = tarfs.open(server.url("w.tar.gz"), cache_dir=cache_dir)
+    assert archive.counters()["published_indexes"] == 1
+    assert archive.counters()["scanned_packed_bytes"] == 0
+    out = tmp_path / "out"
+    out.mkdir()
+    for number in 1, 2:
+        archive.materialize(out, number, 2)
+    scanned = archive.counters()["scanned_packed_bytes"]
+    assert scanned > 0
+    archive.finish(out)
+    assert archive.counters()["scanned_packed_bytes"] == scanned
+    assert (out / "data/d1/f0001").read_bytes() == contents["data/d1/f0001"]
+
+
 def test_archive_is_pickled(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"), memory="64MiB")
     copy = pickle.loads(pickle.dumps(archive))
