@@ -97,7 +97,8 @@ pub(crate) struct CacheArgs {
     #[command(flatten)]
     pub saved: SavedIndexArgs,
 
-    /// Maximum disk space for decoded data of all archives [default: leave 10 % of the disk free]
+    /// Maximum disk space for decoded data of all archives [default: leave 10 % of the disk free, and
+    /// at most half of the free disk for one archive]
     ///
     /// The least recently used data is evicted first.
     #[arg(
