@@ -342,10 +342,7 @@ impl TreeSpec {
     pub fn local_paths(&self) -> Vec<PathBuf> {
         let origins = self.sources().flat_map(SourceSpec::origins);
         let expanded = origins.flat_map(|origin| glob::expand(origin).unwrap_or_default());
-        let local = expanded.filter_map(|origin| {
-            let text = origin.to_string_lossy();
-            path::absolute(text.strip_prefix("file://").map_or(&*origin, OsStr::new)).ok()
-        });
+        let local = expanded.filter_map(|origin| path::absolute(source::local_path(&origin)?).ok());
         local.filter(|path| path.exists()).collect()
     }
 }

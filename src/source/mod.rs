@@ -52,7 +52,7 @@ pub use memory::MemorySource;
 #[doc(hidden)]
 pub use mirrors::{MirrorPlace, in_order, open as open_mirrors};
 pub(crate) use open::{is_same_origin, lacks_scheme, open_beside};
-pub use open::{locator, open};
+pub use open::{local_path, locator, open};
 pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
 pub use pipe::Pipe;
 pub use read_handle::{Continuation, ReadHandle, RetryForever};

@@ -1,5 +1,6 @@
 //! Opening of a source by URL or path.
 
+use std::ffi::OsStr;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -57,6 +58,14 @@ pub(crate) async fn open_beside(
     let done = tokio::task::spawn_blocking(opening).await;
     done.unwrap_or(Err(Cause::Cancelled))
         .map_err(|cause| Error::new(shown, cause))
+}
+
+/// Returns the path of the local file that `place` names, a path or a URL; `None` if it is no local file.
+pub fn local_path(place: &OsStr) -> Option<PathBuf> {
+    let other = || Some(PathBuf::from(place));
+    place
+        .to_str()
+        .map_or_else(other, |spec| file_path(spec).ok())
 }
 
 /// Returns the path of the local file `spec`, which is a path or a URL.

@@ -41,7 +41,7 @@ use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
     SelectedPath, Selection, Staging, Step, Summary, UpdatePlan, UpdatePlanner,
 };
-use tarfs::source::{Access, Source};
+use tarfs::source::{Access, Source, local_path};
 use tarfs::tar::{Limits, Member};
 
 /// Flags for layers. They conflict with all flags that select a part of SOURCE.
@@ -376,7 +376,8 @@ fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::R
 fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result<ExitCode> {
     if args.delete {
         let mut sources = args.layers.tree(source_args).local_paths();
-        sources.extend(args.saved.index.clone());
+        let index = args.saved.index.as_deref();
+        sources.extend(index.and_then(|place| local_path(place.as_os_str())));
         args.ensure_outside(sources.iter().map(PathBuf::as_path))?;
     }
     let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
