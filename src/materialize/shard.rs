@@ -32,7 +32,8 @@ impl Materializer {
         limits: &Limits,
     ) -> (Result<u64, EntryError<Error>>, Result<Summary, Error>) {
         let version = Version::of(archive);
-        let records = ShardRecords::new(&self.tree.destination.top, index, &version);
+        let top = self.tree.destination.top.clone();
+        let records = ShardRecords::new(&top, index, &version);
         if let Err(error) = records.add() {
             self.tree.context.problems.stop(error);
             return (Ok(0), self.close());
@@ -40,7 +41,8 @@ impl Materializer {
         let read = read_entries(archive, index, plan.entries(number), limits, &mut self);
         self.cut_payload();
         self.tree.make_deferred_links();
-        (read, self.close())
+        let closed = self.close();
+        (read, closed.and_then(|it| records.add().map(|()| it)))
     }
 
     /// Finishes a tree that all shards of `index` of this version have written: makes missing hard links, and sets the

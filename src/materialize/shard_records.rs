@@ -3,7 +3,7 @@
 //! Each is an empty hidden file, named by the version. So no two writers must agree on a content, on any file system that
 //! machines share.
 
-use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::error::Error;
@@ -30,20 +30,19 @@ impl<'a> ShardRecords<'a> {
         }
     }
 
-    /// Records the version before a shard is written.
+    /// Records the version before a shard is written, and proves afterwards that no other one came meanwhile.
     ///
     /// # Errors
     /// [`Error::OtherVersion`], and [`Error::ShardRecord`] when the destination cannot be written.
     pub(super) fn add(&self) -> Result<(), Error> {
         self.check()?;
-        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = format!("{PREFIX}{}", self.version);
-        let made = rustix::fs::openat(self.top, name, flags, Mode::from_raw_mode(0o666));
-        made.map_err(Error::ShardRecord)?;
+        let is_new = make_record(self.top, &name).map_err(Error::ShardRecord)?;
         // Another version may have come meanwhile.
         let checked = self.check();
-        if checked.is_err() {
-            self.remove().ok();
+        // Shards that still run may share an older record.
+        if checked.is_err() && is_new {
+            rustix::fs::unlinkat(self.top, name, AtFlags::empty()).ok();
         }
         checked
     }
@@ -83,5 +82,45 @@ impl<'a> ShardRecords<'a> {
             }
         }
         Ok(versions)
+    }
+}
+
+/// Makes the file `name`, unless it exists, and returns whether it is new.
+///
+/// # Errors
+/// `EEXIST` if something else has the name.
+fn make_record(top: &Directory, name: &str) -> Result<bool, Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NONBLOCK;
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(top, name, flags, Mode::from_raw_mode(0o666)) {
+        Ok(_) => Ok(true),
+        Err(Errno::EXIST) => {
+            let stat = rustix::fs::statat(top, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+            is_file.then_some(false).ok_or(Errno::EXIST)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::CWD;
+
+    use super::*;
+
+    #[test]
+    fn record_is_made_once_and_only_a_file_is_one() {
+        let place = tempfile::tempdir().expect("a directory");
+        let top = Directory::open_top(place.path()).expect("there");
+        assert_eq!(make_record(&top, "record"), Ok(true));
+        assert_eq!(make_record(&top, "record"), Ok(false));
+        let path = |name| place.path().join(name);
+        let mode = Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(CWD, path("fifo"), FileType::Fifo, mode, 0).expect("made");
+        std::os::unix::fs::symlink("record", path("link")).expect("made");
+        for name in ["fifo", "link"] {
+            assert_eq!(make_record(&top, name), Err(Errno::EXIST), "{name}");
+        }
     }
 }

@@ -464,6 +464,59 @@ fn shards_of_two_versions_make_no_tree() {
     assert!((0..10).all(|number| read(number).iter().all(|byte| *byte == b'1')));
 }
 
+/// The records of shards in the directory.
+fn records(directory: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    let paths = entries.map(|entry| entry.expect("readable").path());
+    let is_record = |path: &std::path::PathBuf| {
+        let name = path.file_name().expect("a name");
+        name.as_encoded_bytes().starts_with(b".tarfs-shards-")
+    };
+    paths.filter(is_record).collect()
+}
+
+#[test]
+fn shard_fails_if_another_version_comes_while_it_runs() {
+    let place = Place::new();
+    let archive = |digit: &str| raw::Archive::new().file("f", digit.repeat(100_000)).end();
+    place.put("other.tar", archive("2"));
+    fs::create_dir(place.path("other")).expect("made");
+    let words = ["materialize", "-q", "-C"];
+    place.succeeds(&[&words[..], &["other", "other.tar", "--shard", "1/1"]].concat());
+    let [other] = &records(&place.path("other"))[..] else {
+        panic!("one record");
+    };
+    let server = Server::start();
+    let resource = Resource::new(archive("1")).etag("\"1\"");
+    let out = place.path("out");
+    let planted = out.join(other.file_name().expect("a name"));
+    server.route("/a.tar", move |request| {
+        // The content is asked for after the version is recorded.
+        if !records(&out).is_empty() {
+            fs::write(&planted, "").expect("space");
+        }
+        resource.answer(request)
+    });
+    let url = server.url("/a.tar");
+    place.succeeds(&["index", "-q", &url]);
+    let shard = [&words[..], &["out", &url, "--shard", "1/1"]].concat();
+    place.fails(&shard, &["shards of another version"]);
+    assert_eq!(records(&place.path("out")).len(), 2);
+}
+
+#[test]
+fn record_of_a_version_that_is_no_file_is_an_error() {
+    let place = place();
+    let shard = ["materialize", "-q", "a.tar", "-C", "out", "--shard", "1/2"];
+    place.succeeds(&shard);
+    for record in records(&place.path("out")) {
+        fs::remove_file(&record).expect("ours");
+        let made = place.command("mkfifo").arg(&record).status();
+        assert!(made.expect("coreutils").success());
+    }
+    place.fails(&shard, &["cannot record the version"]);
+}
+
 #[test]
 fn version_is_checked_when_an_archive_is_opened_again() {
     let archive = |digit: &str| Bytes::from(raw::Archive::new().file("f", digit).end());
