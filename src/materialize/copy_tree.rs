@@ -168,7 +168,7 @@ impl Copier {
         source: AttributeTarget<'_>,
     ) -> Member {
         let policy = &self.context.policy;
-        let keeps_ids = policy.keeps_ids((metadata.uid, metadata.gid));
+        let keeps_ids = policy.keeps_ids((metadata.uid, metadata.gid), policy.user);
         let selects =
             |name: &[u8]| policy.xattrs.selects(name) && (keeps_ids || name != CAPABILITIES);
         let xattrs = source.xattrs(selects);

@@ -1,7 +1,8 @@
 //! The plan of an update, from a comparison of its source with the destination.
 //!
 //! A file is written again if its size or time differs, or with `--checksum` its size or content. The time is the last
-//! attribute that a writer sets. So a file that a killed run left incomplete is written again.
+//! attribute that a writer sets. So a file that a killed run left incomplete is written again. So is a set-id file that
+//! another owner has.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -180,9 +181,12 @@ impl UpdatePlanner {
         plan
     }
 
-    fn has_right_content(&self, kind: FileKind, properties: &[Property]) -> bool {
+    fn has_right_content(&self, first: &Metadata, properties: &[Property]) -> bool {
         let has = |property| properties.contains(&property);
-        match kind {
+        let has_owner = !has(Property::Uid) && !has(Property::Gid);
+        match first.kind {
+            // Its owner could still change the bytes that would get the rights of another one.
+            FileKind::File if !has_owner && first.mode & 0o6000 != 0 => false,
             FileKind::File if self.with_contents => !has(Property::Size) && !has(Property::Content),
             FileKind::File => !has(Property::Size) && !has(Property::Mtime),
             _ => !has(Property::Target) && !has(Property::Device),
@@ -199,7 +203,7 @@ impl UpdatePlanner {
         if properties.contains(&Property::Type) {
             return plan.add(path, first, None, None);
         }
-        let is_right = self.has_right_content(first.kind, properties);
+        let is_right = self.has_right_content(first, properties);
         let change = change(first, properties);
         plan.add(path, first, Some((second, is_right)), change);
     }
@@ -234,7 +238,9 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
         first.uid = known(uid, second.uid);
         first.gid = known(gid, second.gid);
         let is_directory = first.kind == FileKind::Directory;
-        first.mode = self.policy.final_mode(first.mode, is_directory, ids);
+        first.mode = self
+            .policy
+            .final_mode(first.mode, is_directory, ids, second.uid);
         if !self.policy.same_permissions && is_directory {
             // New directories inherit it.
             first.mode |= second.mode & 0o2000;

@@ -53,14 +53,25 @@ impl AttributePolicy {
 
     pub(crate) fn mode(&self, member: &Member) -> u32 {
         let is_directory = member.kind == MemberKind::Directory;
-        self.final_mode(member.mode, is_directory, (member.uid, member.gid))
+        self.final_mode(
+            member.mode,
+            is_directory,
+            (member.uid, member.gid),
+            self.user,
+        )
     }
 
-    /// Final mode of an entry with this mode and these numbers in the source.
-    pub(crate) fn final_mode(&self, mode: u32, is_directory: bool, ids: (u32, u32)) -> u32 {
+    /// Final mode of an entry with this mode and these numbers in the source, which `user` owns in the destination.
+    pub(crate) fn final_mode(
+        &self,
+        mode: u32,
+        is_directory: bool,
+        ids: (u32, u32),
+        user: u32,
+    ) -> u32 {
         if !self.same_permissions {
             mode & PERMISSIONS & !self.umask
-        } else if self.keeps_ids(ids) {
+        } else if self.keeps_ids(ids, user) {
             mode & 0o7777
         } else if is_directory {
             mode & (PERMISSIONS | STICKY)
@@ -69,9 +80,10 @@ impl AttributePolicy {
         }
     }
 
-    /// Whether an entry with these numbers in the source keeps its set-id bits and capabilities.
-    pub(crate) fn keeps_ids(&self, (uid, gid): (u32, u32)) -> bool {
-        let is_ours = uid == self.user && self.groups.contains(&gid);
+    /// Whether an entry with these numbers in the source, which `user` owns in the destination, keeps its set-id bits
+    /// and capabilities.
+    pub(crate) fn keeps_ids(&self, (uid, gid): (u32, u32), user: u32) -> bool {
+        let is_ours = uid == self.user && uid == user && self.groups.contains(&gid);
         !self.ids_need_owner || self.same_owner || is_ours
     }
 
