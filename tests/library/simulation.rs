@@ -464,7 +464,7 @@ fn no_read_fails_while_one_of_several_servers_is_healthy() {
         requests,
     } = all;
     eprintln!(
-        "of {right} reads {wrong} met wrong bytes, with {requests} requests at the most in a round"
+        "of {right} reads {wrong} met wrong bytes, with at most {requests} requests in a round"
     );
     assert!(wrong > 0 && wrong < right, "chance had no say");
 }
@@ -499,7 +499,7 @@ fn read_is_right_or_fails_by_deadline_under_any_fault() {
         requests,
     } = all;
     let reads = right + wrong;
-    eprintln!("of {reads} reads {wrong} failed, with {requests} requests at the most in a round");
+    eprintln!("of {reads} reads {wrong} failed, with at most {requests} requests in a round");
     assert!(all.right > 0 && all.wrong > 0, "chance had no say");
 }
 

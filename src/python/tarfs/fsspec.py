@@ -268,7 +268,7 @@ def _known(target: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: given[name] for name in ("headers", "endpoint_url") if name in given
     }
-    # Without a value these change nothing. With one, tarfs would send other credentials than it is told.
+    # Without a value these change nothing. With one, tarfs would send other credentials than the caller names.
     unknown = sorted(name for name in target if name not in found and target[name])
     if unknown := [name for name in unknown if name not in _HARMLESS]:
         raise InvalidArgument(
