@@ -86,7 +86,7 @@ fn update_deletes_nothing_that_is_mounted() {
 #[test]
 fn modes_are_changed_without_proc() {
     let said = stdout_of(
-        r#"
+        r"
         mkdir -m 711 t/closed; mkfifo -m 604 t/fifo; tar -C t -cf b.tar .
         mkdir out copy
         mount -t tmpfs none /proc
@@ -95,14 +95,13 @@ fn modes_are_changed_without_proc() {
         tarfs materialize -q t -C copy || echo failed $?
         stat -c '%a %n' t/* out/* copy/*
         umount /proc
-        "#,
+        ",
     );
     let lines = |top: &str, modes: [&str; 4]| {
         let names = ["closed", "dir", "fifo", "file"];
         let lines = modes.iter().zip(names);
-        lines
-            .map(|(mode, name)| format!("{mode} {top}/{name}\n"))
-            .collect::<String>()
+        let lines = lines.map(|(mode, name)| format!("{mode} {top}/{name}\n"));
+        lines.collect::<Vec<_>>().concat()
     };
     let changed = ["711", "751", "600", "640"];
     let expected = [
