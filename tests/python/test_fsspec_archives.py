@@ -115,7 +115,7 @@ def test_file_object_of_another_file_system(archive: Path, tmp_path: Path) -> No
     local = fsspec.filesystem("file")
     with local.open(str(archive)) as file:
         assert fsspec.filesystem("tarfs", fo=file).cat("b") == b"hello"
-    storage = tmp_path / "cache"
+    storage = tmp_path / "copies"
     cached = WholeFileCacheFileSystem(fs=local, cache_storage=str(storage))
     with cached.open(str(archive)) as file:
         assert fsspec.filesystem("tarfs", fo=file).cat("b") == b"hello"
