@@ -18,6 +18,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::base::chmod::{OWNER_RWX, chmod_at};
 use crate::base::file::AttributeTarget;
+use crate::base::file::mount_point::{are_on_different_mounts, is_mount};
 use crate::base::passwd::AccountNames;
 use crate::tar::Timestamp;
 
@@ -74,7 +75,7 @@ impl OpenDirectory {
 #[derive(Debug, Default)]
 pub struct DirectoryTree {
     names: AccountNames,
-    /// Whether mount points cannot be opened.
+    /// Whether mount points can be neither opened nor examined.
     pub is_one_file_system: bool,
     /// Whether directories get the permissions of the owner when they are opened.
     unlocks: bool,
@@ -88,6 +89,14 @@ impl DirectoryTree {
         Self {
             names: AccountNames::load_system(),
             ..Self::default()
+        }
+    }
+
+    /// The same files, except for what is mounted below a directory.
+    pub fn on_one_file_system() -> Self {
+        Self {
+            is_one_file_system: true,
+            ..Self::new()
         }
     }
 
@@ -106,8 +115,16 @@ impl DirectoryTree {
     /// # Errors
     /// It cannot be opened.
     pub fn base(&self) -> io::Result<OpenDirectory> {
-        let opened = openat(CWD, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(opened.into())
+        self.base_at(Path::new("."))
+    }
+
+    /// The directory at `path`, of which starting points are names. A link is followed.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn base_at(&self, path: &Path) -> io::Result<OpenDirectory> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(openat(CWD, path, flags, Mode::empty())?.into())
     }
 }
 
@@ -175,8 +192,12 @@ impl Tree for DirectoryTree {
     }
 
     fn metadata(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Metadata> {
+        let name = name.name;
+        if self.is_one_file_system && name != b"." && is_mount(directory, name) {
+            return Err(Errno::XDEV.into());
+        }
         let mask = StatxFlags::BASIC_STATS;
-        stat(directory, name.name, AtFlags::empty(), mask)
+        stat(directory, name, AtFlags::empty(), mask)
     }
 
     fn xattrs(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Vec<Xattr>> {
@@ -233,8 +254,7 @@ fn open_directory(
         }
     }
     let opened = openat(parent, name, flags, Mode::empty())?;
-    let device = |file: BorrowedFd<'_>| Ok(rustix::fs::fstat(file)?.st_dev);
-    if is_one_file_system && device(opened.as_fd())? != device(parent.as_fd())? {
+    if is_one_file_system && are_on_different_mounts(&opened, parent)? {
         return Err(Errno::XDEV);
     }
     Ok(opened)

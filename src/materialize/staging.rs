@@ -6,10 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rustix::fs::{
-    AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, StatxAttributes, StatxFlags, fstat, renameat,
-    renameat_with,
-};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, fstat, renameat, renameat_with};
 use rustix::io::Errno;
 
 use super::error::{Error, StepError, WithAction, errno_of};
@@ -18,6 +15,7 @@ use super::write::{
     AttributeTarget, CHANGE_MODE, Directory, copy_attributes, default_acl_mode, sync_file_system,
     umask,
 };
+use crate::base::file::mount_point::is_mount;
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
@@ -191,24 +189,13 @@ impl Staging {
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(failed(errno)),
         };
-        if self.is_mount_root(&found).map_err(failed)? {
+        if is_mount(&self.parent, &self.name) {
             return Err(self.mount_point_error());
         }
         if !is_empty(&found).map_err(failed)? {
             return Err(Error::NotEmpty(self.destination.clone()));
         }
         Ok(Some(found))
-    }
-
-    fn is_mount_root(&self, directory: &OwnedFd) -> Result<bool, Errno> {
-        let root = StatxAttributes::MOUNT_ROOT;
-        match rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty()) {
-            Ok(status) if status.stx_attributes_mask.contains(root) => {
-                Ok(status.stx_attributes.contains(root))
-            }
-            // Before Linux 5.8.
-            _ => Ok(fstat(directory)?.st_dev != fstat(&self.parent)?.st_dev),
-        }
     }
 
     /// Makes a temporary directory that only this user can access.

@@ -84,6 +84,40 @@ fn update_deletes_nothing_that_is_mounted() {
 }
 
 #[test]
+fn update_changes_nothing_below_a_mount_point_of_a_common_name() {
+    let said = stdout_of(
+        r"
+        mkdir -p u/dir/sub u/top out/dir/sub out/mode home/sub
+        for name in dir/a dir/sub/b top/c other; do echo new >u/$name; done
+        mkdir -m 700 u/mode; tar -C u -cf u.tar .
+        for name in a sub/b extra; do echo keep >home/$name; done; echo keep >keep; touch out/gone out/other
+        mount --bind home out/dir; mount --bind keep out/other; mount -t tmpfs -o mode=755 none out/mode
+        # DIR may be a mount point itself.
+        mkdir bound; mount --rbind out bound
+        state() { find home keep out/mode -exec stat -c '%n %a %s %y' {} +; cat home/* home/sub/*; }
+        state >before 2>/dev/null || true
+        for source in u.tar u; do
+            for flags in '-C out --delete --dry-run' '-C bound --delete' '-C out'; do
+                rm -rf out/top; touch -d @1 out
+                tarfs materialize -q --update $flags $source 2>&1 | sort
+                echo ${PIPESTATUS[0]} $(ls out)
+                state 2>/dev/null | diff before - || true
+            done
+        done
+        ",
+    );
+    let skipped =
+        |path| format!("tarfs: warning: {path}: something is mounted there, left alone\n");
+    let kept = "tarfs: warning: nothing is deleted, because not everything can be compared\n";
+    let (dir, mode, other) = (skipped("dir"), skipped("mode"), skipped("other"));
+    let expected = format!(
+        "change .\n{dir}{mode}{kept}{other}write top\nwrite top/c\n2 dir gone mode other\n\
+         {dir}{mode}{kept}{other}2 dir gone mode other top\n{dir}{mode}{other}2 dir gone mode other top\n"
+    );
+    assert_eq!(said, expected.repeat(2));
+}
+
+#[test]
 fn modes_are_changed_without_proc() {
     let said = stdout_of(
         r"

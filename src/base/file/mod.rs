@@ -2,6 +2,7 @@
 
 mod attributes;
 pub(crate) mod chmod;
+pub(crate) mod mount_point;
 pub mod regular_file;
 mod syscalls;
 

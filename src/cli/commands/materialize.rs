@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{IsTerminal, Write, stdout};
+use std::io::{self, IsTerminal, Write, stdout};
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -585,19 +585,25 @@ impl MaterializeOptions {
         root: (&[u8], u64),
         options: &Options,
     ) -> anyhow::Result<UpdatePlan> {
-        let report = |path: &[u8], error| list::open_place::report(path, &error);
+        let report = |path: &[u8], error: io::Error| match error.kind() {
+            io::ErrorKind::CrossesDevices => output::print_warning(format_args!(
+                "{}: something is mounted there, left alone",
+                escape(path)
+            )),
+            _ => list::open_place::report(path, &error),
+        };
         let planner = UpdatePlanner::new(options, self.directory(), self.checksum, report);
         let planner = Arc::new(planner);
-        let destination = DirectoryTree::new();
-        let place = destination.base();
-        let place = place.context("cannot open the current directory")?;
-        let directory = self.directory().join(".");
+        let destination = DirectoryTree::on_one_file_system();
+        let failed = || format!("{}: cannot be compared", self.directory().display());
+        let place = destination.base_at(self.directory());
+        let place = place.with_context(failed)?;
         let name = |(name, inode)| Name {
             name,
             kind: FileKind::Directory,
             inode,
         };
-        let names = (name(root), name((directory.as_os_str().as_bytes(), 0)));
+        let names = (name(root), name((b".", 0)));
         let comparison = Comparison {
             first: Arc::new(source),
             second: Arc::new(destination),
@@ -606,7 +612,7 @@ impl MaterializeOptions {
         };
         comparison
             .run((base, &place), names, b"", None)
-            .with_context(|| format!("{}: cannot be compared", self.directory().display()))?;
+            .with_context(failed)?;
         Ok(planner.finish())
     }
 

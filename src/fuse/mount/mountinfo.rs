@@ -1,13 +1,13 @@
-//! The kernel's table of mounts (`/proc/self/mountinfo`), and the ids of mounts.
+//! The kernel's table of mounts (`/proc/self/mountinfo`).
 
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, StatxFlags, statx};
+use crate::base::file::mount_point::mount_id;
 
 /// The top mount at a mountpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -95,21 +95,6 @@ pub(super) fn find_by_root(
 
 fn find_by_id(table: &[u8], id: u32) -> Option<MountEntry<'_>> {
     mounts(table).find(|found| found.id == id)
-}
-
-/// The mount id of `descriptor`. statx(2) without attributes sends no request, and has it since Linux 5.8.
-/// Before Linux 5.14 a process that is not dumpable cannot read its `/proc/self/fdinfo`, unless it is root's.
-pub(super) fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    if let Ok(found) = statx(&descriptor, "", flags, StatxFlags::empty())
-        && StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID)
-    {
-        return Ok(u32::try_from(found.stx_mnt_id).ok());
-    }
-    let number = descriptor.as_fd().as_raw_fd();
-    let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
-    let id = fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"));
-    Ok(id.and_then(|id| id.trim().parse().ok()))
 }
 
 fn last_mount_at<'a>(table: &'a [u8], mountpoint: &Path) -> Option<MountEntry<'a>> {

@@ -8,5 +8,4 @@ mod remove;
 
 pub use attributes::{Attributes, Change, Changer, LateChange, Owner};
 pub use log::{ChangeLog, Verbosity, quote};
-pub(crate) use remove::is_mount;
 pub use remove::{RemovalLog, RemoveOptions, Removed, Remover, remove_tree};

@@ -10,15 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::fd::AsFd;
-use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags, openat, statx, unlinkat,
-};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat};
 use rustix::io::Errno;
 
 use super::super::directory_tree::{DirectoryTree, OpenDirectory, is_root, metadata_of};
 use super::super::parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
 use super::super::tree::{FileKind, Name, Tree};
 use super::log::{ChangeLog, Verbosity, quote};
+use crate::base::file::mount_point::is_mount;
 use crate::base::sync::Mutex;
 
 /// Most readings of a directory that is not empty after its names were removed. A file system may move names to
@@ -246,17 +245,6 @@ impl<L: RemovalLog> Remover<L> {
 
 fn as_path(path: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(path))
-}
-
-/// Whether something is mounted on the file `name` in `directory`.
-pub(crate) fn is_mount(directory: impl AsFd, name: &[u8]) -> bool {
-    let found = statx(
-        directory,
-        name,
-        AtFlags::SYMLINK_NOFOLLOW,
-        StatxFlags::empty(),
-    );
-    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 fn open_above(path: &[u8]) -> io::Result<OpenDirectory> {

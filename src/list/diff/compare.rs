@@ -194,11 +194,12 @@ where
                 place: OnceLock::from(Counterpart::Open(names)),
             },
         };
-        let flow = self.compare(
+        let mut items = (
             Item::at_start(&*self.first, bases.0, first).called(path),
             Item::at_start(&*self.second, bases.1, second).called(path),
         );
-        if flow.is_break() {
+        let compared = self.compare(&mut items.0, &mut items.1);
+        if self.or_report(path, compared).is_break() {
             return Ok(());
         }
         let tree = Arc::clone(&self.first);
@@ -225,12 +226,7 @@ where
     }
 
     /// Compares two files of the same path.
-    fn compare(&self, mut first: Item<'_, A>, mut second: Item<'_, B>) -> ControlFlow<()> {
-        let compared = self.try_compare(&mut first, &mut second);
-        self.or_report(first.path(), compared)
-    }
-
-    fn try_compare(
+    fn compare(
         &self,
         first: &mut Item<'_, A>,
         second: &mut Item<'_, B>,
@@ -340,23 +336,31 @@ where
             Counterpart::Missing => None,
             Counterpart::Unreadable => return ControlFlow::Continue(()),
         };
-        for (number, item) in names.items() {
+        for (number, mut item) in names.items() {
             let found = others.and_then(|others| Some((others, others.find(item.name())?)));
-            let is_directory = item.kind() == FileKind::Directory;
-            let below = found.filter(|(_, found)| found.kind == FileKind::Directory);
-            if is_directory && (below.is_some() || self.differences.wants_all()) {
-                let pair = Pair {
-                    inode: below.map(|(_, found)| found.inode),
-                    place: OnceLock::new(),
-                };
-                descend.push((number, pair));
-            }
+            let mut below = None;
             if let Some((others, found)) = found {
                 let path = names.place.path;
-                self.compare(item, others.item(&*self.second, names.level, (path, found)))?;
+                let mut other = others.item(&*self.second, names.level, (path, found));
+                match self.compare(&mut item, &mut other) {
+                    Ok(flow) => flow?,
+                    Err(error) => {
+                        self.report(item.path(), error);
+                        continue;
+                    }
+                }
+                below = (found.kind == FileKind::Directory).then_some(found.inode);
             } else {
                 let received = self.differences.receive(Difference::OnlyFirst(&item));
                 self.or_report(item.path(), received)?;
+            }
+            let is_directory = item.kind() == FileKind::Directory;
+            if is_directory && (below.is_some() || self.differences.wants_all()) {
+                let pair = Pair {
+                    inode: below,
+                    place: OnceLock::new(),
+                };
+                descend.push((number, pair));
             }
         }
         ControlFlow::Continue(())
