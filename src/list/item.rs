@@ -97,7 +97,10 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// Its extended attributes, as they are set on a file.
-    pub(super) fn xattrs(&self) -> io::Result<Vec<Xattr>> {
+    ///
+    /// # Errors
+    /// As [`Tree::xattrs`].
+    pub fn xattrs(&self) -> io::Result<Vec<Xattr>> {
         self.tree.xattrs(self.directory, self.name)
     }
 

@@ -129,6 +129,9 @@ pub enum Error {
     /// Another mount uses the directory for its background copy.
     #[error("{}: another mount keeps its copy there", .0.display())]
     InUse(PathBuf),
+    /// Another process updates the destination.
+    #[error("{}: another update of it runs", .0.display())]
+    BeingUpdated(PathBuf),
     /// The ledger beside a background copy cannot be used. The step is an infinitive.
     #[error("{}: cannot {}", .0.display(), .1)]
     Ledger(PathBuf, &'static str, #[source] Errno),
@@ -237,6 +240,7 @@ impl Error {
             Self::IndexRows(_) => Some("do without the published index (--no-published-index)"),
             Self::NotACopy { .. } => Some("name an empty directory; what is there is left alone"),
             Self::InUse { .. } => Some("name another directory, or unmount that one first"),
+            Self::BeingUpdated { .. } => Some("wait until it ends"),
             Self::Ledger { .. } => Some("choose a directory whose parent belongs to you"),
             Self::Journal(_, Errno::WOULDBLOCK) => {
                 Some("another run writes there; wait until it ends")

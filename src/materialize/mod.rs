@@ -42,7 +42,7 @@ pub use self::options::{Existing, Options, Summary};
 pub use self::selection::{SelectedPath, Selection};
 pub use self::staging::Staging;
 pub use self::to_stdout::ContentSink;
-pub use self::update::{Step, UpdatePlan, UpdatePlanner};
+pub use self::update::{Step, UpdateLock, UpdatePlan, UpdatePlanner};
 #[cfg(feature = "python")]
 pub(crate) use self::write::member_of;
 pub use self::write::{check_empty_destination, is_empty_directory};

@@ -290,6 +290,77 @@ fn implied_directories_get_the_attributes_of_a_fresh_run() {
 }
 
 #[test]
+fn implied_directories_lose_the_extended_attributes_of_an_earlier_tree() {
+    const ACL: &[u8] = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\x01\0\0\0\
+        \x04\0\x05\0\xff\xff\xff\xff\x10\0\x07\0\xff\xff\xff\xff\x20\0\x05\0\xff\xff\xff\xff";
+    let place = Place::new();
+    place.put(
+        "two.tar",
+        Archive::new().file("d/x", "1").file("e/x", "2").end(),
+    );
+    let set = |tree: &str, name: &str, value: &[u8]| {
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(place.path(tree), name, value, flags).expect("they are supported");
+    };
+    let attributes = |tree: &str| {
+        let mut names = vec![0; 4096];
+        let len = rustix::fs::listxattr(place.path(tree), &mut names).expect("there");
+        let mode = fs::metadata(place.path(tree)).expect("there").mode();
+        (
+            String::from_utf8_lossy(&names[..len]).into_owned(),
+            mode & 0o7777,
+        )
+    };
+    place.succeeds(&["materialize", "-q", "two.tar", "-C", "out"]);
+    let fresh = attributes("out/d");
+    set("out/d", "user.old", b"1");
+    set("out/d", "system.posix_acl_access", ACL);
+    set("out/d", "system.posix_acl_default", ACL);
+    let dry = update(&place, "two.tar", &["--dry-run"]);
+    assert_eq!(dry.text(), "change d\n");
+    let kept = update(
+        &place,
+        "two.tar",
+        &["--dry-run", "--no-xattrs", "--no-acls"],
+    );
+    assert_eq!(kept.text(), "change d\n", "its mode shows the mask");
+    assert_eq!(update(&place, "two.tar", &[]).code, 0);
+    assert_eq!(attributes("out/d"), fresh);
+    assert_eq!(update(&place, "two.tar", &["--dry-run"]).text(), "");
+    set("out/d", "user.old", b"1");
+    let kept = update(
+        &place,
+        "two.tar",
+        &["--dry-run", "--xattrs-exclude", "user.old"],
+    );
+    assert_eq!(kept.text(), "");
+}
+
+#[test]
+fn second_update_of_a_destination_is_refused_while_the_first_runs() {
+    let place = Place::new();
+    place.put("one.tar", Archive::new().file("a", "1").end());
+    fs::create_dir(place.path("tree")).expect("made");
+    let running = place.path("out/.tarfs-update-0123456789abcdef");
+    fs::write(&running, "of the first update").expect("written");
+    let locked = File::open(place.path("out")).expect("there");
+    locked.lock().expect("nobody else has it");
+    for source in ["one.tar", "tree"] {
+        let words = ["materialize", "--update", source, "-C", "out"];
+        place.fails(
+            &words,
+            &["out: another update of it runs", "wait until it ends"],
+        );
+        assert!(running.exists(), "{source}");
+    }
+    let dry = update(&place, "one.tar", &["--dry-run"]);
+    assert_eq!(dry.code, 0, "{}", dry.complaints);
+    drop(locked);
+    assert_eq!(update(&place, "one.tar", &[]).code, 0);
+    assert!(!running.exists());
+}
+
+#[test]
 fn dry_run_of_an_update_accepts_layers() {
     let place = Place::new();
     place.put("one.tar", Archive::new().file("a", "1").end());

@@ -39,7 +39,7 @@ use tarfs::list::{Comparison, DirectoryTree, FileKind, IndexTree, Name, Tree, es
 use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
-    SelectedPath, Selection, Staging, Step, Summary, UpdatePlan, UpdatePlanner,
+    SelectedPath, Selection, Staging, Step, Summary, UpdateLock, UpdatePlan, UpdatePlanner,
 };
 use tarfs::source::{Access, Source, local_path};
 use tarfs::tar::{Limits, Member};
@@ -387,6 +387,7 @@ fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result
     let index = index.context("the archive is not indexed")?;
     index.load_tree_rows().context("cannot list the tree")?;
     let is_whole = output::report_problems(&index) == ExitCode::SUCCESS;
+    let _lock = args.lock_destination()?;
     let source = with_contents(IndexTree::new(Arc::clone(&index), false), &volume);
     let root = (b".".as_slice(), Ino::ROOT.0.into());
     let plan = args.plan_update(source, &Ino::ROOT, root, &output.options())?;
@@ -416,6 +417,7 @@ fn update_from_directory(
     let (args, jobs) = args.for_directory();
     raise_open_file_limit();
     let output = Output::new(source_args, &args, &stats);
+    let _lock = args.lock_destination()?;
     let source = DirectoryTree::new();
     let base = source.base().context("cannot open the current directory")?;
     // A link to the directory is followed.
@@ -575,6 +577,12 @@ impl MaterializeOptions {
             context.archive.scan.tar.limits.size = size.0;
         }
         Ok(context)
+    }
+
+    /// Keeps other updates out of the destination, unless nothing is written.
+    fn lock_destination(&self) -> anyhow::Result<Option<UpdateLock>> {
+        let lock = (!self.dry_run).then(|| UpdateLock::acquire(self.directory()));
+        Ok(lock.transpose()?)
     }
 
     /// Compares the directory `root` of `source` with the destination.

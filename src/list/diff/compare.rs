@@ -39,6 +39,8 @@ pub enum Property {
     Mtime,
     /// Number of names, except that of directories.
     Nlink,
+    /// Extended attributes, which only the receiver compares.
+    Xattrs,
 }
 
 /// A result of the comparison.
@@ -58,6 +60,14 @@ pub trait Differences<A: Tree, B: Tree>: Send + Sync + 'static {
     /// paths imply the first file. Returns whether attributes are compared, which implied directories need not have.
     fn prepare(&self, _: &A, _: &mut Metadata, _: &mut Metadata, is_implied: bool) -> bool {
         !is_implied
+    }
+
+    /// Whether the second file has extended attributes that make a difference, if only other paths imply the first one.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn has_other_xattrs(&self, _: &Item<'_, B>) -> io::Result<bool> {
+        Ok(false)
     }
 
     /// Receives the result for a file. A break ends the comparison.
@@ -244,7 +254,15 @@ where
         };
         first.set_metadata(one);
         second.set_metadata(other);
-        let properties = self.properties(first, second, has_attributes)?;
+        let mut properties = self.properties(first, second, has_attributes)?;
+        let is_directory = first.kind() == second.kind();
+        if has_attributes
+            && is_directory
+            && first.is_implied()
+            && self.differences.has_other_xattrs(second)?
+        {
+            properties.push(Property::Xattrs);
+        }
         if properties.is_empty() && !one.is_shared() && !other.is_shared() {
             return Ok(ControlFlow::Continue(()));
         }

@@ -188,7 +188,7 @@ fn value<T: Tree>(property: Property, item: &Item<'_, T>) -> io::Result<String> 
     Ok(match property {
         Property::Type => metadata.kind.name().to_owned(),
         Property::Size => metadata.size.to_string(),
-        Property::Content => String::new(),
+        Property::Content | Property::Xattrs => String::new(),
         Property::Target => escape(&item.target()?),
         Property::Device => format!("{}:{}", metadata.device.0, metadata.device.1),
         Property::Mode => format!("{:04o}", metadata.mode),

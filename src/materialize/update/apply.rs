@@ -111,6 +111,7 @@ impl Materializer {
                 let attributes = change.map_or((None, None), |it| (it.owner, it.mode));
                 let mtime = change.map(|it| it.mtime);
                 let pending = PendingDirectory::existing(path, &stat, attributes, mtime);
+                let pending = pending.without_xattrs(change.is_some_and(|it| it.removes_xattrs));
                 self.tree.defer_attributes(pending, None);
             }
         }
@@ -232,6 +233,7 @@ impl Materializer {
             atime: None,
             xattrs: &xattrs,
             removes_inherited_acls: false,
+            removes_xattrs: false,
             context,
         };
         attributes.apply(target)

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
-use crate::list::{Difference, Differences, FileId, FileKind, Metadata, Property, Tree};
+use crate::list::{Difference, Differences, FileId, FileKind, Item, Metadata, Property, Tree};
 use crate::materialize::options::Options;
 use crate::materialize::write::{AttributePolicy, Directory, is_temporary};
 use crate::tar::Timestamp;
@@ -50,6 +50,8 @@ pub(super) struct Change {
     pub(super) owner: Option<(u32, u32)>,
     pub(super) mode: Option<u32>,
     pub(super) mtime: Timestamp,
+    /// Whether its extended attributes are removed, because only other paths imply it.
+    pub(super) removes_xattrs: bool,
     pub(super) is_directory: bool,
 }
 
@@ -248,6 +250,13 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
         true
     }
 
+    fn has_other_xattrs(&self, item: &Item<'_, B>) -> io::Result<bool> {
+        let xattrs = item.xattrs()?;
+        Ok(xattrs
+            .iter()
+            .any(|(name, _)| self.policy.replaces_xattr(name)))
+    }
+
     fn receive(&self, difference: Difference<'_, A, B>) -> io::Result<ControlFlow<()>> {
         let path = |item: &[u8]| ArchivePath::sanitize(item).path;
         match difference {
@@ -306,11 +315,15 @@ fn made_directory(destination: &Path, policy: &AttributePolicy) -> Option<(u32, 
 fn change(first: &Metadata, properties: &[Property]) -> Option<Change> {
     let has = |property| properties.contains(&property);
     let owner = has(Property::Uid) || has(Property::Gid);
-    let mode = has(Property::Mode) || owner && first.kind != FileKind::Symlink;
+    let removes_xattrs = has(Property::Xattrs);
+    // An ACL is a part of the mode.
+    let has_mode = first.kind != FileKind::Symlink;
+    let mode = has(Property::Mode) || (owner || removes_xattrs) && has_mode;
     (owner || mode || has(Property::Mtime)).then(|| Change {
         owner: owner.then_some((first.uid, first.gid)),
         mode: mode.then_some(first.mode),
         mtime: first.mtime,
+        removes_xattrs,
         is_directory: first.kind == FileKind::Directory,
     })
 }

@@ -1,7 +1,7 @@
 //! Policy for owner and mode of new files, by GNU tar's rules.
 
 use crate::base::passwd::Accounts;
-use crate::base::posix_acl::IdResolver;
+use crate::base::posix_acl::{self, IdResolver};
 use crate::base::xattr_filter::XattrFilter;
 use crate::materialize::options::Options;
 use crate::tar::{Member, MemberKind};
@@ -85,6 +85,12 @@ impl AttributePolicy {
     pub(crate) fn keeps_ids(&self, (uid, gid): (u32, u32), user: u32) -> bool {
         let is_ours = uid == self.user && uid == user && self.groups.contains(&gid);
         !self.ids_need_owner || self.same_owner || is_ours
+    }
+
+    /// Whether a new directory that only other paths imply lacks the extended attribute `name`. Others may be inherited.
+    pub(crate) fn replaces_xattr(&self, name: &[u8]) -> bool {
+        let is_of_files = name.starts_with(b"user.") || name.starts_with(b"trusted.");
+        (is_of_files || posix_acl::Kind::of(name).is_some()) && self.xattrs.selects(name)
     }
 
     /// Whether new files may need another owner or group than the kernel gives them.

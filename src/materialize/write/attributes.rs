@@ -33,6 +33,8 @@ pub(crate) struct Attributes<'a> {
     pub(crate) atime: Option<Timestamp>,
     pub(crate) xattrs: &'a [(Vec<u8>, Vec<u8>)],
     pub(crate) removes_inherited_acls: bool,
+    /// Removes the extended attributes of an earlier tree.
+    pub(crate) removes_xattrs: bool,
     pub(crate) context: &'a Context,
 }
 
@@ -41,6 +43,9 @@ impl Attributes<'_> {
     /// no set-id bits and no capabilities, which would be those of another owner.
     pub(crate) fn apply(self, target: AttributeTarget<'_>) -> Result<(), StepError> {
         let chown = self.owner.map_or(Ok(()), |owner| chown(target, owner));
+        if self.removes_xattrs {
+            self.remove_xattrs(target);
+        }
         self.set_non_acls(target, chown.is_ok());
         // Inherited ACLs would distort the mode.
         if self.removes_inherited_acls {
@@ -101,13 +106,26 @@ impl Attributes<'_> {
         }
     }
 
+    fn remove_xattrs(self, target: AttributeTarget<'_>) {
+        let policy = &self.context.policy;
+        // The comparison has read them before.
+        let names = target.xattrs(|name| policy.replaces_xattr(name));
+        for (name, _) in names.unwrap_or_default() {
+            self.remove_xattr(target, &name);
+        }
+    }
+
     fn remove_inherited_acls(self, target: AttributeTarget<'_>) {
         for name in posix_acl::Kind::ALL.map(posix_acl::Kind::attribute) {
-            match target.remove_xattr(name.as_bytes()) {
-                // Removing a default ACL from a non-directory is refused, and unnecessary.
-                Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::ACCESS) => {}
-                Err(errno) => self.warn(name.as_bytes(), errno),
-            }
+            self.remove_xattr(target, name.as_bytes());
+        }
+    }
+
+    fn remove_xattr(self, target: AttributeTarget<'_>, name: &[u8]) {
+        match target.remove_xattr(name) {
+            // Removing a default ACL from a non-directory is refused, and unnecessary.
+            Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::ACCESS) => {}
+            Err(errno) => self.warn(name, errno),
         }
     }
 

@@ -37,6 +37,8 @@ pub(crate) struct PendingDirectory {
     /// Time of last access, if it is kept. Not in the journal, because only copies keep it.
     atime: Option<Timestamp>,
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Removes the extended attributes of an earlier tree. Not in the journal, because only updates do that.
+    removes_xattrs: bool,
     /// No member describes it. Only its time is set.
     is_implied: bool,
 }
@@ -100,6 +102,7 @@ impl PendingDirectory {
             mtime: member.mtime,
             atime: None,
             xattrs: member.xattrs,
+            removes_xattrs: false,
             is_implied: false,
         }
     }
@@ -120,6 +123,7 @@ impl PendingDirectory {
             mtime: Timestamp::default(),
             atime: None,
             xattrs: Vec::new(),
+            removes_xattrs: false,
             is_implied: true,
         }
     }
@@ -141,6 +145,14 @@ impl PendingDirectory {
             mtime: mtime.unwrap_or_else(before),
             is_implied: false,
             ..Self::implied(path, Identity::of(stat))
+        }
+    }
+
+    /// Removes the extended attributes of an earlier tree, too.
+    pub(crate) fn without_xattrs(self, removes_xattrs: bool) -> Self {
+        Self {
+            removes_xattrs,
+            ..self
         }
     }
 
@@ -192,6 +204,7 @@ impl PendingDirectory {
                 }
                 xattrs
             },
+            removes_xattrs: false,
         })
     }
 
@@ -219,6 +232,7 @@ impl PendingDirectory {
         }
         let policy = &destination.context.policy;
         let needs_only_mtime = self.xattrs.is_empty()
+            && !self.removes_xattrs
             && !(self.is_new && parent.inherits_acl())
             && self.new_owner(&stat).is_none()
             && self.final_mode(stat.st_mode, policy) == stat.st_mode & 0o7777;
@@ -265,8 +279,8 @@ impl PendingDirectory {
         let owner = self.new_owner(stat);
         let removes_inherited_acls = self.is_new && directory.inherits_acl();
         let mode = self.final_mode(stat.st_mode, &context.policy);
-        let needs_chmod =
-            owner.is_some() || removes_inherited_acls || mode != stat.st_mode & 0o7777;
+        let has_new_acl = removes_inherited_acls || self.removes_xattrs;
+        let needs_chmod = owner.is_some() || has_new_acl || mode != stat.st_mode & 0o7777;
         let attributes = Attributes {
             path: &self.path,
             owner,
@@ -275,6 +289,7 @@ impl PendingDirectory {
             atime: self.atime,
             xattrs: &self.xattrs,
             removes_inherited_acls,
+            removes_xattrs: self.removes_xattrs,
             context,
         };
         attributes.apply(AttributeTarget::Open(directory.as_fd()))

@@ -310,6 +310,7 @@ impl FileWriter {
             atime: self.job.atime,
             xattrs: &member.xattrs,
             removes_inherited_acls: self.job.directory.inherits_acl(),
+            removes_xattrs: false,
             context,
         };
         attributes.apply(AttributeTarget::Open(self.fd.as_fd()))?;

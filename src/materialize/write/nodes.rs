@@ -85,6 +85,7 @@ impl Context {
                 atime: job.atime,
                 xattrs: &job.member.xattrs,
                 removes_inherited_acls: needs_chmod && directory.inherits_acl(),
+                removes_xattrs: false,
                 context: self,
             };
             let made_name = temporary.as_ref().map_or(name, TemporaryEntry::name);
