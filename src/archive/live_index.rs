@@ -186,27 +186,41 @@ impl LiveIndex {
     }
 
     /// As `Volume::on_available`. `callback` must check the index, because a scan may end without the entry.
-    pub(super) fn on_available(&self, awaited: WaitFor, callback: Callback) {
+    /// Returns whether it has to wait.
+    pub(super) fn on_available(&self, awaited: WaitFor, callback: Callback) -> bool {
         let mut waiters = self.waiters.lock();
         // Counted before the check. The scan checks the count after it adds entries, so it misses no waiter.
         self.waiter_count.fetch_add(1, Ordering::SeqCst);
-        if !waiters.is_scan_over && !is_available(&self.read(), &awaited) {
+        if !waiters.is_scan_over && !self.has(&awaited) {
             waiters.callbacks.push((awaited, callback));
             let cancelled = waiters.sweep();
             self.waiter_count
                 .fetch_sub(cancelled.len(), Ordering::SeqCst);
             // Dropped without the lock, because callbacks may hold any other resources.
             drop(waiters);
-            return;
+            return true;
         }
         self.waiter_count.fetch_sub(1, Ordering::SeqCst);
         drop(waiters);
         callback.run();
+        false
+    }
+
+    /// As [`on_available`](Self::on_available), for a caller that waits, which `scan_waits` counts.
+    pub(super) fn await_part(&self, awaited: WaitFor, callback: Callback) {
+        if self.on_available(awaited, callback) {
+            self.stats.scan_waits.increment();
+        }
+    }
+
+    /// Whether the awaited part is available now.
+    pub(super) fn has(&self, awaited: &WaitFor) -> bool {
+        is_available(&self.read(), awaited)
     }
 
     pub(super) fn wait_for(&self, awaited: WaitFor) {
         let (sender, closed) = mpsc::channel::<()>();
-        self.on_available(awaited, Callback::new(move || drop(sender)));
+        self.await_part(awaited, Callback::new(move || drop(sender)));
         // No message is ever sent; the channel only closes.
         closed.recv().unwrap_or_default();
     }

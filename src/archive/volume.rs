@@ -127,7 +127,7 @@ impl Volume for Archive {
     }
 
     fn on_available(&self, awaited: WaitFor, callback: Callback) {
-        self.reader.live_index.on_available(awaited, callback);
+        self.reader.live_index.await_part(awaited, callback);
     }
 
     fn load_rows(&self, touch: TouchRows, done: RowsLoaded) {

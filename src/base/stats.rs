@@ -154,6 +154,8 @@ stats! {
     damaged_spans,
     /// Longest time in microseconds that a scan kept readers from the index at once.
     index_lock_peak_microseconds: Peak,
+    /// Times that a command, a lookup, a listing or a read waited for a part of a scan, or for its end.
+    scan_waits,
     /// Members that scans found.
     scanned_members,
     /// Scans that decoded along the seek points of a saved index.
@@ -288,6 +290,7 @@ mod tests {
             "speculative_decodes",
             "decoded_spans",
             "exact_reads",
+            "scan_waits",
             "scanned_members",
             "indexed_scans",
             "scans",

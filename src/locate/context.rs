@@ -191,7 +191,9 @@ impl OpenContext {
         let stats = &self.source.stats;
         let progress = self.start_progress(source.fingerprint().len, stats);
         let archive = open_archive(source, options, &self.network, stats)?;
-        archive.on_available(WaitFor::End, Callback::new(move || drop(progress)));
+        if let Some(progress) = progress {
+            archive.on_available(WaitFor::End, Callback::new(move || drop(progress)));
+        }
         Ok(Arc::new(archive))
     }
 

@@ -61,6 +61,7 @@ fn mount_with_saved_index_prints_nothing_on_terminal() {
     let directory = TestMount::new(&["out"]);
     let archive = Archive::new().file("a", "1").end();
     directory.put("a.tar", archive);
+    directory.succeeds(&["index", "a.tar"]);
     let (output, shown) = on_terminal(directory.root(), "mount a.tar mnt");
     let unmounted = directory.tarfs(&["umount", "mnt"]);
     assert!(

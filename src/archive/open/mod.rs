@@ -80,7 +80,8 @@ impl Archive {
     /// it returns only after the whole archive has been verified.
     ///
     /// # Errors
-    /// As [`Archive::open`], up to that point. [`Archive::failure`] returns later errors.
+    /// As [`Archive::open`], if the scan found no member, or not the expected digest. [`Archive::failure`] returns
+    /// other errors of the scan, however soon they come.
     pub fn open_early(
         source: Arc<dyn Source>,
         options: &OpenOptions,
@@ -233,7 +234,8 @@ impl Opener {
         let reader =
             Arc::new(self.build_reader(LiveIndex::growing(builder, &self.stats), disk_cache));
         let mut archive = self.build_archive(Arc::clone(&reader))?;
-        let awaited = if self.options.scan.expects_digest() {
+        let is_whole_awaited = self.options.scan.expects_digest();
+        let awaited = if is_whole_awaited {
             whole_tree(&*self.source)
         } else {
             WaitFor::Member
@@ -241,8 +243,9 @@ impl Opener {
         let background_scan =
             BackgroundScan::start(self, disk_cache_writer, reader).map_err(OpenError::Threads)?;
         archive.background_scan = Some(background_scan);
-        archive.reader.live_index.wait_for(awaited);
-        if archive.reader.live_index.is_scan_over() {
+        let live_index = &archive.reader.live_index;
+        live_index.wait_for(awaited);
+        if is_whole_awaited || !live_index.has(&WaitFor::Member) {
             archive.check_scan_result()?;
         }
         Ok(archive)

@@ -125,15 +125,12 @@ enum ProcessMode {
 }
 
 impl ProcessMode {
-    /// Reports damage to the terminal, or that listings wait for the index. Returns whether it was damage.
+    /// Reports that listings wait for the index, or how its scan ended, if it has. Returns whether it has.
     fn report_to_terminal(&self, opened: &OpenedArchive) -> bool {
         match self {
             Self::Detached => return false,
             Self::Foreground(..) => {}
-            Self::Background(log, _) => {
-                log.start_copying();
-                wait_for_scan(opened);
-            }
+            Self::Background(log, _) => log.start_copying(),
         }
         let index = opened.status_source.index();
         if index.phase == Phase::Scanning && stderr().is_terminal() {
@@ -168,32 +165,6 @@ impl ProcessMode {
                 Ok(manager)
             }
         }
-    }
-}
-
-/// Timeout of the wait for the scan on the terminal, which lets the user see a small archive's damage.
-const SCAN_WAIT_TIMEOUT: Duration = Duration::from_millis(250);
-
-/// Wait for the scan of a large archive, if less than a fifth is scanned by then.
-const SCAN_CHECK_DELAY: Duration = Duration::from_millis(50);
-
-/// Compressed size above which an archive is large for this purpose.
-const LARGE_ARCHIVE_BYTES: u64 = 64 << 20;
-
-/// Waits for the end of the scan, for at most [`SCAN_WAIT_TIMEOUT`].
-fn wait_for_scan(opened: &OpenedArchive) {
-    let (sender, scanned) = mpsc::channel::<()>();
-    let then = Callback::new(move || drop(sender));
-    opened.content.on_available(WaitFor::End, then);
-    // The callback sends nothing and only drops the sender.
-    let is_over = |wait| scanned.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected);
-    if is_over(SCAN_CHECK_DELAY) {
-        return;
-    }
-    let index = opened.status_source.index();
-    let takes_longer = |all: u64| all > LARGE_ARCHIVE_BYTES && index.scanned_bytes < all / 5;
-    if !index.of_bytes.is_some_and(takes_longer) {
-        is_over(SCAN_WAIT_TIMEOUT.saturating_sub(SCAN_CHECK_DELAY));
     }
 }
 

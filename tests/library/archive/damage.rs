@@ -14,7 +14,9 @@ use tarfs::{Extent, Plain};
 use super::{PATH, TestEnv, assert_file, assert_files, for_each_packing, index, packed, read};
 use crate::support::http::{RecordedRequest, Resource};
 use crate::support::packing::Packing;
+use crate::support::raw;
 use crate::support::tree::Tree;
+use crate::support::wait;
 
 pub(super) fn flipped(packed: &Bytes, place: usize) -> Bytes {
     let mut packed = packed.to_vec();
@@ -340,4 +342,23 @@ fn open_error_names_what_is_not_an_archive() {
         failure(&zip, true),
         Some(Error::UnsupportedFormat("zip"))
     ));
+}
+
+#[test]
+fn damage_fails_early_opening_only_before_the_first_member() {
+    let cut = raw::Archive::new().file("a", "1").unfinished();
+    let cut = Bytes::from([&cut[..], &[b'x'; 100]].concat());
+    // The scan often ends before the caller continues.
+    for _ in 0..30 {
+        for (len, has_member) in [(cut.len(), true), (500, false)] {
+            let env = TestEnv::with_archive(cut.slice(..len));
+            let (source, stats) = env.source();
+            let (options, network) = (env.options(), env.network.handle());
+            let opened = Archive::open_early(source, &options, network, &stats);
+            assert_eq!(opened.is_ok(), has_member, "{:?}", opened.err());
+            if let Ok(archive) = opened {
+                wait::wait_until("the scan is over", || archive.failure().is_some());
+            }
+        }
+    }
 }
