@@ -10,6 +10,18 @@ use crate::base::stats::Stats;
 /// Default timeout of a read without bytes. A server restart and a short network failure end sooner.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
+/// Default timeout for a connection attempt.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Default timeout without any byte, before an answer and within it.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Timeout for the first answer if a saved index has the version.
+const CONTACT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The same for a process that continues a mount.
+const SHORT_CONTACT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Whether the server must answer before a source is open, if a saved index has its version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FirstContact {
@@ -29,8 +41,8 @@ impl FirstContact {
     pub(crate) fn timeout(self) -> Duration {
         match self {
             Self::Required => Duration::MAX,
-            Self::UnlessUnreachable => Duration::from_secs(10),
-            Self::UnlessLate => Duration::from_secs(2),
+            Self::UnlessUnreachable => CONTACT_TIMEOUT,
+            Self::UnlessLate => SHORT_CONTACT_TIMEOUT,
             Self::Never => Duration::ZERO,
         }
     }
@@ -107,8 +119,8 @@ impl Default for Options {
             known_version: None,
             first_contact: FirstContact::Required,
             connections: 16,
-            connect_timeout: Duration::from_secs(10),
-            idle_timeout: Duration::from_secs(30),
+            connect_timeout: CONNECT_TIMEOUT,
+            idle_timeout: IDLE_TIMEOUT,
             timeout: DEFAULT_TIMEOUT,
             retry: Retry::default(),
             jitter_seed: None,

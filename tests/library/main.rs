@@ -42,6 +42,7 @@ mod soci;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
+mod time_limits;
 mod tree_origin;
 mod truncated;
 mod update;
