@@ -91,18 +91,15 @@ fn class_of_archive(error: &archive::Error) -> Class {
 }
 
 fn class_of_cause(cause: &Cause) -> Class {
-    match cause {
-        Cause::NotFound | Cause::MissingScheme { .. } => NOT_FOUND,
-        Cause::Unauthorized(_) | Cause::Denied(_) | Cause::Credentials(_) => ACCESS_DENIED,
-        Cause::Changed => CHANGED,
-        Cause::Truncated | Cause::Damaged(_) => DAMAGED,
-        Cause::Offline | Cause::Unreachable { .. } | Cause::Http(_) | Cause::Rejected(_) => {
-            UNREACHABLE
-        }
-        Cause::Busy(_) => TIMED_OUT,
-        Cause::UnknownScheme(_) | Cause::Malformed(_) | Cause::Unsupported(_) => INVALID,
-        Cause::Io(error) => class_of_io(error),
-        _ => ERROR,
+    match cause.class() {
+        source::Class::NotFound => NOT_FOUND,
+        source::Class::AccessDenied => ACCESS_DENIED,
+        source::Class::Changed => CHANGED,
+        source::Class::Damaged => DAMAGED,
+        source::Class::Unreachable => UNREACHABLE,
+        source::Class::TimedOut => TIMED_OUT,
+        source::Class::Invalid => INVALID,
+        source::Class::Other => ERROR,
     }
 }
 

@@ -94,7 +94,7 @@ impl fmt::Display for Denial {
 }
 
 /// A response with an error that the server describes.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Rejection {
     /// Status of the response.
     pub status: u16,
@@ -102,19 +102,37 @@ pub struct Rejection {
     pub code: Option<String>,
     /// The server's error message, if it is short.
     pub message: Option<String>,
-    is_transient: bool,
-    is_outage: bool,
+    /// The cause without the description.
+    plain: Cause,
 }
 
-/// Codes of object stores with a client error that may soon end.
-const TRANSIENT_CODES: [&str; 4] = [
-    "OperationAborted",
-    "RequestTimeout",
+/// Codes of servers that are busy or unable to serve, whatever the status.
+const OUTAGE_CODES: [&str; 14] = [
+    "BandwidthLimitExceeded",
+    "InternalError",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "ServerBusy",
+    "ServiceUnavailable",
+    "SlowDown",
     "Throttling",
     "ThrottlingException",
+    "TOOMANYREQUESTS",
+    "TooManyRequests",
+    "TooManyRequestsException",
+    "UNAVAILABLE",
 ];
 
-/// Codes of archived objects.
+/// Other codes of object stores whose error may soon end.
+const TRANSIENT_CODES: [&str; 4] = [
+    "OperationAborted",
+    "OperationTimedOut",
+    "RequestTimeout",
+    "RequestTimeoutException",
+];
+
+/// Codes of archived objects, which no credentials may read.
 const ARCHIVED_CODES: [&str; 4] = [
     "BlobArchived",
     "BlobBeingRehydrated",
@@ -132,13 +150,29 @@ impl Rejection {
             .is_some_and(|code| codes.contains(&code))
     }
 
-    fn hint(&self) -> &'static str {
+    fn is_outage(&self) -> bool {
+        self.has_code(&OUTAGE_CODES) || self.plain.is_outage()
+    }
+
+    fn is_transient(&self) -> bool {
+        self.has_code(&TRANSIENT_CODES) || self.is_outage() || self.plain.is_transient()
+    }
+
+    fn class(&self) -> Class {
+        match self.plain.class() {
+            _ if self.is_transient() => Class::Unreachable,
+            _ if self.has_code(&ARCHIVED_CODES) => Class::AccessDenied,
+            class => class,
+        }
+    }
+
+    fn hint(&self) -> Option<&'static str> {
         let code = self.code.as_deref().unwrap_or_default();
         let message = self.message.as_deref().unwrap_or_default();
         let has_key_of_client =
             message.contains("Server Side Encryption") || code.starts_with("BlobUsesCustomer");
-        match code {
-            _ if self.is_transient => "try again later",
+        Some(match code {
+            _ if self.is_transient() => "try again later",
             _ if self.has_code(&ARCHIVED_CODES) => {
                 "it is archived: restore it first, and read it then"
             }
@@ -151,18 +185,48 @@ impl Rejection {
             _ if has_key_of_client => {
                 "its client has the key that encrypts it: send that key and its digest by --header"
             }
-            _ => "correct what the server names",
-        }
+            SKEWED => "check the clock of this machine",
+            _ if matches!(self.plain, Cause::Http(_)) => "correct what the server names",
+            _ => return self.plain.static_hint(),
+        })
     }
 }
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the server answers with status {}", self.status)?;
+        let is_refusal = matches!(self.plain, Cause::Unauthorized(_)) && !self.is_transient();
+        let (before, after) = if is_refusal {
+            ("refuses access (status", ")")
+        } else {
+            ("answers with status", "")
+        };
+        write!(f, "the server {before} {}", self.status)?;
         self.code.iter().try_for_each(|code| write!(f, " {code}"))?;
         let mut message = self.message.iter();
-        message.try_for_each(|message| write!(f, ": {message}"))
+        message.try_for_each(|message| write!(f, ": {message}"))?;
+        f.write_str(after)
     }
+}
+
+/// Kinds of failures of a source, by what a caller does about them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    /// Nothing has that name.
+    NotFound,
+    /// The caller may not read it.
+    AccessDenied,
+    /// It has another version.
+    Changed,
+    /// Its bytes are wrong or incomplete.
+    Damaged,
+    /// It cannot be reached, or its server does not serve it.
+    Unreachable,
+    /// It would take longer than the caller waits.
+    TimedOut,
+    /// The caller's name or option for it is invalid.
+    Invalid,
+    /// Another failure.
+    Other,
 }
 
 /// Status of a proxy that wants a user and password.
@@ -197,6 +261,14 @@ pub enum Cause {
     /// A configured source of credentials fails for good: its name and its failure, without secrets.
     #[error("no credentials from {0}")]
     Credentials(String),
+    /// A source of credentials fails, and may soon work.
+    #[error("no credentials from {detail}")]
+    CredentialOutage {
+        /// Its name and its failure, without secrets.
+        detail: String,
+        /// The pause that its server asks for.
+        retry_after: Option<Duration>,
+    },
     /// The user forbids requests.
     #[error("--offline forbids the request for it")]
     Offline,
@@ -284,26 +356,63 @@ impl Cause {
         }
     }
 
-    /// The same with the error that the server describes.
+    /// The same with the error that the server describes, if that says more.
     #[must_use]
     pub fn with_error(self, status: u16, code: Option<String>, message: Option<String>) -> Self {
-        let mut rejection = Rejection {
+        let is_described = code.is_some() || message.is_some();
+        let rejection = Rejection {
             status,
             code,
             message,
-            is_transient: self.is_transient(),
-            is_outage: self.is_outage(),
+            plain: self,
         };
-        rejection.is_transient |= rejection.has_code(&TRANSIENT_CODES);
-        let is_described = rejection.code.is_some() || rejection.message.is_some();
-        let is_special =
-            rejection.has_code(&ARCHIVED_CODES) || rejection.has_code(&MISSING_BUCKET_CODES);
-        match self {
-            Self::Http(_) if is_described => Self::Rejected(Box::new(rejection)),
-            Self::NotFound | Self::Unauthorized(_) if is_special => {
-                Self::Rejected(Box::new(rejection))
+        let says_more = match rejection.plain {
+            Self::Http(_) | Self::Unauthorized(_) => is_described,
+            Self::NotFound => {
+                rejection.is_transient()
+                    || [&ARCHIVED_CODES[..], &MISSING_BUCKET_CODES]
+                        .iter()
+                        .any(|codes| rejection.has_code(codes))
             }
-            cause => cause,
+            _ => false,
+        };
+        if says_more {
+            Self::Rejected(Box::new(rejection))
+        } else {
+            rejection.plain
+        }
+    }
+
+    /// The reaction that a caller has to it.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::NotFound | Self::MissingScheme { .. } => Class::NotFound,
+            Self::Unauthorized(_) | Self::Denied(_) | Self::Credentials(_) => Class::AccessDenied,
+            Self::Changed => Class::Changed,
+            Self::Truncated | Self::Damaged(_) => Class::Damaged,
+            Self::Offline
+            | Self::Unreachable { .. }
+            | Self::CredentialOutage { .. }
+            | Self::Http(_) => Class::Unreachable,
+            Self::Rejected(rejection) => rejection.class(),
+            Self::Busy(_) => Class::TimedOut,
+            Self::UnknownScheme(_) | Self::Malformed(_) | Self::Unsupported(_) => Class::Invalid,
+            Self::Io(error) => match error.kind() {
+                io::ErrorKind::NotFound => Class::NotFound,
+                io::ErrorKind::PermissionDenied => Class::AccessDenied,
+                io::ErrorKind::TimedOut => Class::TimedOut,
+                _ => Class::Other,
+            },
+            _ => Class::Other,
+        }
+    }
+
+    /// The pause that a server asks for.
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::CredentialOutage { retry_after, .. } => *retry_after,
+            Self::Busy(retry_after) => Some(*retry_after),
+            _ => None,
         }
     }
 
@@ -328,6 +437,9 @@ impl Cause {
             }
             Self::Denied(_) => "check that they are valid and may read the object",
             Self::Credentials(_) => "correct this source of credentials, or remove it",
+            Self::CredentialOutage { .. } => {
+                "try again later, or correct this source of credentials"
+            }
             Self::Offline => "read it once without --offline, so that it is cached",
             Self::Changed => "start again to read the new version",
             Self::Damaged(_) => "it is damaged: get another copy",
@@ -336,7 +448,7 @@ impl Cause {
             Self::NoUploads(_) => {
                 "upload to a server that permits it, or copy the file there by other means"
             }
-            Self::Rejected(rejection) => rejection.hint(),
+            Self::Rejected(rejection) => return rejection.hint(),
             Self::Http(PROXY_LOGIN) => {
                 "put user and password into the URL of the proxy, in http_proxy or https_proxy"
             }
@@ -368,8 +480,8 @@ impl Cause {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
             Self::Http(status) => is_transient_status(*status),
-            Self::Rejected(rejection) => rejection.is_transient,
-            Self::Truncated | Self::Busy(_) => true,
+            Self::Rejected(rejection) => rejection.is_transient(),
+            Self::Truncated | Self::Busy(_) | Self::CredentialOutage { .. } => true,
             _ => false,
         }
     }
@@ -394,8 +506,8 @@ impl Cause {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
             Self::Http(status) => is_outage_status(*status),
-            Self::Rejected(rejection) => rejection.is_outage,
-            Self::Busy(_) => true,
+            Self::Rejected(rejection) => rejection.is_outage(),
+            Self::Busy(_) | Self::CredentialOutage { .. } => true,
             _ => false,
         }
     }
@@ -437,9 +549,6 @@ pub enum Obstacle {
     /// Bytes arrive too slowly.
     #[error("data arrives too slowly")]
     TooSlow,
-    /// A source of credentials fails, and may soon work.
-    #[error("no credentials from")]
-    Credentials,
     /// A proxy does not connect to the server.
     #[error("no connection through the proxy")]
     Proxy,
@@ -471,7 +580,6 @@ impl Obstacle {
             Self::CertificateUse => {
                 "use a host name of the certificate; the server may need another certificate"
             }
-            Self::Credentials => "try again later, or correct this source of credentials",
             Self::Timeout | Self::Connection => "check the network, or try again later",
             Self::Proxy => "check the proxy of http_proxy or https_proxy, and whether it runs",
             Self::TooSlow => "check the network, or wait longer with --timeout",
@@ -487,7 +595,7 @@ fn describe_obstacle(obstacle: Obstacle, detail: &str) -> String {
             let detail = detail.strip_prefix(prefix).unwrap_or(detail);
             format!("{obstacle}: {detail}")
         }
-        Obstacle::Credentials | Obstacle::Proxy => format!("{obstacle} {detail}"),
+        Obstacle::Proxy => format!("{obstacle} {detail}"),
         _ => format!("{obstacle}: {detail}"),
     }
 }
@@ -533,7 +641,10 @@ mod tests {
         assert!(!met(Obstacle::Certificate).after_open().is_transient());
         let refused = Cause::Credentials("the profile".to_owned());
         assert!(!refused.is_transient() && !refused.is_outage());
-        let outage = met(Obstacle::Credentials);
+        let outage = Cause::CredentialOutage {
+            detail: String::new(),
+            retry_after: None,
+        };
         assert!(outage.is_transient() && outage.is_outage());
         assert!(!Cause::NotFound.after_open().is_transient());
     }
@@ -560,6 +671,40 @@ mod tests {
             let cause = Cause::from_status(status, pause);
             assert!(!cause.is_transient() && !cause.is_outage(), "{status}");
         }
+    }
+
+    #[test]
+    fn described_errors_keep_class_and_code() {
+        let described = |status, retry_after, code: &str| {
+            let code = (!code.is_empty()).then(|| code.to_owned());
+            Cause::from_status(status, retry_after).with_error(status, code, None)
+        };
+        let pause = Some(Duration::from_secs(1));
+        for (status, code, class) in [
+            (404, "NoSuchBucket", Class::NotFound),
+            (404, "ContainerNotFound", Class::NotFound),
+            (404, "NoSuchKey", Class::NotFound),
+            (403, "InvalidObjectState", Class::AccessDenied),
+            (409, "BlobArchived", Class::AccessDenied),
+            (403, "AccessDenied", Class::AccessDenied),
+            (400, "KMS.DisabledException", Class::Unreachable),
+            (412, "PreconditionFailed", Class::Changed),
+        ] {
+            let cause = described(status, None, code);
+            assert_eq!(cause.class(), class, "{code}");
+            assert!(!cause.is_transient() && !cause.is_outage(), "{code}");
+            let is_told = code == "NoSuchKey" || code == "PreconditionFailed";
+            assert!(is_told || cause.to_string().contains(code), "{cause}");
+        }
+        for status in [400, 401, 403, 404, 409, 503] {
+            for (code, is_outage) in [("SlowDown", true), ("RequestTimeout", status == 503)] {
+                let cause = described(status, None, code);
+                assert!(cause.is_transient(), "{status} {code}");
+                assert_eq!(cause.is_outage(), is_outage, "{status} {code}");
+                assert_eq!(cause.class(), Class::Unreachable, "{status} {code}");
+            }
+        }
+        assert!(described(403, pause, "RateLimited").is_outage());
     }
 
     #[test]

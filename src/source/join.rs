@@ -83,8 +83,13 @@ impl Join {
         Ok((&*part.source, Packed(at - part.start), left.min(len)))
     }
 
-    /// Reads into `buffer`, part by part, and stops early if a handle says so.
-    async fn read(&self, offset: u64, mut buffer: Buffer, mode: Mode<'_>) -> Result<Bytes, Error> {
+    /// Reads into `buffer`, part by part, and stops early if the handle says so.
+    async fn read(
+        &self,
+        offset: u64,
+        mut buffer: Buffer,
+        read_handle: &ReadHandle,
+    ) -> Result<Bytes, Error> {
         let len = buffer.len();
         let end = offset
             .checked_add(len as u64)
@@ -92,31 +97,22 @@ impl Join {
         let end = end.ok_or_else(|| Error::new(self.location(), Cause::Truncated))?;
         let (source, start, here) = self.part_at(offset, len)?;
         if here == len {
-            return match mode {
-                Mode::Controlled(handle) => source.read_with_handle(start, buffer, handle).await,
-                Mode::Uncached(is_intact) => source.read_uncached(start, buffer, is_intact).await,
-            };
+            return source.read_with_handle(start, buffer, read_handle).await;
         }
         let (pool, mut filled) = (BufferPool::new(len as u64), 0);
         while offset + (filled as u64) < end {
             let (source, start, here) = self.part_at(offset + filled as u64, len - filled)?;
             let piece = pool.acquire_async(here).await;
-            let read_handle = mode.handle();
-            let part_handle = read_handle.map(ReadHandle::for_part);
-            let reading = match &part_handle {
-                Some(read_handle) => source.read_with_handle(start, piece, read_handle),
-                // Only the whole can be compared.
-                None => source.read_uncached(start, piece, &|_| true),
-            };
+            let part_handle = read_handle.for_part();
             let bytes = tokio::select! {
                 biased;
                 () = wait_for_stop(read_handle) => break,
-                read = reading => read?,
+                read = source.read_with_handle(start, piece, &part_handle) => read?,
             };
             let target = buffer.get_mut(filled..filled + bytes.len());
             target.unwrap_or_default().copy_from_slice(&bytes);
             filled += bytes.len();
-            read_handle.inspect(|read_handle| read_handle.set_received(filled));
+            read_handle.set_received(filled);
             if bytes.len() < here {
                 break;
             }
@@ -124,31 +120,41 @@ impl Join {
         buffer.truncate(filled);
         Ok(buffer.freeze())
     }
-}
 
-/// How a read is made.
-#[derive(Clone, Copy)]
-enum Mode<'a> {
-    Controlled(&'a ReadHandle),
-    Uncached(IsIntact<'a>),
-}
-
-impl<'a> Mode<'a> {
-    fn handle(self) -> Option<&'a ReadHandle> {
-        match self {
-            Self::Controlled(read_handle) => Some(read_handle),
-            Self::Uncached(_) => None,
+    /// Reads into `buffer`, and then reads part by part past all caches until the whole is intact.
+    async fn read_intact(
+        &self,
+        offset: u64,
+        buffer: Buffer,
+        is_intact: IsIntact<'_>,
+    ) -> Result<Bytes, Error> {
+        let len = buffer.len();
+        let (source, start, here) = self.part_at(offset, len)?;
+        if here == len {
+            return source.read_uncached(start, buffer, is_intact).await;
         }
+        let mut whole = self.read_at(Packed(offset), buffer).await?.to_vec();
+        let (pool, mut place) = (BufferPool::new(len as u64), 0);
+        while place < whole.len() && !is_intact(&whole) {
+            let (source, start, here) = self.part_at(offset + place as u64, len - place)?;
+            let piece = pool.acquire_async(here).await;
+            let with_part = |part: &[u8]| {
+                let (before, after) = (whole.get(..place), whole.get(place + part.len()..));
+                [before.unwrap_or_default(), part, after.unwrap_or_default()].concat()
+            };
+            let makes_intact = |part: &[u8]| is_intact(&with_part(part));
+            let part = source.read_uncached(start, piece, &makes_intact).await?;
+            whole = with_part(&part);
+            place += here;
+        }
+        Ok(whole.into())
     }
 }
 
 /// Waits until `read_handle` commands to stop. Cancel safe.
-async fn wait_for_stop(read_handle: Option<&ReadHandle>) {
-    match read_handle {
-        // Only a request in flight can be cut, and this handle has none.
-        Some(read_handle) => while read_handle.next_command().await != ReadCommand::Stop {},
-        None => std::future::pending().await,
-    }
+async fn wait_for_stop(read_handle: &ReadHandle) {
+    // Only a request in flight can be cut, and this handle has none.
+    while read_handle.next_command().await != ReadCommand::Stop {}
 }
 
 impl Source for Join {
@@ -159,8 +165,7 @@ impl Source for Join {
     fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
         async move {
             let read_handle = ReadHandle::default();
-            let mode = Mode::Controlled(&read_handle);
-            self.read(offset.0, buffer, mode).await
+            self.read(offset.0, buffer, &read_handle).await
         }
         .boxed()
     }
@@ -171,8 +176,7 @@ impl Source for Join {
         buffer: Buffer,
         read_handle: &'a ReadHandle,
     ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        self.read(offset.0, buffer, Mode::Controlled(read_handle))
-            .boxed()
+        self.read(offset.0, buffer, read_handle).boxed()
     }
 
     fn read_uncached<'a>(
@@ -181,8 +185,7 @@ impl Source for Join {
         buffer: Buffer,
         is_intact: IsIntact<'a>,
     ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        self.read(offset.0, buffer, Mode::Uncached(is_intact))
-            .boxed()
+        self.read_intact(offset.0, buffer, is_intact).boxed()
     }
 
     fn max_concurrent_reads(&self) -> usize {
@@ -260,6 +263,65 @@ mod tests {
         let pieces: Vec<_> = block_on(join.stream().collect());
         let bytes: Vec<u8> = pieces.into_iter().flat_map(Result::unwrap).collect();
         assert_eq!(bytes, all);
+    }
+
+    /// Several servers of one part. The first sent wrong bytes.
+    #[derive(Debug)]
+    struct Servers {
+        first: Arc<dyn Source>,
+        candidates: Vec<&'static [u8]>,
+        blamed: crate::base::sync::Mutex<Vec<usize>>,
+    }
+
+    impl Source for Servers {
+        fn info(&self) -> &SourceInfo {
+            self.first.info()
+        }
+
+        fn read_at(&self, at: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+            self.first.read_at(at, buffer)
+        }
+
+        fn read_uncached<'a>(
+            &'a self,
+            _at: Packed,
+            buffer: Buffer,
+            is_intact: IsIntact<'a>,
+        ) -> BoxFuture<'a, Result<Bytes, Error>> {
+            let of_len = |bytes: &'static [u8]| bytes.get(..buffer.len()).expect("long enough");
+            let mut candidates = self.candidates.iter().map(|bytes| of_len(bytes));
+            let intact = candidates.position(is_intact);
+            self.blamed.lock().extend(0..intact.unwrap_or(0));
+            let bytes = of_len(self.candidates[intact.unwrap_or(0)]);
+            async move { Ok(Bytes::from_static(bytes)) }.boxed()
+        }
+    }
+
+    #[test]
+    fn wrong_bytes_are_blamed_on_servers_of_their_own_part() {
+        let servers = |candidates: &[&'static [u8]]| {
+            Arc::new(Servers {
+                first: part(candidates[0], None),
+                candidates: candidates.to_vec(),
+                blamed: crate::base::sync::Mutex::default(),
+            })
+        };
+        for (first, second, blamed) in [
+            ([b"abc", b"abc"], [b"xef", b"def"], [vec![], vec![0]]),
+            ([b"xbc", b"abc"], [b"def", b"def"], [vec![0], vec![]]),
+            ([b"abc", b"abc"], [b"def", b"def"], [vec![], vec![]]),
+        ] {
+            let first = servers(&first.map(|bytes| &bytes[..]));
+            let second = servers(&second.map(|bytes| &bytes[..]));
+            let parts = vec![Arc::clone(&first) as _, Arc::clone(&second) as _];
+            let join = Join::new(parts).expect("joined");
+            let reading = join.read_uncached(Packed(0), buffer(6), &|bytes| bytes == b"abcdef");
+            assert_eq!(block_on(reading).expect("read"), b"abcdef"[..]);
+            assert_eq!(
+                [&first, &second].map(|part| part.blamed.lock().clone()),
+                blamed
+            );
+        }
     }
 
     #[test]

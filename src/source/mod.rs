@@ -37,8 +37,10 @@ pub use crate::base::buffer_pool::{Buffer, BufferPool};
 pub use crate::base::random_reads::Wait;
 
 pub use authorizer::{Authorizer, HeaderLoader, Refusal, Request};
+#[doc(hidden)]
+pub use credentials::registry_login;
 pub(crate) use directory::SourceDirectory;
-pub use error::{Cause, Denial, Error, Obstacle, Rejection};
+pub use error::{Cause, Class, Denial, Error, Obstacle, Rejection};
 pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
 pub use http::{

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Cause;
+use super::{Cause, Error};
+
+/// Default limit of the pauses between attempts.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// Retry policy of a source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +32,7 @@ impl Default for Retry {
             attempts: 5,
             retries_outages: true,
             initial_pause: Duration::from_millis(200),
-            max_pause: Duration::from_secs(5),
+            max_pause: MAX_PAUSE,
         }
     }
 }
@@ -56,7 +59,11 @@ impl Retry {
             return Err(cause);
         }
         if let Some(retry_after) = retry_after.filter(|&retry_after| retry_after >= left) {
-            return Err(Cause::Busy(retry_after));
+            return Err(match cause {
+                // It names the server that asks for the pause.
+                Cause::CredentialOutage { .. } => cause,
+                _ => Cause::Busy(retry_after),
+            });
         }
         let pause = retry_after.unwrap_or_default() + jitter.spread(self.pause(failures));
         if pause < left { Ok(pause) } else { Err(cause) }
@@ -66,6 +73,20 @@ impl Retry {
 /// Time for which a server that has a substitute is not asked after a failure; doubled after each further one.
 const INITIAL_BLOCK: Duration = Duration::from_secs(5);
 const MAX_BLOCK: Duration = Duration::from_mins(1);
+
+/// The same after a failure that will probably repeat, such as another version, wrong bytes or a refusal.
+pub(super) const LONG_BLOCK: Duration = Duration::from_mins(5);
+
+/// Minimum time for which a server is not asked after a failure by `cause`.
+pub(super) fn min_block(cause: &Cause, retry_after: Option<Duration>) -> Duration {
+    let asked = retry_after.filter(|_| cause.is_transient());
+    let usual = if cause.is_transient() {
+        Duration::ZERO
+    } else {
+        LONG_BLOCK
+    };
+    asked.unwrap_or(usual).min(LONG_BLOCK)
+}
 
 /// Failures of a server that has a substitute.
 #[derive(Clone, Debug, Default)]
@@ -98,6 +119,28 @@ impl FailureBlock {
         let block = (INITIAL_BLOCK * (1 << doublings)).min(MAX_BLOCK);
         self.until = self.until.max(Some(now + block.max(min_block)));
         is_new && self.failures == 1
+    }
+
+    /// Repeats `attempt` whenever the server may be asked, until it succeeds. Warns of the first failure.
+    pub(super) async fn repeat<T, A: Future<Output = Result<T, Error>>>(
+        mut self,
+        mut attempt: impl FnMut() -> A,
+    ) -> T {
+        loop {
+            let now = match attempt().await {
+                Ok(done) => return done,
+                Err(error) => {
+                    let (cause, now) = (&error.cause, Instant::now());
+                    if self.record_failure(now, min_block(cause, cause.retry_after())) {
+                        tracing::warn!("{error}: {cause}");
+                    } else {
+                        tracing::debug!(%cause, "{error}");
+                    }
+                    now
+                }
+            };
+            tokio::time::sleep_until(self.until(now).unwrap_or(now)).await;
+        }
     }
 }
 

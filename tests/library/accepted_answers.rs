@@ -260,19 +260,67 @@ fn errors_of_stores_are_told_with_their_code_and_advice() {
 }
 
 #[test]
-fn request_timeout_of_s3_is_retried() {
-    let (place, server) = (TestDir::new(&["cache"]), Server::start());
-    let resource = Resource::new(Tree::mixed().tar.clone()).etag("\"1\"");
-    server.route("/bucket/a.tar", move |request| {
-        if request.number <= 2 {
-            return Response::new(400).with_body("<Error><Code>RequestTimeout</Code></Error>");
+fn transient_codes_of_stores_are_retried_whatever_their_status() {
+    for (status, code) in [
+        (400, "RequestTimeout"),
+        (401, "RequestTimeout"),
+        (403, "RequestTimeout"),
+        (403, "SlowDown"),
+        (404, "SlowDown"),
+        (409, "OperationAborted"),
+    ] {
+        let (place, server) = (TestDir::new(&["cache"]), Server::start());
+        let resource = Resource::new(Tree::mixed().tar.clone()).etag("\"1\"");
+        let body = format!("<Error><Code>{code}</Code></Error>");
+        server.route("/bucket/a.tar", move |request| {
+            if request.number <= 2 {
+                return Response::new(status).with_body(body.clone());
+            }
+            resource.answer(request)
+        });
+        let mut command = place.command(&["ls", "--no-published-index", "s3://bucket/a.tar"]);
+        command.envs(KEYS).env("AWS_ENDPOINT_URL", server.url(""));
+        let done = command.output().expect("it runs");
+        let what = format!("{status} {code}: {}", stderr_text(&done));
+        assert!(done.status.success(), "{what}");
+        let sent = server.requests("/bucket/a.tar").into_iter().take(3);
+        let sent = sent.filter_map(|seen| Some(seen.request.header("authorization")?.to_owned()));
+        assert_eq!(sent.count(), 3, "{what}");
+    }
+}
+
+/// The error of a plain URL has the code of its body, if that is for programs.
+#[test]
+fn errors_of_plain_urls_are_told_with_their_code() {
+    let xml = "application/xml";
+    for (status, kind, code, expected) in [
+        (403, xml, "AccessDenied", "status 403 AccessDenied"),
+        (404, xml, "NoSuchBucket", "status 404 NoSuchBucket"),
+        (
+            400,
+            "text/xml; charset=utf-8",
+            "ExpiredToken",
+            "status 400 ExpiredToken",
+        ),
+        (403, xml, "InvalidObjectState", "restore it first"),
+        (403, xml, "RequestTimeTooSkewed", "check the clock"),
+        (403, "text/html", "AccessDenied", "status 403"),
+    ] {
+        let server = Server::start();
+        let body = format!("<Error><Code>{code}</Code></Error>");
+        server.route("/a.tar", move |_| {
+            Response::new(status)
+                .with("Content-Type", kind)
+                .with_body(body.clone())
+        });
+        for query in ["", "?X-Amz-Signature=hunter2"] {
+            let url = server.url("/a.tar") + query;
+            let error = stderr_text(&list(&url, &[]));
+            assert!(error.contains(expected), "{expected}: {error}");
+            assert_eq!(error.contains(code), kind != "text/html", "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
         }
-        resource.answer(request)
-    });
-    let mut command = place.command(&["ls", "--no-published-index", "s3://bucket/a.tar"]);
-    command.envs(KEYS).env("AWS_ENDPOINT_URL", server.url(""));
-    let done = command.output().expect("it runs");
-    assert!(done.status.success(), "{}", stderr_text(&done));
+    }
 }
 
 /// The type of manifests of Docker.

@@ -91,6 +91,15 @@ impl Registry {
         self.network.block_on(pushing)
     }
 
+    /// Asks the server at `url` before this one.
+    fn ask_first(&self, url: &str) {
+        let host = self.server.url("").replace("http://", "");
+        let directory = self.hosts.path().join(host);
+        std::fs::create_dir_all(&directory).expect("made");
+        let text = format!("[host.\"{url}\"]\ncapabilities = [\"pull\", \"resolve\"]\n");
+        std::fs::write(directory.join("hosts.toml"), text).expect("written");
+    }
+
     fn referrers(&self) -> Result<Vec<Descriptor>, Error> {
         let repository = self.repository();
         let asking = repository.referrers(subject().digest, INDEX_ARTIFACT_TYPE);
@@ -415,4 +424,39 @@ fn push_goes_to_the_first_host_that_permits_it() {
     hosts("\"pull\"", "capabilities = [\"pull\"]\n");
     let error = registry.push(&["one"]).expect_err("no host");
     assert!(error.cause.to_string().contains("\"push\""), "{error:?}");
+}
+
+/// Mirrors fail, or have no list of referrers. A list that is empty is an answer.
+#[test]
+fn referrers_are_asked_of_the_next_server() {
+    for (status, body, is_answer) in [
+        (404, "", false),
+        (400, "", false),
+        (503, "", false),
+        (403, "", false),
+        (200, r#"{"schemaVersion":2,"manifests":[]}"#, true),
+    ] {
+        let registry = Registry::new(Behaviour {
+            has_referrers: true,
+            ..Behaviour::default()
+        });
+        registry.push(&["1"]).expect("pushed");
+        let (mirror, asked) = (Server::start(), Arc::<Mutex<usize>>::default());
+        let count = Arc::clone(&asked);
+        mirror.route("/v2/*", move |request| {
+            *count.lock().expect("no panic") += usize::from(request.path.contains("/referrers/"));
+            if request.path.ends_with("/manifests/1") {
+                return Response::new(200).with_body(r#"{"schemaVersion":2}"#);
+            }
+            Response::new(status).with_body(body)
+        });
+        registry.ask_first(&mirror.url(""));
+        let repository = registry.repository();
+        let tag = registry.network.block_on(repository.manifest(None, 1000));
+        tag.expect("of the mirror");
+        let asking = repository.referrers(subject().digest, INDEX_ARTIFACT_TYPE);
+        let found = registry.network.block_on(asking).expect("asked");
+        assert_eq!(found.len(), usize::from(!is_answer), "{status}");
+        assert!(*asked.lock().expect("no panic") > 0, "{status}");
+    }
 }

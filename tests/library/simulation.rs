@@ -2,7 +2,7 @@
 //!
 //! Every read gives the right bytes or an error by its deadline, and the right bytes after the faults.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tarfs::Packed;
 use tarfs::Stats;
 use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::source::{
-    self, Access, Cause, Error, Http, Obstacle, Options, ReadHandle, RetryForever, Source,
+    self, Access, Cause, Error, Http, Obstacle, Options, ReadHandle, RetryForever, Source, Target,
 };
 use tokio::time::Instant;
 use url::Url;
@@ -304,11 +304,49 @@ impl Round {
     }
 }
 
+/// A registry's tokens, which end at random after their first use. Its token server has the path `/token`.
+struct Tokens {
+    accepted: AtomicU64,
+    is_used: AtomicBool,
+    noise: Mutex<Rng>,
+}
+
+impl Tokens {
+    fn new(noise: Rng) -> Self {
+        Self {
+            accepted: AtomicU64::new(1),
+            is_used: AtomicBool::default(),
+            noise: Mutex::new(noise),
+        }
+    }
+
+    /// The answer to `request`, unless it has the token.
+    fn refusal(&self, request: &Request) -> Option<Response> {
+        if request.path == "/token" {
+            let token = self.accepted.load(Ordering::SeqCst);
+            let answer = format!(r#"{{"token":"{token}","expires_in":3600}}"#);
+            return Some(Response::new(200).with_body(answer));
+        }
+        let ends = self.noise.lock().expect("whole").below(10) == 0;
+        if ends && self.is_used.swap(false, Ordering::SeqCst) {
+            self.accepted.fetch_add(1, Ordering::SeqCst);
+        }
+        let expected = format!("Bearer {}", self.accepted.load(Ordering::SeqCst));
+        let challenge =
+            r#"Bearer realm="http://host/token",service="s",scope="repository:me/tool:pull""#;
+        let is_accepted = request.header("authorization") == Some(&*expected);
+        self.is_used.fetch_or(is_accepted, Ordering::SeqCst);
+        (!is_accepted).then(|| Response::new(401).with("WWW-Authenticate", challenge))
+    }
+}
+
 /// A round with several servers of the same bytes, of which one is healthy at a time.
 struct Farm {
     bytes: Bytes,
     options: Options,
     nets: Vec<SimulatedNetwork>,
+    /// Whether each server is a registry, which wants tokens of its own token server.
+    has_tokens: bool,
     /// Number of the healthy server; past the last if all are healthy.
     healthy: Arc<AtomicUsize>,
     rng: Rng,
@@ -324,6 +362,7 @@ impl Farm {
         let healthy = Arc::new(AtomicUsize::new(usize::MAX));
         let timeout = pick(&mut noise, &[8, 30, 60]);
         let latency = Duration::from_millis(noise.below(timeout * 1000 / 30));
+        let has_tokens = noise.below(2) == 0;
         let nets = (0..2 + rng(&mut noise, 3)).map(|server| {
             let wrong = pick(&mut noise, &[&corrupt, &other]);
             let mut schedule = Schedule::new(Rng::new(noise.number()), wrong, len);
@@ -339,17 +378,25 @@ impl Farm {
                 .push(Fault::Busy(429, noise.below(3).to_string()));
             let (good, healthy) = (good.clone(), Arc::clone(&healthy));
             let schedule = Mutex::new(schedule);
+            let tokens = Tokens::new(Rng::new(noise.number()));
             SimulatedNetwork::new(move |request| {
                 let healthy = healthy.load(Ordering::SeqCst);
-                if healthy == usize::MAX {
-                    return good.answer(request);
-                }
-                if healthy == server {
-                    return good.answer(request).delayed(latency);
-                }
-                match schedule.lock().expect("whole").next() {
-                    Some(fault) => fault.apply(&good, request),
-                    None => good.answer(request),
+                let is_healthy = healthy == usize::MAX || healthy == server;
+                let delay = if healthy == server {
+                    latency
+                } else {
+                    Duration::ZERO
+                };
+                let fault = schedule.lock().expect("whole").next();
+                let fault = fault.filter(|_| !is_healthy);
+                let refusal = has_tokens.then(|| tokens.refusal(request)).flatten();
+                match (fault, refusal) {
+                    (Some(fault), Some(refusal)) => fault.apply_to(refusal),
+                    (Some(fault), None) => fault.apply(&good, request),
+                    (None, refusal) => {
+                        let answer = refusal.unwrap_or_else(|| good.answer(request));
+                        answer.delayed(delay)
+                    }
                 }
             })
         });
@@ -362,16 +409,28 @@ impl Farm {
                 ..Options::default()
             },
             nets,
+            has_tokens,
             healthy,
             rng: noise,
         }
     }
 
-    async fn open(&mut self) -> Arc<dyn Source> {
+    fn target(&self, number: usize) -> Target {
         let url = Url::parse("http://host/archive").expect("well-formed");
+        let net = self.nets.get(number).expect("one of them");
+        let login = source::registry_login("host", "me/tool", net, &self.options);
+        let login = login.expect("simulated");
+        Target {
+            authorizer: self.has_tokens.then_some(login),
+            ..url.into()
+        }
+    }
+
+    async fn open(&mut self) -> Arc<dyn Source> {
         if self.rng.below(2) == 0 {
-            let places = self.nets.iter().map(|net| source::MirrorPlace {
-                target: url.clone().into(),
+            let nets = self.nets.iter().enumerate();
+            let places = nets.map(|(number, net)| source::MirrorPlace {
+                target: self.target(number),
                 options: self.options.clone(),
                 transport: Some(Box::new(net.clone())),
             });
@@ -381,9 +440,10 @@ impl Farm {
             return opened;
         }
         let mut opened = Vec::new();
-        for net in &self.nets {
+        for (number, net) in self.nets.iter().enumerate() {
             let net = Box::new(net.clone());
-            let http = Http::open_through(net, url.clone(), self.options.clone()).await;
+            let target = self.target(number);
+            let http = Http::open_through(net, target, self.options.clone()).await;
             opened.push(http.expect("open"));
         }
         source::in_order(opened.remove(0), opened)
@@ -539,6 +599,111 @@ async fn read_to_end(source: Http) -> (usize, Option<Cause>) {
 
 fn strong(len: usize) -> Resource {
     resource(0, 1, len)
+}
+
+/// A token server asks for pauses. All reads wait for their end, and only then ask again.
+#[test]
+fn retry_after_of_a_token_server_is_honoured() {
+    let pause = Duration::from_secs(20);
+    for status in [403, 429, 503] {
+        let (times, took) = simulate(async {
+            let resource = strong(300_000);
+            let is_given = Arc::<AtomicBool>::default();
+            let times = Arc::<Mutex<Vec<Instant>>>::default();
+            let (given, asked) = (Arc::clone(&is_given), Arc::clone(&times));
+            let tokens = Tokens::new(Rng::new(1));
+            let net = SimulatedNetwork::new(move |request| {
+                if !given.load(Ordering::SeqCst) {
+                    return resource.answer(request);
+                }
+                if request.path != "/token" {
+                    let refusal = tokens.refusal(request);
+                    return refusal.unwrap_or_else(|| resource.answer(request));
+                }
+                let mut asked = asked.lock().expect("whole");
+                asked.push(Instant::now());
+                if asked.len() <= 2 {
+                    return Fault::Busy(status, pause.as_secs().to_string())
+                        .apply(&resource, request);
+                }
+                tokens.refusal(request).expect("a token")
+            });
+            let options = Options::default();
+            let login = source::registry_login("host", "me/tool", &net, &options);
+            let url = Url::parse("http://host/archive").expect("well-formed");
+            let target = Target {
+                authorizer: Some(login.expect("simulated")),
+                ..url.into()
+            };
+            let source = Http::open_through(Box::new(net), target, options).await;
+            let (source, pool) = (source.expect("open"), BufferPool::new(1 << 20));
+            is_given.store(true, Ordering::SeqCst);
+            let began = Instant::now();
+            let reads = (1..4).map(async |part| {
+                let buffer = pool.acquire_async(1000).await;
+                source.read_at(Packed(part * 70_000), buffer).await
+            });
+            for read in futures_util::future::join_all(reads).await {
+                read.expect("within the timeout");
+            }
+            let times = times.lock().expect("whole").clone();
+            (times, began.elapsed())
+        });
+        assert!(times.len() >= 3, "{status}: {times:?}");
+        let first = times.windows(2).take(2);
+        assert!(
+            first
+                .map(|two| two[1] - two[0])
+                .all(|waited| waited >= pause)
+        );
+        assert!(took < pause * 3, "{took:?}");
+    }
+}
+
+/// A mirror that cannot be opened is asked again as a server that failed a read is.
+#[test]
+fn mirror_that_was_down_is_opened_later() {
+    for (status, pauses) in [(503, [5, 10, 20]), (404, [300, 300, 300])] {
+        let times = simulate(async {
+            let resource = strong(100_000);
+            let times = Arc::<Mutex<Vec<Instant>>>::default();
+            let asked = Arc::clone(&times);
+            let good = SimulatedNetwork::new({
+                let resource = resource.clone();
+                move |request| resource.answer(request)
+            });
+            let down = SimulatedNetwork::new(move |request| {
+                let mut asked = asked.lock().expect("whole");
+                asked.push(Instant::now());
+                if asked.len() <= 3 {
+                    return Response::new(status);
+                }
+                resource.answer(request)
+            });
+            let url = Url::parse("http://host/archive").expect("well-formed");
+            let mut options = Options::default();
+            options.retry.attempts = 1;
+            let places = [good, down].map(|net| source::MirrorPlace {
+                target: url.clone().into(),
+                options: options.clone(),
+                transport: Some(Box::new(net)),
+            });
+            let opened = source::open_mirrors(places.into()).await;
+            let opened = opened.expect("SOURCE works");
+            tokio::time::sleep(Duration::from_hours(1)).await;
+            drop(opened);
+            let times = times.lock().expect("whole");
+            times.clone()
+        });
+        assert_eq!(times.len(), 4, "{status}: opened once");
+        let waited = times.windows(2).map(|two| two[1] - two[0]);
+        let expected = pauses.map(Duration::from_secs);
+        assert!(
+            waited
+                .zip(expected)
+                .all(|(one, other)| one >= other && one <= other + TICK)
+        );
+    }
 }
 
 #[test]

@@ -306,6 +306,23 @@ impl Fault {
     }
 }
 
+impl Fault {
+    /// The answer in place of `answer`, which is none of a resource.
+    pub(crate) fn apply_to(&self, answer: Response) -> Response {
+        match self {
+            Self::Late(delay) => answer.delayed(*delay),
+            Self::Paced(bytes, pause) => answer.paced(*bytes, *pause),
+            Self::Reset(len) => answer.reset_after(*len),
+            Self::Short(len) => answer.cut_after(*len),
+            Self::Stall(len) => answer.stall_after(*len),
+            Self::OtherRange | Self::Chunked | Self::Gzip | Self::Whole | Self::Unsatisfiable => {
+                answer.cut_after(0)
+            }
+            other => other.apply(&Resource::new(""), &Request::get("/", Vec::new())),
+        }
+    }
+}
+
 /// A file as a correct server has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Resource {

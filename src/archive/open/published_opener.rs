@@ -15,7 +15,7 @@ use crate::base::error_chain::error_chain;
 use crate::base::thread_pool::ThreadPool;
 use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Locator, format};
-use crate::source::{Access, Cause};
+use crate::source::{Access, Cause, Class};
 
 /// Longest published index that is loaded as a whole in the background. Of longer ones, only what is used.
 const MAX_BACKGROUND_BYTES: u64 = 16 << 20;
@@ -169,10 +169,11 @@ fn log_unused(error: &PublishedIndexError) {
 /// other servers with a page.
 fn is_absent(error: &PublishedIndexError) -> bool {
     match error {
-        PublishedIndexError::Source(error) => matches!(
-            error.cause,
-            Cause::NotFound | Cause::Unauthorized(_) | Cause::Denied(_) | Cause::Offline
-        ),
+        PublishedIndexError::Source(error) => {
+            let class = error.cause.class();
+            matches!(error.cause, Cause::Offline)
+                || matches!(class, Class::NotFound | Class::AccessDenied)
+        }
         PublishedIndexError::Format { error, .. } => matches!(error, format::Error::NotAnIndex),
         PublishedIndexError::NoRanges(_) => true,
         _ => false,

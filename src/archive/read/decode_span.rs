@@ -16,7 +16,7 @@ use crate::base::free_list::{self, FreeList};
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::index::Span;
-use crate::source::Cause;
+use crate::source::Class;
 
 impl Reader {
     /// Decodes `span`, and caches those from the nearest seek point on, which a sequential reader needs.
@@ -108,13 +108,11 @@ impl Reader {
     pub(super) fn read_error_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
         let error = Arc::new(error);
         match &*error {
-            Error::Source(source) => match &source.cause {
-                Cause::Changed => ReadError::Changed(error),
-                Cause::NotFound => ReadError::NotFound(error),
-                Cause::Unauthorized(_) | Cause::Denied(_) | Cause::Credentials(_) => {
-                    ReadError::AccessDenied(error)
-                }
-                cause if cause.is_outage() => ReadError::TimedOut(error),
+            Error::Source(source) => match source.cause.class() {
+                Class::Changed => ReadError::Changed(error),
+                Class::NotFound => ReadError::NotFound(error),
+                Class::AccessDenied => ReadError::AccessDenied(error),
+                _ if source.cause.is_outage() => ReadError::TimedOut(error),
                 _ => ReadError::Unreachable(error),
             },
             Error::Interrupted

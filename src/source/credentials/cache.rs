@@ -2,15 +2,16 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, ProvideCredentialDyn, SigningCredential};
 use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::Instant;
 
 use super::context::{FailedExchange, ProviderContext};
 use crate::base::sync::Mutex;
-use crate::source::{Cause, Obstacle};
+use crate::source::Cause;
 
 /// Remaining lifetime at which credentials are renewed in the background.
 const RENEWAL_MARGIN: Duration = Duration::from_mins(2);
@@ -55,14 +56,14 @@ impl<C> Provider<C> {
         }
     }
 
-    fn failure(&self, detail: &str, is_outage: bool) -> Cause {
-        let detail = format!("{}: {detail}", self.name);
-        if !is_outage {
-            return Cause::Credentials(detail);
-        }
-        Cause::Unreachable {
-            obstacle: Obstacle::Credentials,
-            detail,
+    fn refusal(&self, detail: &str) -> Cause {
+        Cause::Credentials(format!("{}: {detail}", self.name))
+    }
+
+    fn outage(&self, detail: &str, retry_after: Option<Duration>) -> Cause {
+        Cause::CredentialOutage {
+            detail: format!("{}: {detail}", self.name),
+            retry_after,
         }
     }
 
@@ -79,12 +80,16 @@ impl<C> Provider<C> {
             return None;
         }
         let mut detail = describe(error);
-        if let Some(exchange) = exchange
+        if let Some(exchange) = &exchange
             && !detail.contains(&exchange.detail)
         {
             detail = format!("{detail}: {}", exchange.detail);
         }
-        Some(self.failure(&detail, is_outage))
+        Some(if is_outage {
+            self.outage(&detail, exchange.and_then(|failed| failed.retry_after))
+        } else {
+            self.refusal(&detail)
+        })
     }
 }
 
@@ -234,12 +239,13 @@ impl<C: SigningCredential> Inner<C> {
         (found, credential.is_valid_at(now + current.margin))
     }
 
-    /// Loads credentials, unless another load has ended since the caller `asked`.
+    /// Loads credentials, unless another load has ended since the caller `asked`, or the server asks for a pause.
     async fn load(&self, asked: Instant) {
         let _loading = self.loading.lock().await;
         let last = self.state.lock().last_load.as_ref().map(|(at, _)| *at);
         if let Some(last) = last {
-            if last > asked {
+            let pause = self.last_failure().and_then(|cause| cause.retry_after());
+            if last > asked || pause.is_some_and(|pause| !pause.is_zero()) {
                 return;
             }
             tokio::time::sleep(RELOAD_PAUSE.saturating_sub(last.elapsed())).await;
@@ -266,8 +272,13 @@ impl<C: SigningCredential> Inner<C> {
         state.last_load = Some((Instant::now(), failure));
     }
 
+    /// Failure of the last load, with what is left of the pause that its server asks for.
     fn last_failure(&self) -> Option<Cause> {
-        self.state.lock().last_load.clone()?.1
+        let (at, mut failure) = self.state.lock().last_load.clone()?;
+        if let Some(Cause::CredentialOutage { retry_after, .. }) = &mut failure {
+            *retry_after = retry_after.map(|asked| asked.saturating_sub(at.elapsed()));
+        }
+        failure
     }
 
     fn known_provider(&self) -> Option<usize> {
@@ -287,11 +298,16 @@ impl<C: SigningCredential> Inner<C> {
             let context = &self.context.context;
             match provider.finder.provide_credential_dyn(context).await {
                 Ok(None) if had_some => {
-                    return Err(provider.failure("it has no credentials any more", true));
+                    return Err(provider.outage("it has no credentials any more", None));
                 }
                 Ok(None) => {}
                 Ok(Some(credential)) if !credential.is_valid_at(now + MIN_LIFETIME) => {
-                    return Err(provider.failure("its credentials have expired", had_some));
+                    let detail = "its credentials have expired";
+                    return Err(if had_some {
+                        provider.outage(detail, None)
+                    } else {
+                        provider.refusal(detail)
+                    });
                 }
                 Ok(Some(credential)) => {
                     let is_long = credential.is_valid_at(now + RENEWAL_MARGIN * 2);

@@ -8,12 +8,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::stream;
 use reqsign_core::{CommandExecute, CommandOutput, Context, Env, Error, FileRead, HttpSend, OsEnv};
+use reqwest::header::CONTENT_LENGTH;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use url::Url;
 
 use crate::base::sync::Mutex;
-use crate::source::http::{classify_error, credentials_client, silent_server};
-use crate::source::{Cause, Options};
+use crate::source::http::{NetworkTransport, silent_server, unix_time};
+use crate::source::response::ResponseHead;
+use crate::source::{Cause, Content, Options, Transport};
 
 /// Timeout of a request to a credential server.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,11 +45,26 @@ pub(crate) struct ProviderContext {
 impl ProviderContext {
     /// The process's files, commands and environment, and HTTP with the certificates of `options`.
     pub(crate) fn new(options: &Options) -> Self {
+        Self::with_transports(options, OnceLock::new(), OnceLock::new())
+    }
+
+    /// As [`new`](Self::new), with requests through `transport`.
+    pub(super) fn through(transport: &dyn Transport, options: &Options) -> Result<Self, Cause> {
+        let url = Url::parse("http://localhost").map_err(|_| silent_server())?;
+        let made = || transport.reconnect(&url, options).map(OnceLock::from);
+        Ok(Self::with_transports(options, made()?, made()?))
+    }
+
+    fn with_transports(
+        options: &Options,
+        local: OnceLock<Box<dyn Transport>>,
+        others: OnceLock<Box<dyn Transport>>,
+    ) -> Self {
         let exchange = LastExchange::default();
         let requests = Requests {
             options: options.clone(),
-            local: OnceLock::new(),
-            others: OnceLock::new(),
+            local,
+            others,
             exchange: exchange.clone(),
         };
         let commands = Commands::here(exchange.clone());
@@ -88,6 +107,8 @@ pub(super) struct FailedExchange {
     pub(super) is_transient: bool,
     /// Whether a server was there at all.
     pub(super) is_answered: bool,
+    /// The pause that the server asks for.
+    pub(super) retry_after: Option<Duration>,
 }
 
 /// Failure of the last exchange; `None` if it succeeded. The crates that find credentials lose its status.
@@ -105,8 +126,20 @@ impl LastExchange {
             detail: detail.clone(),
             is_transient,
             is_answered,
+            retry_after: None,
         });
         Error::unexpected(detail)
+    }
+
+    /// Records an answer of `host` that is no success.
+    fn fail_answer(&self, host: &str, head: &ResponseHead) {
+        let cause = Cause::from_status(head.status, head.retry_after);
+        *self.0.lock() = Some(FailedExchange {
+            detail: format!("{host} answers with status {}", head.status),
+            is_transient: cause.is_transient(),
+            is_answered: true,
+            retry_after: head.retry_after,
+        });
     }
 
     /// Records a request to `host` that got no whole answer.
@@ -245,7 +278,7 @@ impl Commands {
             Ok((stdout, stderr?, child.wait().await?))
         };
         let done = tokio::time::timeout(COMMAND_TIMEOUT, running).await;
-        let late = || format!("{program}: no answer in 20 s");
+        let late = || format!("{program}: no answer in {} s", COMMAND_TIMEOUT.as_secs());
         let done = done.map_err(|_| self.exchange.fail(late(), true, false))?;
         let (stdout, stderr, status) = done.map_err(failed)?;
         let (stdout, status) = (within_limit(stdout)?, status.code().unwrap_or(-1));
@@ -278,29 +311,29 @@ async fn read_start(stream: Option<impl AsyncRead + Unpin>, len: usize) -> io::R
     Ok(bytes)
 }
 
-/// Clients that are made when they are needed, because their certificates take a while to load.
+/// Connections that are made when they are needed, because their certificates take a while to load.
 #[derive(Debug)]
 struct Requests {
     options: Options,
-    /// For metadata servers, without proxies.
-    local: OnceLock<reqwest::Client>,
-    others: OnceLock<reqwest::Client>,
+    /// To metadata servers, without proxies.
+    local: OnceLock<Box<dyn Transport>>,
+    others: OnceLock<Box<dyn Transport>>,
     exchange: LastExchange,
 }
 
 impl Requests {
-    fn client(&self, is_local: bool) -> Result<&reqwest::Client, Error> {
+    fn transport(&self, is_local: bool) -> Result<&dyn Transport, Error> {
         let made = if is_local { &self.local } else { &self.others };
-        if let Some(client) = made.get() {
-            return Ok(client);
+        if let Some(made) = made.get() {
+            return Ok(&**made);
         }
         let mut options = self.options.clone();
         if is_local {
             options.connect_timeout = LOCAL_CONNECT_TIMEOUT;
         }
-        let client = credentials_client(&options, is_local);
-        let client = client.map_err(|cause| Error::unexpected(cause.to_string()))?;
-        Ok(made.get_or_init(|| client))
+        let network = NetworkTransport::for_credentials(&options, is_local);
+        let network = network.map_err(|cause| Error::unexpected(cause.to_string()))?;
+        Ok(&**made.get_or_init(|| Box::new(network)))
     }
 }
 
@@ -312,33 +345,42 @@ impl HttpSend for Requests {
         let is_local = request.uri().scheme_str() == Some("http");
         let host = request.uri().host().unwrap_or_default().to_owned();
         self.exchange.succeed();
-        let client = self.client(is_local)?;
+        let transport = self.transport(is_local)?;
+        let url = Url::parse(&request.uri().to_string());
+        let url = url.map_err(|error| Error::unexpected(error.to_string()))?;
+        let (parts, sent) = request.into_parts();
+        let mut headers = parts.headers;
+        let content = (!sent.is_empty()).then(|| {
+            headers.insert(CONTENT_LENGTH, sent.len().into());
+            Content::new(stream::iter([Ok(sent)]))
+        });
         let exchange = async {
-            let request = reqwest::Request::try_from(request)?;
-            let mut response = client.execute(request).await?;
+            let sent = transport.send(parts.method, url, headers, content).await;
+            let mut response = sent.map_err(|cause| {
+                let is_connected = !transport.connect_time().is_zero();
+                (is_connected, cause)
+            })?;
             let mut body = Vec::new();
             while body.len() <= MAX_INPUT_BYTES
-                && let Some(piece) = response.chunk().await?
+                && let Some(piece) = response
+                    .content
+                    .next()
+                    .await
+                    .map_err(|cause| (true, cause))?
             {
                 body.extend_from_slice(&piece);
             }
-            Ok::<_, reqwest::Error>((response.status(), body))
+            Ok((response.status, response.headers, body))
         };
         let exchanged = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await;
-        let exchanged = exchanged.map_err(|_| {
-            // A connection to a metadata server takes less.
-            self.exchange.fail_request(&host, silent_server(), true)
-        })?;
-        let (status, body) = exchanged.map_err(|error| {
-            let is_connected = !error.is_connect();
-            self.exchange
-                .fail_request(&host, classify_error(&error), is_connected)
+        // A connection to a metadata server takes less.
+        let exchanged = exchanged.unwrap_or_else(|_| Err((true, silent_server())));
+        let (status, headers, body) = exchanged.map_err(|(is_connected, cause)| {
+            self.exchange.fail_request(&host, cause, is_connected)
         })?;
         if !status.is_success() {
-            let status = status.as_u16();
-            let is_transient = Cause::from_status(status, None).is_transient();
-            let detail = format!("{host} answers with status {status}");
-            drop(self.exchange.fail(detail, is_transient, true));
+            let head = ResponseHead::new(status, &headers, unix_time());
+            self.exchange.fail_answer(&host, &head);
         }
         let mut answer = http::Response::new(Bytes::from(within_limit(body)?));
         *answer.status_mut() = status;

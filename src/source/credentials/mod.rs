@@ -15,14 +15,31 @@ mod registry;
 mod s3;
 mod sign;
 
+use std::sync::Arc;
+
 use self::object::{Endpoint, Object, Store};
 use super::http::Target;
-use super::{Cause, Location, Options};
+use super::{Authorizer, Cause, Location, Options, Transport};
 
 pub(super) use context::{ProviderContext, read_optional};
 pub(super) use headers::ReloadedHeaders;
 pub(super) use netrc::Netrc;
 pub(super) use registry::{PULL, PUSH, RegistryLogin};
+
+/// The anonymous login for `repository` in `registry`, with tokens through `transport`, for simulations.
+///
+/// # Errors
+/// The transport cannot be made.
+pub fn registry_login(
+    registry: &str,
+    repository: &str,
+    transport: &dyn Transport,
+    options: &Options,
+) -> Result<Arc<dyn Authorizer>, Cause> {
+    let context = ProviderContext::through(transport, options)?;
+    let login = RegistryLogin::new(registry, repository, PULL, true, context);
+    Ok(Arc::new(login))
+}
 
 /// Returns the target of the object that `spec` names; `None` unless it has the scheme of an object store.
 ///

@@ -101,6 +101,7 @@ impl Source for Http {
                 Ok(None) => None,
                 Err(cause) => Some((
                     Err(stream_state
+                        .attempts
                         .retry_state
                         .error(stream_state.source.location(), cause)),
                     None,

@@ -307,8 +307,8 @@ impl Client {
                 .send(method, request.url.clone(), headers, body);
             let mut raw = sent.await?;
             let mut head = ResponseHead::new(raw.status, &raw.headers, unix_time());
-            let is_read = message.method == Method::GET;
-            if raw.status.is_success() || is_read && authorizer.is_none() {
+            let is_plain_read = message.method == Method::GET && authorizer.is_none();
+            if raw.status.is_success() || is_plain_read && !describes_error(&raw.headers) {
                 return Ok((head, raw));
             }
             let refusal = Refusal {
@@ -316,6 +316,11 @@ impl Client {
                 headers: raw.headers.clone(),
                 error: server_error(&mut raw).await,
             };
+            head.error = (refusal.error.code.clone(), refusal.error.message.clone());
+            // A server that is busy says nothing about the credentials.
+            if is_plain_read || head.failure_cause().is_transient() {
+                return Ok((head, raw));
+            }
             if let Some(authorizer) = authorizer
                 && resends < MAX_RESENDS
                 && authorizer.should_resend(&request, &refusal).await?
@@ -324,8 +329,8 @@ impl Client {
                 self.stats.source_renewed_credentials.increment();
                 continue;
             }
-            head.error = (refusal.error.code.clone(), refusal.error.message.clone());
             if refusal.is_denial() {
+                let is_read = message.method == Method::GET;
                 head.denial = Some(describe(refusal, authorizer, is_read));
             }
             return Ok((head, raw));
@@ -377,6 +382,13 @@ fn describe(refusal: Refusal, authorizer: Option<&Arc<dyn Authorizer>>, is_read:
     refusal.into_denial(origin, advice)
 }
 
+/// Whether a response without success has a body for programs.
+fn describes_error(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE);
+    let text = content_type.and_then(|value| value.to_str().ok());
+    text.is_some_and(|text| text.contains("xml") || text.contains("json"))
+}
+
 /// Returns the error in the body of a refusal, which can still be read.
 async fn server_error(raw: &mut RawResponse) -> ServerError {
     if raw.headers.contains_key(header::LOCATION) {
@@ -404,7 +416,7 @@ fn may_send_credentials(url: &Url, original: &Url) -> bool {
     url.origin() == original.origin()
 }
 
-fn unix_time() -> u64 {
+pub(crate) fn unix_time() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }

@@ -10,8 +10,7 @@ use tokio::time::Instant;
 
 use super::concurrency_limit::Permit;
 use super::receive::silent_server;
-use super::retry_state::{Failure, RetryState};
-use super::timer::Timer;
+use super::retry_state::{Attempts, Failure};
 use super::{Http, RangeResult};
 use crate::base::buffer_pool::Buffer;
 use crate::source::read_handle::ReadCommand;
@@ -137,30 +136,12 @@ pub(in crate::source) async fn fill_buffer<S: Servers>(
         buffer,
         read_handle,
         filled,
-        limits: Limits::new(first, read_handle.progress()),
+        attempts: first.new_attempts(read_handle.progress()),
         history: ReadHistory::default(),
         failure: None,
         has_abandoned: false,
     };
     fill.run().await
-}
-
-/// Retries and deadline of a read, at whichever server.
-struct Limits {
-    retry_state: RetryState,
-    timer: Timer,
-}
-
-impl Limits {
-    /// Starts with the full timeout, after the `progress` of the read.
-    fn new(http: &Http, progress: u64) -> Self {
-        let mut retry_state = http.new_retry_state();
-        retry_state.progress_mark = progress;
-        Self {
-            retry_state,
-            timer: Timer::new(http.options.timeout, progress, &http.stats),
-        }
-    }
 }
 
 struct BufferFill<'a, S: Servers> {
@@ -170,7 +151,8 @@ struct BufferFill<'a, S: Servers> {
     read_handle: &'a ReadHandle,
     /// Bytes at the front of the buffer that are received.
     filled: usize,
-    limits: Limits,
+    /// Retries and deadline of the read, at whichever server.
+    attempts: Attempts,
     history: ReadHistory,
     /// The failure since the last pause that will end soonest, and its server.
     failure: Option<(Failure, S::Server)>,
@@ -256,10 +238,10 @@ impl<S: Servers> BufferFill<'_, S> {
             buffer,
             read_handle,
             filled,
-            limits: Limits { retry_state, timer },
+            attempts,
             ..
         } = self;
-        let left = timer.update(read_handle.progress());
+        let left = attempts.timer.update(read_handle.progress());
         let permit = tokio::select! {
             biased;
             // No request is in flight that could be cut.
@@ -268,9 +250,9 @@ impl<S: Servers> BufferFill<'_, S> {
         };
         if read_handle.is_stream_read {
             // Silence before this read's turn does not count.
-            timer.ignore_elapsed();
+            attempts.timer.ignore_elapsed();
         } else {
-            timer.update(read_handle.progress());
+            attempts.timer.update(read_handle.progress());
         }
         let before = *filled as u64;
         let is_queued = || {
@@ -279,14 +261,19 @@ impl<S: Servers> BufferFill<'_, S> {
                 && http.limiter.received_within(http.idle_timeout)
         };
         let request = request(http, permit, *offset, buffer, filled, read_handle);
-        let late = tokio::select! {
-            biased;
-            command = read_handle.next_command() => return Ok(Attempt::Commanded(command)),
-            attempt = request => return Ok(attempt),
-            late = timer.wait_until_expired(|| read_handle.progress(), is_queued) => late,
+        let commanded = async {
+            tokio::select! {
+                biased;
+                command = read_handle.next_command() => Attempt::Commanded(command),
+                attempt = request => attempt,
+            }
         };
-        retry_state.count_timeout();
-        let error = retry_state.error(http.location(), late);
+        let progress = || read_handle.progress();
+        let late = match attempts.run(commanded, progress, is_queued).await {
+            Ok(attempt) => return Ok(attempt),
+            Err(late) => late,
+        };
+        let error = attempts.retry_state.error(http.location(), late);
         if !read_handle.retries_forever() {
             http.outage.begin();
             return Err(error);
@@ -301,7 +288,7 @@ impl<S: Servers> BufferFill<'_, S> {
     fn note_failure(&mut self, failure: Failure, server: S::Server, left: u64) {
         let http = server.as_ref();
         if self.servers.choose(&self.history, left).is_some() {
-            self.limits.retry_state.count_attempt();
+            self.attempts.retry_state.count_attempt();
             http.stats.source_mirror_switches.increment();
             if failure.cause.is_outage() {
                 http.outage.begin();
@@ -331,11 +318,7 @@ impl<S: Servers> BufferFill<'_, S> {
             return Ok(());
         }
         let http = server.as_ref();
-        let Limits { retry_state, timer } = &mut self.limits;
-        if failure.cause.is_outage() {
-            timer.set_unreachable();
-        }
-        let left = timer.update_running(self.read_handle.progress());
+        let (attempts, progress) = (&mut self.attempts, self.read_handle.progress());
         let paused = tokio::select! {
             biased;
             // No request is in flight that could be cut.
@@ -343,17 +326,15 @@ impl<S: Servers> BufferFill<'_, S> {
                 self.buffer.truncate(self.filled);
                 return Ok(());
             }
-            paused = retry_state.pause_after(failure, self.read_handle.progress(), left) => paused,
+            paused = attempts.pause_after(failure, progress, progress) => paused,
         };
         let Err(cause) = paused else {
             return Ok(());
         };
         let is_final = !self.read_handle.retries_forever() || !cause.is_transient();
-        let pause = match cause {
-            Cause::Busy(asked) => asked.min(MAX_RETRY_AFTER),
-            _ => http.options.retry.max_pause,
-        };
-        let error = retry_state.error(http.location(), cause);
+        let asked = cause.retry_after().map(|asked| asked.min(MAX_RETRY_AFTER));
+        let pause = asked.unwrap_or(http.options.retry.max_pause);
+        let error = attempts.retry_state.error(http.location(), cause);
         if is_final {
             if error.cause.is_outage() {
                 http.outage.begin();
@@ -361,7 +342,7 @@ impl<S: Servers> BufferFill<'_, S> {
             return Err(error);
         }
         http.outage.report_failure(&error, pause);
-        timer.set_unreachable();
+        attempts.timer.set_unreachable();
         tokio::select! {
             biased;
             _ = self.read_handle.next_command() => self.buffer.truncate(self.filled),
@@ -373,8 +354,8 @@ impl<S: Servers> BufferFill<'_, S> {
 
     /// Starts with the full timeout, for a read that never gives up.
     fn start_again(&mut self, http: &Http) {
-        self.limits = Limits::new(http, self.read_handle.progress());
-        self.limits.timer.set_unreachable();
+        self.attempts = http.new_attempts(self.read_handle.progress());
+        self.attempts.timer.set_unreachable();
     }
 }
 

@@ -33,8 +33,7 @@ use url::Url;
 use self::client::Response;
 use self::concurrency_limit::{ConcurrencyLimiter, Permit};
 use self::receive::{copy, part_len, receive, receive_piece, skip_to, with_idle_timeout};
-use self::retry_state::{OutageLog, RetryState, protocol_failure};
-use self::timer::Timer;
+use self::retry_state::{Attempts, OutageLog, protocol_failure};
 use super::read_handle::{Continuation, ResponseRest};
 use super::response::{ContentRange, ResponseHead};
 use super::retry::Jitter;
@@ -47,14 +46,14 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 
 pub use self::certificates::{Certificates, CertificatesError};
-pub(super) use self::client::{Client, Message, resolve_redirect};
+pub(super) use self::client::{Client, Message, resolve_redirect, unix_time};
 pub use self::client_certificate::{ClientCertificate, ClientCertificateError};
 pub(super) use self::error_body::ServerError;
 pub(super) use self::receive::{idle_timeout, silent_server};
 pub(super) use self::retry_state::Failure;
 pub use self::target::Target;
+pub(super) use self::transport::NetworkTransport;
 pub use self::transport::{Content, RawResponse, Transport};
-pub(super) use self::transport::{NetworkTransport, classify_error, credentials_client};
 pub use self::via::Via;
 
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.
@@ -266,11 +265,11 @@ impl Http {
         self.options.timeout
     }
 
-    fn new_retry_state(&self) -> RetryState {
-        let (jitter, stats) = (Arc::clone(&self.jitter), Arc::clone(&self.stats));
-        let mut retry_state = RetryState::new(self.options.retry, jitter, stats);
-        retry_state.is_open = true;
-        retry_state
+    /// Attempts of an operation of this open source, which has `received` bytes.
+    fn new_attempts(&self, received: u64) -> Attempts {
+        let mut attempts = Attempts::new(&self.options, &self.jitter, received);
+        attempts.retry_state.is_open = true;
+        attempts
     }
 
     fn copy_prefix(&self, offset: u64, buffer: &mut Buffer) -> Result<usize, Cause> {
@@ -536,35 +535,13 @@ pub(super) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
     options: &Options,
     jitter: &Arc<Jitter>,
     progress: &AtomicU64,
-    mut attempt: impl FnMut() -> A,
+    attempt: impl FnMut() -> A,
 ) -> Result<T, Error> {
-    let (stats, progress) = (&options.stats, || progress.load(Ordering::Relaxed));
-    let mut retry_state = RetryState::new(options.retry, Arc::clone(jitter), Arc::clone(stats));
-    let mut timer = Timer::new(options.timeout, progress(), stats);
-    retry_state.retry.retries_outages = false;
-    loop {
-        let done = tokio::select! {
-            biased;
-            done = attempt() => done,
-            late = timer.wait_until_expired(progress, || false) => {
-                retry_state.count_timeout();
-                return Err(retry_state.error(location, late));
-            }
-        };
-        match done {
-            Ok(done) => return Ok(done),
-            Err(failure) => {
-                if failure.cause.is_outage() {
-                    timer.set_unreachable();
-                }
-                let left = timer.update_running(progress());
-                let next = retry_state.pause_after(failure, 0, left).await;
-                next.map_err(|cause| retry_state.error(location, cause))?;
-                // The pause counts as waiting time.
-                timer.update(progress());
-            }
-        }
-    }
+    let progress = || progress.load(Ordering::Relaxed);
+    let mut attempts = Attempts::new(options, jitter, progress());
+    attempts.retry_state.retry.retries_outages = false;
+    let done = attempts.repeat(progress, 0, attempt).await;
+    done.map_err(|cause| attempts.retry_state.error(location, cause))
 }
 
 enum RangeResult {

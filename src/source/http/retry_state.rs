@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::timer::Timer;
 use crate::base::stats::Stats;
 use crate::source::response::ResponseHead;
 use crate::source::retry::{Jitter, Retry};
-use crate::source::{Cause, Error};
+use crate::source::{Cause, Error, Options};
 
 /// Maximum number of retries without a pause after refused concurrency, from the initial four to one.
 const MAX_IMMEDIATE_RETRIES: u32 = 2;
@@ -53,8 +54,8 @@ impl Failure {
 impl From<Cause> for Failure {
     fn from(cause: Cause) -> Self {
         Self {
+            retry_after: cause.retry_after(),
             cause,
-            retry_after: None,
             is_for_concurrency: false,
         }
     }
@@ -152,6 +153,78 @@ impl RetryState {
             attempts: self.attempts.max(1),
             elapsed: self.started.elapsed(),
             cause,
+        }
+    }
+}
+
+/// Retries and deadline of one operation. Its owner counts what it receives.
+pub(super) struct Attempts {
+    pub(super) retry_state: RetryState,
+    pub(super) timer: Timer,
+}
+
+impl Attempts {
+    /// Starts an operation with the policy and the counters of `options`, after `received` bytes.
+    pub(super) fn new(options: &Options, jitter: &Arc<Jitter>, received: u64) -> Self {
+        let (jitter, stats) = (Arc::clone(jitter), Arc::clone(&options.stats));
+        let timer = Timer::new(options.timeout, received, &stats);
+        let mut retry_state = RetryState::new(options.retry, jitter, stats);
+        retry_state.progress_mark = received;
+        Self { retry_state, timer }
+    }
+
+    /// Runs `attempt` until the deadline, whose cause is the error. [`Timer::wait_until_expired`] explains the others.
+    ///
+    /// # Cancel safety
+    /// That of `attempt`.
+    pub(super) async fn run<T>(
+        &mut self,
+        attempt: impl Future<Output = T>,
+        received: impl Fn() -> u64,
+        is_queued: impl Fn() -> bool,
+    ) -> Result<T, Cause> {
+        tokio::select! {
+            biased;
+            done = attempt => Ok(done),
+            late = self.timer.wait_until_expired(received, is_queued) => {
+                self.retry_state.count_timeout();
+                Err(late)
+            }
+        }
+    }
+
+    /// Pauses after `failure`, and counts the pause as waiting for more than `received` bytes. `progress` is what
+    /// earlier failures had not. Fails if no attempt should follow. Cancel safe.
+    pub(super) async fn pause_after(
+        &mut self,
+        failure: Failure,
+        received: u64,
+        progress: u64,
+    ) -> Result<(), Cause> {
+        if failure.cause.is_outage() {
+            self.timer.set_unreachable();
+        }
+        let left = self.timer.update_running(received);
+        self.retry_state
+            .pause_after(failure, progress, left)
+            .await?;
+        self.timer.update(received);
+        Ok(())
+    }
+
+    /// Repeats `attempt` until it succeeds, or none should follow. `received` counts its bytes, and `progress` is
+    /// that of the operation before.
+    pub(super) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
+        &mut self,
+        received: impl Fn() -> u64,
+        progress: u64,
+        mut attempt: impl FnMut() -> A,
+    ) -> Result<T, Cause> {
+        loop {
+            match self.run(attempt(), &received, || false).await? {
+                Ok(done) => return Ok(done),
+                Err(failure) => self.pause_after(failure, received(), progress).await?,
+            }
         }
     }
 }

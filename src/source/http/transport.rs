@@ -127,6 +127,18 @@ impl NetworkTransport {
         })
     }
 
+    /// Connections to servers of credentials.
+    pub(crate) fn for_credentials(options: &Options, is_local: bool) -> Result<Self, Cause> {
+        let connect_timer = ConnectTimer::default();
+        let proxies = environment_proxies().filter(|_| !is_local);
+        Ok(Self {
+            client: build_client(options, None, connect_timer.clone(), is_local)?,
+            identified: None,
+            connect_timer,
+            proxies: proxies.map(Arc::new),
+        })
+    }
+
     /// The cause of a request to `url` that got no answer.
     fn failure(&self, url: &Url, error: &reqwest::Error) -> Cause {
         let cause = classify_error(error);
@@ -209,14 +221,6 @@ fn body_stream(response: Response) -> impl Stream<Item = Result<Bytes, Cause>> +
             Err(error) => Some((Err(classify_error(&error)), None)),
         }
     })
-}
-
-/// A client for servers of credentials.
-pub(crate) fn credentials_client(
-    options: &Options,
-    bypasses_proxies: bool,
-) -> Result<reqwest::Client, Cause> {
-    build_client(options, None, ConnectTimer::default(), bypasses_proxies)
 }
 
 fn build_client(

@@ -3,8 +3,7 @@
 use bytes::Bytes;
 
 use super::receive::with_idle_timeout;
-use super::retry_state::{Failure, MIN_PROGRESS_BYTES, RetryState};
-use super::timer::Timer;
+use super::retry_state::{Attempts, Failure, MIN_PROGRESS_BYTES};
 use super::{Content, Http};
 use crate::source::Cause;
 
@@ -21,8 +20,7 @@ pub(super) struct UnrangedStream<'a> {
     /// Bytes that a restarted response repeated since the last progress.
     received_again: u64,
     progress_mark: u64,
-    pub(super) retry_state: RetryState,
-    timer: Timer,
+    pub(super) attempts: Attempts,
 }
 
 impl<'a> UnrangedStream<'a> {
@@ -35,16 +33,15 @@ impl<'a> UnrangedStream<'a> {
             counted: 0,
             received_again: 0,
             progress_mark: 0,
-            retry_state: source.new_retry_state(),
-            timer: Timer::new(source.options.timeout, 0, &source.stats),
+            attempts: source.new_attempts(0),
         }
     }
 
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
         // The reader did not wait until now.
-        self.timer.ignore_elapsed();
+        self.attempts.timer.ignore_elapsed();
         loop {
-            match self.receive().await {
+            match self.receive().await? {
                 Ok(Some(piece)) => {
                     if let Some(fresh) = self.take_new_bytes(piece) {
                         return Ok(Some(fresh));
@@ -57,16 +54,11 @@ impl<'a> UnrangedStream<'a> {
         }
     }
 
-    async fn receive(&mut self) -> Result<Option<Bytes>, Cause> {
+    /// Receives a piece, or why this response has no further one. Fails at the deadline.
+    async fn receive(&mut self) -> Result<Result<Option<Bytes>, Cause>, Cause> {
         let counted = self.counted;
-        tokio::select! {
-            biased;
-            piece = with_idle_timeout(self.source.idle_timeout, self.content.next()) => piece,
-            late = self.timer.wait_until_expired(|| counted, || false) => {
-                self.retry_state.stats.source_timeouts.increment();
-                Err(late)
-            }
-        }
+        let receiving = with_idle_timeout(self.source.idle_timeout, self.content.next());
+        self.attempts.run(receiving, || counted, || false).await
     }
 
     fn take_new_bytes(&mut self, mut piece: Bytes) -> Option<Bytes> {
@@ -87,7 +79,7 @@ impl<'a> UnrangedStream<'a> {
         let came = self.counted - counted;
         self.source.stats.scan_received_bytes.add(came);
         // The elapsed time was spent waiting for these bytes.
-        self.timer.update_running(self.counted);
+        self.attempts.timer.update_running(self.counted);
         if known == len {
             return None;
         }
@@ -102,36 +94,18 @@ impl<'a> UnrangedStream<'a> {
     }
 
     /// Requests everything again after a failure, if the server promises identical bytes for the version.
-    async fn restart(&mut self, mut failure: Failure) -> Result<(), Cause> {
+    async fn restart(&mut self, failure: Failure) -> Result<(), Cause> {
         if !self.source.info.fingerprint.is_strong() {
             return Err(failure.cause);
         }
         if self.delivered - self.progress_mark >= MIN_PROGRESS_BYTES {
             (self.progress_mark, self.received_again) = (self.delivered, 0);
         }
-        let counted = self.counted;
-        loop {
-            let left = self.timer.update_running(counted);
-            self.retry_state
-                .pause_after(failure, self.delivered, left)
-                .await?;
-            // The pause counts as waiting time.
-            self.timer.update(counted);
-            let asked = tokio::select! {
-                biased;
-                asked = self.source.request_all() => asked,
-                late = self.timer.wait_until_expired(|| counted, || false) => {
-                    self.retry_state.count_timeout();
-                    return Err(late);
-                }
-            };
-            match asked {
-                Ok(content) => {
-                    (self.content, self.received_in_response) = (content, 0);
-                    return Ok(());
-                }
-                Err(other) => failure = other,
-            }
-        }
+        let (counted, delivered, source) = (self.counted, self.delivered, self.source);
+        let attempts = &mut self.attempts;
+        attempts.pause_after(failure, counted, delivered).await?;
+        let asking = attempts.repeat(|| counted, delivered, || source.request_all());
+        (self.content, self.received_in_response) = (asking.await?, 0);
+        Ok(())
     }
 }

@@ -19,9 +19,6 @@ const MIN_SAMPLES: u32 = 4;
 /// Time without reads after which a mirror gets one while others are busy, so that its speed is measured again.
 const PROBE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Time for which a mirror is not used after a failure that will probably repeat, such as another version or wrong bytes.
-pub(super) const LONG_BLOCK: Duration = Duration::from_mins(5);
-
 /// Time of a read before its speed is compared with that of another mirror.
 const MIN_OBSERVED_TIME: Duration = Duration::from_millis(150);
 
@@ -196,6 +193,7 @@ fn saturating_u64(number: u128) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::retry::LONG_BLOCK;
 
     const MIB: u64 = 1 << 20;
 

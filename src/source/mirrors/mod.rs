@@ -21,6 +21,7 @@ use self::load::{MirrorLoad, Progress};
 use self::senders::Senders;
 use super::http::fill::{Outcome, ReadHistory, Servers, fill_buffer};
 use super::http::silent_server;
+use super::retry::{LONG_BLOCK, min_block};
 use super::{Error, Http, IsIntact, ReadHandle, Source, SourceInfo};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
@@ -168,7 +169,7 @@ impl Mirrors {
                 for number in senders.iter().filter(|&number| Some(number) != right) {
                     if let Some(mirror) = mirrors.get(*number) {
                         let mut load = mirror.load.lock();
-                        load.record_failure(Instant::now(), load::LONG_BLOCK);
+                        load.record_failure(Instant::now(), LONG_BLOCK);
                     }
                 }
                 Ok(bytes)
@@ -296,10 +297,7 @@ impl Servers for Mirrors {
             }
             Outcome::Failed(failure) => {
                 history.failed.push(number);
-                let pause = failure.retry_after.unwrap_or_default();
-                let is_lasting = !failure.cause.is_transient();
-                let lasting = if is_lasting { load::LONG_BLOCK } else { pause };
-                load.record_failure(now, lasting.min(load::LONG_BLOCK));
+                load.record_failure(now, min_block(&failure.cause, failure.retry_after));
             }
         }
     }

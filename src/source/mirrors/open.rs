@@ -11,16 +11,13 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
+use crate::source::retry::FailureBlock;
 use crate::source::{
     Access, Cause, Error, Http, Options, Source, SourceInfo, Target, Transport, Validator,
 };
 
 /// Time for SOURCE, and then for each mirror, to answer before the next one may identify the bytes.
 const OPEN_HEAD_START: Duration = Duration::from_secs(5);
-
-/// Pause before a mirror that cannot be opened is opened again; doubled each time.
-const INITIAL_PAUSE: Duration = Duration::from_secs(2);
-const MAX_PAUSE: Duration = Duration::from_mins(5);
 
 /// Length of a sample that is compared.
 const SAMPLE_LEN: u64 = 16 << 10;
@@ -121,27 +118,20 @@ async fn open_first(places: &[MirrorPlace]) -> Result<(Http, usize), Error> {
 
 /// Opens the mirror at `place`, and adds it to `list` unless its bytes differ from those of `first`.
 async fn add_mirror(place: MirrorPlace, first: Arc<Mirror>, list: MirrorList, stats: Arc<Stats>) {
-    let (name, mut pause) = (&place.target.location, INITIAL_PAUSE);
-    let compared = async || {
+    let (place, first) = (&place, &first);
+    let name = &place.target.location;
+    let compared = || async move {
         let mirror = place.open().await?;
         let is_same = has_same_bytes(&first.http, &mirror).await?;
         Ok::<_, Error>(is_same.then_some(mirror))
     };
-    loop {
-        match compared().await {
-            Ok(Some(mirror)) => return list.lock().push(Mirror::new(mirror)),
-            Ok(None) => {
-                stats.source_rejected_mirrors.increment();
-                return tracing::warn!(
-                    "{name} has other bytes than SOURCE, or no ranges, so it is not used"
-                );
-            }
-            Err(error) if pause == INITIAL_PAUSE => tracing::warn!("{error}: {}", error.cause),
-            Err(error) => tracing::debug!(cause = %error.cause, "{error}"),
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(MAX_PAUSE);
-    }
+    let Some(mirror) = FailureBlock::default().repeat(compared).await else {
+        stats.source_rejected_mirrors.increment();
+        return tracing::warn!(
+            "{name} has other bytes than SOURCE, or no ranges, so it is not used"
+        );
+    };
+    list.lock().push(Mirror::new(mirror));
 }
 
 /// Compares lengths, and samples unless the servers give both the same strong entity tag.

@@ -1,6 +1,7 @@
 //! Manifests and blobs of one repository.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::StreamExt;
@@ -31,6 +32,9 @@ const LISTED_OR_NOT: &[u16] = &[200, 400, 404, 405, 501];
 
 /// Maximum number of pages of a list of referrers that are read.
 const MAX_REFERRER_PAGES: usize = 16;
+
+/// Timeout for the list of referrers of a server besides the first.
+const REFERRERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A repository, and which of its images the user wants.
 #[derive(Debug)]
@@ -199,13 +203,10 @@ impl Repository {
     /// # Errors
     /// No server may be asked for blobs.
     pub fn blob(&self, digest: Sha256, len: u64) -> Result<Arc<dyn Source>, Error> {
-        let server = self.pull_server()?;
-        let others = self.servers.iter();
-        let others = others.filter(|one| one.can_pull && !std::ptr::eq(*one, server));
-        let others = others.map(|one| self.blob_of(one, digest, len));
-        let first = self.blob_of(server, digest, len)?;
-        let others = others.collect::<Result<_, _>>()?;
-        Ok(mirrors::in_order(first, others))
+        let servers = self.pull_servers();
+        let mut blobs = servers.map(|server| self.blob_of(server, digest, len));
+        let first = blobs.next().ok_or_else(|| self.unable("pull"))??;
+        Ok(mirrors::in_order(first, blobs.collect::<Result<_, _>>()?))
     }
 
     fn blob_of(&self, server: &Server, digest: Sha256, len: u64) -> Result<Http, Error> {
@@ -219,13 +220,15 @@ impl Repository {
         Http::open_known(version, transport, target, options)
     }
 
-    /// The server that served a manifest, or else the last one that may be asked for blobs.
-    fn pull_server(&self) -> Result<&Server, Error> {
+    /// The servers that may be asked for blobs: first the one that served a manifest, or else the last one.
+    fn pull_servers(&self) -> impl Iterator<Item = &Server> {
         let chosen = self.chosen.get();
         let chosen = chosen.and_then(|&number| self.servers.get(number));
-        let server = chosen.filter(|server| server.can_pull);
-        let server = server.or_else(|| self.servers.iter().rfind(|server| server.can_pull));
-        server.ok_or_else(|| self.unable("pull"))
+        let chosen = chosen.filter(|server| server.can_pull);
+        let first = chosen.or_else(|| self.servers.iter().rfind(|server| server.can_pull));
+        let is_other = move |one: &&Server| !first.is_some_and(|first| std::ptr::eq(*one, first));
+        let others = self.servers.iter().filter(|server| server.can_pull);
+        first.into_iter().chain(others.filter(is_other))
     }
 
     /// The first server to which images and artifacts may be uploaded, as in containerd.
@@ -242,42 +245,38 @@ impl Repository {
     /// Descriptors of the manifests of `artifact_type` that refer to the manifest or index `subject`, in the
     /// order of the registry. They are empty if there are none or the list is unusable, and at most 64 a page.
     ///
-    /// It asks the server that served a manifest: by the API of the distribution specification 1.1, or else for
-    /// the tag `sha256-DIGEST`. The caller reads the manifests and compares their digests.
+    /// It asks the server that served a manifest, and the others if that fails or has no list. The caller reads the
+    /// manifests and compares their digests.
     ///
     /// # Errors
-    /// The server is unreachable, or refuses access.
+    /// All servers are unreachable, or refuse access.
     pub async fn referrers(
         &self,
         subject: Sha256,
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, Error> {
-        let server = self.pull_server()?;
-        let sender = server.sender(&self.name, &server.login)?;
-        let mut listed = server.url("referrers", &format!("sha256:{subject}"));
-        listed
-            .query_pairs_mut()
-            .append_pair("artifactType", artifact_type);
-        let tagged = server.url("manifests", &fallback_tag(subject));
-        for url in [listed, tagged] {
-            let (mut found, mut page) = (None, Some(url));
-            for _ in 0..MAX_REFERRER_PAGES {
-                let Some(url) = page.take() else {
-                    break;
-                };
-                let message = Message::new(Method::GET, url.clone());
-                let answer = sender.request(message, LISTED_OR_NOT).await?;
-                let list = (answer.status == 200).then_some(&answer.body);
-                if let Some(more) = list.and_then(|list| parse_referrers(list, artifact_type)) {
-                    found.get_or_insert_with(Vec::new).extend(more);
-                    page = next_page(&answer.headers, &url);
-                }
+        let attempts = self.pull_servers().enumerate().map(|(place, server)| {
+            let asking = server.referrers(&self.name, subject, artifact_type);
+            // The list is not needed, so a further server has less time.
+            let limit = if place == 0 {
+                Duration::MAX
+            } else {
+                REFERRERS_TIMEOUT
+            };
+            async move {
+                let asked = tokio::time::timeout(limit, asking).await;
+                let asked = asked.unwrap_or_else(|_| Err(self.silent_error()));
+                asked.map_err(Some)?.ok_or(None)
             }
-            if let Some(found) = found {
-                return Ok(found);
-            }
+        });
+        let errors = match first_success(attempts, HEAD_START).await {
+            Ok((_, found)) => return Ok(found),
+            Err(errors) => errors.into_iter().collect::<Option<Vec<Error>>>(),
+        };
+        match errors.map(|errors| errors.into_iter().next()) {
+            None => Ok(Vec::new()),
+            Some(error) => Err(error.unwrap_or_else(|| self.unable("pull"))),
         }
-        Ok(Vec::new())
     }
 }
 
@@ -323,6 +322,41 @@ impl Server {
             push_login: login(PUSH),
             options,
         })
+    }
+
+    /// As [`Repository::referrers`], of this server: by the API of the distribution specification 1.1, or else by the
+    /// tag `sha256-DIGEST`. `None` if it has neither list.
+    async fn referrers(
+        &self,
+        name: &str,
+        subject: Sha256,
+        artifact_type: &str,
+    ) -> Result<Option<Vec<Descriptor>>, Error> {
+        let sender = self.sender(name, &self.login)?;
+        let mut listed = self.url("referrers", &format!("sha256:{subject}"));
+        listed
+            .query_pairs_mut()
+            .append_pair("artifactType", artifact_type);
+        let tagged = self.url("manifests", &fallback_tag(subject));
+        for url in [listed, tagged] {
+            let (mut found, mut page) = (None, Some(url));
+            for _ in 0..MAX_REFERRER_PAGES {
+                let Some(url) = page.take() else {
+                    break;
+                };
+                let message = Message::new(Method::GET, url.clone());
+                let answer = sender.request(message, LISTED_OR_NOT).await?;
+                let list = (answer.status == 200).then_some(&answer.body);
+                if let Some(more) = list.and_then(|list| parse_referrers(list, artifact_type)) {
+                    found.get_or_insert_with(Vec::new).extend(more);
+                    page = next_page(&answer.headers, &url);
+                }
+            }
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
     }
 
     /// Target of the document `id` of `kind`, one of the names in the API. Users see `name`.
