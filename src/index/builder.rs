@@ -308,7 +308,7 @@ impl Builder {
     /// Completes the index after the last step.
     pub(crate) fn complete(&mut self, completion: &mut Completion, origin: Origin) {
         let index = &mut self.tree.index;
-        completion.names.replace_names(&mut index.arrays);
+        completion.names.complete(&mut index.arrays);
         completion.old_names = index.names.take();
         index.totals = completion.totals;
         index.origin = origin;

@@ -345,7 +345,7 @@ fn read_arrays(
         unresolved: input.rows(unresolved)?,
         blocks: input.rows(blocks)?,
         checksums: input.rows(checksums)?,
-        unsorted_first: Vec::new(),
+        places: None,
     };
     if problems.len.get() > problem::MAX_SECTION_BYTES {
         return Err(Error::Malformed("too many problems"));

@@ -1,5 +1,6 @@
 //! The arrays of an index, under construction or complete, with checked accessors.
 
+mod places;
 pub(super) mod row_table;
 pub(super) mod sort;
 
@@ -15,6 +16,7 @@ use super::rows::{
     UnresolvedRow, XattrRow,
 };
 use crate::base::archive_path::ArchivePath;
+use places::Places;
 use row_table::RowTable;
 
 /// Maximum number of components of a path, which ends cycles of parents in a damaged file. No valid entry is
@@ -41,8 +43,8 @@ pub(super) struct Arrays {
     pub(super) checksums: Rows<U64>,
     pub(super) windows: Arena,
     pub(super) unresolved: Rows<UnresolvedRow>,
-    /// By inode number, its first dirent while the rows of inodes get those of the sorted dirents; else empty.
-    pub(super) unsorted_first: Vec<U32>,
+    /// Where dirents are while they are sorted.
+    pub(super) places: Option<Places>,
 }
 
 pub(super) fn is_valid_component(name: &[u8]) -> bool {
@@ -155,8 +157,9 @@ impl Arrays {
 
     /// The dirent under which `ino` first appeared, whose row is `inode`; [`NONE`] for the root.
     pub(super) fn first_dirent(&self, ino: u32, inode: &InodeRow) -> u32 {
-        let unsorted = self.unsorted_first.get(ino as usize);
-        unsorted.unwrap_or(&inode.dirent).get()
+        let number = inode.dirent.get();
+        let places = self.places.as_ref();
+        places.map_or(number, |places| places.find_first(ino, number))
     }
 
     /// Numbers of a directory's dirents; empty for all else. The dirents may not exist.
@@ -270,7 +273,7 @@ impl Arrays {
             + self.checksums.capacity_bytes()
             + self.windows.0.capacity_bytes()
             + self.unresolved.capacity_bytes()
-            + capacity_bytes(&self.unsorted_first)
+            + self.places.as_ref().map_or(0, Places::memory_bytes)
     }
 }
 
@@ -328,12 +331,15 @@ impl NameTable {
     }
 
     pub(super) fn find(&self, arrays: &Arrays, parent: u32, name: &[u8]) -> Option<u32> {
-        self.0.find(hash(self.0.seed, parent, name), |number| {
-            arrays.dirent(number).is_some_and(|dirent| {
+        let places = arrays.places.as_ref();
+        let place = |number| places.map_or(number, |places| places.find(number));
+        let found = self.0.find(hash(self.0.seed, parent, name), |number| {
+            arrays.dirent(place(number)).is_some_and(|dirent| {
                 let is_in_parent = dirent.ino.get() != 0 && dirent.parent.get() == parent;
                 is_in_parent && arrays.arena.name(dirent.name) == Some(name)
             })
-        })
+        });
+        found.map(place)
     }
 
     /// Adds dirent `number`, called `name` in directory `parent`.
