@@ -115,5 +115,6 @@ pub mod internal {
     };
     pub use crate::cache::{
         CacheFileInfo, DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, QueueTimeout,
+        ReadRate, SparseExtent,
     };
 }

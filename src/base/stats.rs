@@ -1,4 +1,5 @@
-//! Counters of events and bytes for tests, `--stats` and `tarfs status`. One is of time: how long a lock is held.
+//! Counters of events and bytes for tests, `--stats` and `tarfs status`. Two are of time: how long a lock is held, and
+//! how long decoders run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -136,6 +137,8 @@ stats! {
     skipped_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
+    /// Processor time of decoding, in nanoseconds.
+    decoding_nanoseconds,
     /// Archives that were opened by an index published beside them, or a SOCI ztoc, without a scan.
     published_indexes,
     /// Reads of published indexes.
@@ -187,6 +190,8 @@ stats! {
     disk_cache_read_bytes,
     /// Decoded blocks not written to the disk cache because the disk was busy.
     disk_cache_skipped_spans,
+    /// Decoded blocks not written to the disk cache because decoding them again is faster than reading them.
+    disk_cache_declined_spans,
     /// Bytes evicted from the disk cache for other decoded blocks of the same archive.
     disk_cache_evicted_bytes,
     /// Archives of a directory that were opened because a file or directory of theirs was wanted.
@@ -281,6 +286,7 @@ mod tests {
             "scanned_packed_bytes",
             "skipped_bytes",
             "decoded_bytes",
+            "decoding_nanoseconds",
             "published_indexes",
             "index_reads",
             "index_read_bytes",
@@ -304,6 +310,7 @@ mod tests {
             "disk_cache_read_bytes",
             "disk_cache_damaged_spans",
             "disk_cache_skipped_spans",
+            "disk_cache_declined_spans",
             "disk_cache_evicted_bytes",
             "opened_archives",
             "closed_archives",

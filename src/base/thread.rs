@@ -3,6 +3,8 @@
 use std::io;
 use std::thread::{self, JoinHandle, Scope};
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// A named thread, joined when its handle is dropped, so that it never outlives its owner. The owner must
 /// first make the work end, usually by dropping the channel that it reads.
 #[derive(Debug)]
@@ -69,6 +71,16 @@ pub(crate) fn scoped_thread<'scope>(
     let builder = thread::Builder::new().name(name.to_owned());
     #[expect(clippy::disallowed_methods, reason = "the one place that may")]
     builder.spawn_scoped(scope, work).map(drop)
+}
+
+/// Processor time of this thread, in nanoseconds.
+pub fn processor_nanoseconds() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    let nanoseconds = u64::try_from(time.tv_nsec).unwrap_or_default();
+    seconds
+        .saturating_mul(1_000_000_000)
+        .saturating_add(nanoseconds)
 }
 
 #[cfg(test)]

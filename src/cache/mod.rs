@@ -4,9 +4,10 @@
 mod disk;
 mod memory;
 
+pub(crate) use disk::bytes_per_second;
 pub use disk::{
     CacheFileInfo, DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, DiskCacheUsage,
-    QueueTimeout,
+    QueueTimeout, ReadRate, SparseExtent,
 };
 pub(crate) use memory::SpanCache;
 

@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::U64;
 
 use super::published::Rows;
 use crate::base::extent::{Extent, Plain};
+use crate::base::span_hash;
 use crate::codec::seek_point::MAX_SPAN_LEN;
 
 #[derive(Clone, Copy, Debug)]
@@ -66,8 +66,41 @@ impl<'a> SpanChecksums<'a> {
         blocks.len() <= expected.len()
             && blocks
                 .zip(expected)
-                .all(|(block, checksum)| xxh3_64(block) == checksum.get())
+                .all(|(block, checksum)| span_hash::of_block(block) == checksum.get())
     }
+
+    /// The runs of zeros in the span, in order: whole blocks of at least [`MIN_ZERO_RUN_BYTES`], or all of it.
+    pub(crate) fn zero_runs(&self) -> Vec<Extent<Plain>> {
+        zero_runs(self.extent, self.block_len as u64, self.checksums())
+    }
+}
+
+/// Minimum length of a run of zeros that the disk cache does not store. Shorter ones would cut files in pieces.
+const MIN_ZERO_RUN_BYTES: u64 = 64 << 10;
+
+/// As [`SpanChecksums::zero_runs`], of the span at `extent` with these checksums of blocks.
+pub(crate) fn zero_runs(
+    extent: Extent<Plain>,
+    block_len: u64,
+    checksums: impl Iterator<Item = u64>,
+) -> Vec<Extent<Plain>> {
+    let mut runs: Vec<Extent<Plain>> = Vec::new();
+    let mut start = extent.start();
+    for checksum in checksums {
+        let len = block_len.min(extent.end().0.saturating_sub(start.0));
+        let block = Extent::with_len(start, len);
+        start = block.end();
+        if usize::try_from(len).is_ok_and(|len| checksum == span_hash::of_zeros(len)) {
+            match runs.last_mut() {
+                Some(last) if last.end() == block.start() => {
+                    *last = Extent::with_len(last.start(), last.len() + len);
+                }
+                _ => runs.push(block),
+            }
+        }
+    }
+    runs.retain(|run| run.len() >= MIN_ZERO_RUN_BYTES.min(extent.len()));
+    runs
 }
 
 #[cfg(test)]
@@ -119,6 +152,32 @@ mod tests {
         let twice = [span, span].concat();
         assert!(!checksums.match_bytes(0, &twice), "too long");
         assert!(checksums.blocks(&(0..LEN)).is_none(), "past the end");
+    }
+
+    #[test]
+    fn zero_runs_are_whole_blocks_of_at_least_64_kib() {
+        let runs = |bytes: &[u8]| {
+            let mut hasher = SpanHasher::new(16 << 10);
+            hasher.update(bytes);
+            let extent = Extent::with_len(Plain(7), bytes.len() as u64);
+            let runs = zero_runs(extent, 16 << 10, hasher.finish().1.into_iter());
+            let runs = runs.iter().map(|run| (run.start().0, run.end().0));
+            runs.collect::<Vec<_>>()
+        };
+        let zeros = |len| vec![0; len];
+        assert_eq!(runs(&zeros(100)), [(7, 107)], "all of a short span");
+        assert_eq!(runs(&[zeros(100), vec![1]].concat()), []);
+        let mixed = [
+            vec![1],
+            zeros(300_000),
+            vec![1; 20_000],
+            zeros(64 << 10),
+            vec![1],
+        ]
+        .concat();
+        assert_eq!(runs(&mixed), [(7 + (16 << 10), 7 + 18 * (16 << 10))]);
+        let end = [vec![1; 16 << 10], zeros(70_000)].concat();
+        assert_eq!(runs(&end), [(7 + (16 << 10), 7 + (16 << 10) + 70_000)]);
     }
 
     #[test]

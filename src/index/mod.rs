@@ -26,6 +26,7 @@ pub use blocks::NewDigests;
 pub use build_tree::{MemberError, Options};
 pub(crate) use builder::MAX_FORWARD_LINK_PASSES;
 pub use builder::{Builder, Placement};
+pub(crate) use checksums::zero_runs;
 pub(crate) use memory::Charge;
 pub use memory::{MemoryLimit, TooMuchMemory};
 pub use merge::MergeError;

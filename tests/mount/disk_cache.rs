@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytes::Bytes;
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
@@ -13,7 +14,9 @@ use crate::support::fixture::{TestDir, TestMount, pid_of};
 use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
+use crate::support::raw::Archive;
 use crate::support::rng::Rng;
+use crate::support::sha256::sha256;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
@@ -274,6 +277,77 @@ fn reads_continue_without_disk_cache_on_full_disk() {
         1,
         "{log}"
     );
+}
+
+#[test]
+fn zeros_of_an_archive_take_no_disk() {
+    const ZEROS: usize = 48 << 20;
+    let place = Place::start();
+    let mut noise = Rng::new(1);
+    let mut random = |len: usize| {
+        let words = (0..len / 8).flat_map(|_| noise.below(u64::MAX).to_le_bytes());
+        words.collect::<Vec<u8>>()
+    };
+    let files = [
+        ("zeros", vec![0; ZEROS]),
+        ("random", random(1 << 20)),
+        (
+            "mixed",
+            [
+                random(1000),
+                vec![0; 5 << 20],
+                random(1 << 20),
+                vec![0; 1 << 20],
+            ]
+            .concat(),
+        ),
+    ];
+    let archive = files
+        .iter()
+        .fold(Archive::new(), |archive, (name, content)| {
+            archive.file(name, content.clone())
+        })
+        .end();
+    for (packing, path) in [(Packing::Gzip, "/gzip"), (Packing::Plain, "/plain")] {
+        let packed = packing.pack(&Bytes::from(archive.clone()));
+        place
+            .server
+            .serve(path, Resource::new(packed.clone()).etag("\"1\""));
+        // With a digest, a scan skips no content.
+        let digest = sha256(&packed);
+        place.mount(path, "a", &["--wait-index", "--expect-sha256", &digest]);
+        for (name, content) in &files {
+            place.assert_file("a", name, content);
+        }
+        // The next mount does not fetch what is in the queue of this one.
+        place.succeeds(&["umount", "a"]);
+        let used = place.disk_cache_bytes();
+        assert!((2 << 20..4 << 20).contains(&used), "{path}: {used}");
+
+        let before = place.server.sent_bytes(path);
+        place.mount(path, "a", &["--prefetch", "none"]);
+        for (name, content) in &files {
+            place.assert_file("a", name, content);
+        }
+        let status = place.status_of("a");
+        assert_eq!(number(&status, "/counters/decoded_bytes"), 0, "{path}");
+        let sent = place.server.sent_bytes(path) - before;
+        assert!(sent <= 64 << 10, "{path}: {sent}");
+        place.succeeds(&["umount", "a"]);
+
+        // Other bytes in place of the zeros of the file are never read.
+        for file in place.cache_files() {
+            let file = fs::File::options().write(true).open(file).expect("there");
+            std::os::unix::fs::FileExt::write_all_at(&file, &vec![9; 4 << 20], 8 << 20)
+                .expect("room");
+        }
+        place.mount(path, "a", &["--prefetch", "none"]);
+        place.assert_file("a", "zeros", &files[0].1);
+        let damaged = "/counters/disk_cache_damaged_spans";
+        assert_eq!(number(&place.status_of("a"), damaged), 0, "{path}");
+        place.succeeds(&["umount", "a"]);
+        place.succeeds(&["cache", "clear"]);
+    }
 }
 
 #[test]

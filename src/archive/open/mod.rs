@@ -228,8 +228,9 @@ impl Opener {
     fn start_scan(self) -> Result<Archive, OpenError> {
         let disk_cache = self.create_disk_cache()?;
         let cached = disk_cache.clone();
-        let disk_cache_writer =
-            cached.map(|disk_cache| ScanDiskCache::new(disk_cache, &*self.source));
+        let disk_cache_writer = cached.map(|disk_cache| {
+            ScanDiskCache::new(disk_cache, &*self.source, Arc::clone(&self.stats))
+        });
         let builder = self.builder(true);
         let reader =
             Arc::new(self.build_reader(LiveIndex::growing(builder, &self.stats), disk_cache));

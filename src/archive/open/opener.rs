@@ -254,6 +254,7 @@ impl Opener {
             write_pool: self.write_pool.clone(),
             is_only_copy: !self.has_byte_ranges(),
             free_list: self.free_list.clone(),
+            read_rate: Arc::default(),
             stats: Arc::clone(&self.stats),
         }
     }
@@ -311,7 +312,10 @@ impl Opener {
             (budgets, 0)
         };
         // A scan must not use spans that were decoded for a saved index that did not match.
-        let span_owner = 2 * number + u32::from(!live_index.is_scan_over());
+        let is_scanned_now = !live_index.is_scan_over();
+        let span_owner = 2 * number + u32::from(is_scanned_now);
+        let is_proven = self.source.fingerprint().doubt().is_none();
+        let is_indexed_version = is_scanned_now || is_proven && self.options.index_file.is_none();
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
         Reader {
@@ -321,6 +325,7 @@ impl Opener {
             span_cache: budgets.span_cache,
             free_list: self.free_list.clone(),
             disk_cache,
+            is_indexed_version,
             far_decode_lock: Mutex::default(),
             single_flight: SingleFlight::default(),
             windows: Windows::default(),

@@ -52,6 +52,8 @@ pub(super) struct AccessTracker {
     profile: Option<Profile>,
     /// Whether the index is complete, and `begin` has run.
     has_begun: bool,
+    /// Bytes that the disk cache stores of the whole archive.
+    stored_bytes: u64,
     /// Last check whether the disk cache holds everything, because other processes may evict parts.
     last_disk_check: Option<Instant>,
     replay: Replay,
@@ -88,6 +90,7 @@ impl AccessTracker {
             pages: Arc::clone(pages),
             profile: options.replay,
             has_begun: false,
+            stored_bytes: u64::MAX,
             last_disk_check: None,
             replay: Replay::default(),
             full_prefetch: None,
@@ -233,6 +236,7 @@ impl AccessTracker {
         if !self.has_begun {
             self.has_begun = true;
             self.begin(index);
+            self.stored_bytes = reader.stored_bytes(index);
         }
         if self
             .last_disk_check
@@ -240,8 +244,8 @@ impl AccessTracker {
         {
             self.last_disk_check = Some(Instant::now());
             let disk_cache = reader.disk_cache.as_ref();
-            let is_here = disk_cache
-                .is_some_and(|disk_cache| disk_cache.has_at_least(index.origin().plain_bytes));
+            let is_here =
+                disk_cache.is_some_and(|disk_cache| disk_cache.has_at_least(self.stored_bytes));
             self.streams.set_all_on_disk(is_here);
         }
         while self.shared.replay.outstanding.load(Ordering::SeqCst) < MAX_REPLAY_REQUESTS {

@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use super::Reader;
 use super::decode_span::{SpanDecoder, span_len};
+use super::disk_cache_policy::{is_decoded_faster, is_near};
 use super::packed::{FetchMode, PackedBytes};
 use super::single_flight::Claim;
 use super::window_layout::{Layout, WindowClaim};
@@ -16,7 +17,7 @@ use crate::archive::error::ReadError;
 use crate::base::buffer_pool::Reservation;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::thread_pool::ThreadPool;
-use crate::cache::QueueTimeout;
+use crate::cache::{DiskCache, QueueTimeout};
 use crate::codec::{self, Compression};
 use crate::index::Span;
 use crate::source::Access;
@@ -88,7 +89,7 @@ impl Reader {
         // Prefetch of all spans does not decode spans that are on disk.
         let may_read = found.is_some() || !self.is_faster_to_decode(&span);
         // Checked before the read, because a reader may complete the span on disk in the meantime.
-        let was_on_disk = may_read && self.is_span_on_disk(&span);
+        let was_on_disk = may_read && self.is_on_disk(span.plain);
         if may_read && let Some(bytes) = self.span_from_disk_cache(&span) {
             count_span(found);
             // Prefetch without a reader leaves memory to readers.
@@ -104,7 +105,7 @@ impl Reader {
         let mut windows = Vec::new();
         if let Some(layout) = self.layout() {
             // The whole span was on disk and still is, so its hash was wrong just now.
-            let is_damaged = was_on_disk && self.is_span_on_disk(&span);
+            let is_damaged = was_on_disk && self.is_on_disk(span.plain);
             match self.missing_windows(layout, span.plain, from, is_damaged) {
                 MissingWindows::All(all) => windows = all,
                 MissingWindows::Runs(runs) => return add_runs(batches, layout, runs, found),
@@ -143,19 +144,27 @@ impl Reader {
 
     /// Whether decoding is faster than reading from disk. LZ4 decodes as fast as a disk reads, from less.
     fn is_faster_to_decode(&self, span: &Span) -> bool {
-        let is_near = !self.source.is_remote() && self.source.access() == Access::Ranges;
-        is_near && self.compression() == Compression::Lz4 && span.seek_point.is_some()
-    }
-
-    /// Whether `span` is on disk, perhaps damaged.
-    fn is_span_on_disk(&self, span: &Span) -> bool {
-        let disk_cache = self.disk_cache.as_ref();
-        disk_cache.is_some_and(|disk_cache| disk_cache.covers(span.plain))
+        is_near(&*self.source)
+            && self.compression() == Compression::Lz4
+            && span.seek_point.is_some()
     }
 
     pub(crate) fn should_cache_on_disk(&self, span: &Span) -> bool {
         // A span without a hash cannot be verified.
         self.disk_cache.is_some() && span.hash.is_some()
+    }
+
+    /// Whether a local `span` is so compressed that it is decoded faster than read from disk.
+    pub(super) fn is_declined(&self, span: &Span, disk_cache: &DiskCache) -> bool {
+        let Some(point) = &span.seek_point else {
+            return false;
+        };
+        let packed = self
+            .packed_end(span.number)
+            .0
+            .saturating_sub(point.packed.0);
+        let plain = span.plain.len();
+        is_near(&*self.source) && is_decoded_faster(packed, plain, disk_cache, &self.stats)
     }
 
     fn fill_range(
@@ -199,7 +208,7 @@ impl Reader {
             match filled_spans {
                 Some(_) => self.cache_prefetched_span_on_disk(&span, &bytes),
                 // It may be on disk already.
-                None if self.is_faster_to_decode(&span) && self.is_span_on_disk(&span) => {}
+                None if self.is_faster_to_decode(&span) && self.is_on_disk(span.plain) => {}
                 None => self.cache_span_on_disk(&span, &bytes, false),
             }
             self.span_cache.insert(self.key(span.number), bytes.clone());

@@ -7,12 +7,14 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::Reader;
+use super::disk_cache_policy::measure_decoding;
 use super::packed::{FetchMode, PackedBytes};
 use crate::archive::error::{Error, ReadError};
 use crate::archive::scan::digest::sha256;
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
+use crate::base::stats::Stats;
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::index::Span;
@@ -38,9 +40,8 @@ impl Reader {
         for number in first.number..span.number {
             let between = self.indexed_span(number)?;
             let bytes = self.decode_next(&between, &mut decoder, &mut packed)?;
-            let disk_cache = self.disk_cache.as_ref();
             // In between may be all of a long stream, which the scan put on disk.
-            if !disk_cache.is_some_and(|disk_cache| disk_cache.covers(between.plain)) {
+            if !self.is_on_disk(between.plain) {
                 self.cache_span_on_disk(&between, &bytes, true);
             }
             self.span_cache.insert(self.key(number), bytes);
@@ -76,7 +77,13 @@ impl Reader {
             return Err(self.read_error_at(span.plain, Error::Interrupted));
         }
         let bytes = decoder
-            .take_bytes(&self.free_list, span.plain.start(), len, packed)
+            .take_bytes(
+                &self.free_list,
+                span.plain.start(),
+                len,
+                packed,
+                &self.stats,
+            )
             .map_err(|error| self.read_error_at(span.plain, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
@@ -271,6 +278,7 @@ impl SpanDecoder {
         start: Plain,
         len: usize,
         packed: &mut PackedBytes,
+        stats: &Stats,
     ) -> Result<Bytes, Error> {
         let mut taken: Option<free_list::RecycledBuffer> = None;
         let mut missing = len;
@@ -278,7 +286,7 @@ impl SpanDecoder {
             if self.rest.is_empty() {
                 // Even an empty rest would keep its buffer from the decoder.
                 self.rest = Bytes::new();
-                match self.next_piece(packed)? {
+                match self.next_piece(packed, stats)? {
                     Some(DecodedPiece::Buffer(buffer)) if missing == len && buffer.len() == len => {
                         match buffer.detach(start.0) {
                             Ok(memory) => return Ok(memory.freeze()),
@@ -298,24 +306,30 @@ impl SpanDecoder {
         Ok(taken.map_or_else(Bytes::new, free_list::RecycledBuffer::freeze))
     }
 
-    fn next_piece(&mut self, packed: &mut PackedBytes) -> Result<Option<DecodedPiece>, Error> {
+    fn next_piece(
+        &mut self,
+        packed: &mut PackedBytes,
+        stats: &Stats,
+    ) -> Result<Option<DecodedPiece>, Error> {
         loop {
             if let Some(output) = &mut self.output {
                 if let Some(buffer) = output.take_buffer() {
                     return Ok(Some(DecodedPiece::Buffer(buffer)));
                 }
-                if let Some(piece) = output.next_piece()? {
+                if let Some(piece) = measure_decoding(stats, || output.next_piece())? {
                     return Ok(Some(DecodedPiece::Shared(piece)));
                 }
                 self.output = None;
             }
-            match self.decoder.pull()? {
+            match measure_decoding(stats, || self.decoder.pull())? {
                 Pull::NeedInput => match packed.next()? {
                     Some(bytes) => self.decoder.push(bytes),
                     None => self.decoder.finish(),
                 },
                 Pull::Plain(bytes) => return Ok(Some(DecodedPiece::Shared(bytes))),
-                Pull::Job(job) | Pull::OrderedJob(job) => self.output = Some(job.run()?),
+                Pull::Job(job) | Pull::OrderedJob(job) => {
+                    self.output = Some(measure_decoding(stats, || job.run())?);
+                }
                 Pull::WaitFor(ahead) => ahead.wait(),
                 // Spans have hashes of their own, and a single read has no other threads.
                 Pull::SeekPoint(_)

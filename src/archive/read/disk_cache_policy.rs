@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::cache::{DiskCache, QueueTimeout};
+use crate::base::extent::{Packed, Plain};
+use crate::base::stats::Stats;
+use crate::base::thread::processor_nanoseconds;
+use crate::cache::{DiskCache, QueueTimeout, SparseExtent, bytes_per_second};
 use crate::codec::Compression;
-use crate::index::Span;
+use crate::index::{Span, block_len, zero_runs};
 use crate::source::{Access, Source};
 
 /// Minimum time that a scan may wait for the disk, however short its work was.
@@ -16,10 +19,40 @@ const MIN_DISK_WAIT: Duration = Duration::from_secs(2);
 /// Maximum wait for a span that can only be decoded again from far before it, unless the disk has stalled.
 const MAX_FAR_SPAN_WAIT: Duration = Duration::from_secs(30);
 
+/// Minimum ratio of plain to packed bytes at which the disk cache may decline a span. Of other spans a short read
+/// would decode far more than it reads from disk.
+const MIN_DECLINED_RATIO: u64 = 64;
+
 /// Whether to cache spans of `source` on disk. A local uncompressed file is as good as any copy.
 pub(crate) fn should_cache_spans(source: &dyn Source, compression: Option<Compression>) -> bool {
-    let is_near = !source.is_remote() && source.access() == Access::Ranges;
-    !(is_near && compression == Some(Compression::None))
+    !(is_near(source) && compression == Some(Compression::None))
+}
+
+/// Whether packed bytes need no network, so that decoding is all that a missing span costs.
+pub(crate) fn is_near(source: &dyn Source) -> bool {
+    !source.is_remote() && source.access() == Access::Ranges
+}
+
+/// Whether `packed` bytes are decoded to `plain` ones faster than `disk_cache` reads these. Both speeds are measured.
+pub(crate) fn is_decoded_faster(
+    packed: u64,
+    plain: u64,
+    disk_cache: &DiskCache,
+    stats: &Stats,
+) -> bool {
+    let decoding = bytes_per_second(stats.decoded_bytes.get(), stats.decoding_nanoseconds.get());
+    packed.saturating_mul(MIN_DECLINED_RATIO) <= plain
+        && decoding > Some(disk_cache.read_rate().unwrap_or(u64::MAX))
+}
+
+/// Runs `decode`, and counts its processor time.
+pub(crate) fn measure_decoding<T>(stats: &Stats, decode: impl FnOnce() -> T) -> T {
+    let start = processor_nanoseconds();
+    let decoded = decode();
+    stats
+        .decoding_nanoseconds
+        .add(processor_nanoseconds().saturating_sub(start));
+    decoded
 }
 
 /// Writes spans of a scan to the disk cache.
@@ -30,6 +63,13 @@ pub(crate) fn should_cache_spans(source: &dyn Source, compression: Option<Compre
 pub(crate) struct ScanDiskCache {
     disk_cache: Arc<DiskCache>,
     access: Access,
+    is_near: bool,
+    block_len: u64,
+    stats: Arc<Stats>,
+    /// The last seek point.
+    last_seek_point: Option<(Packed, Plain)>,
+    /// Whether the bytes between the last two seek points are decoded faster than read from disk.
+    is_decoded_faster: bool,
     started: Instant,
     waited: Duration,
     /// Whether the disk was too slow for a span without a seek point.
@@ -37,19 +77,38 @@ pub(crate) struct ScanDiskCache {
 }
 
 impl ScanDiskCache {
-    pub(crate) fn new(disk_cache: Arc<DiskCache>, source: &dyn Source) -> Self {
+    pub(crate) fn new(disk_cache: Arc<DiskCache>, source: &dyn Source, stats: Arc<Stats>) -> Self {
         Self {
             disk_cache,
             access: source.access(),
+            is_near: is_near(source),
+            stats,
+            last_seek_point: None,
+            is_decoded_faster: false,
+            block_len: block_len(source.fingerprint().len),
             started: Instant::now(),
             waited: Duration::ZERO,
             is_disk_stalled: false,
         }
     }
 
-    /// Writes a span, unless it has no hash to verify it with.
-    pub(crate) fn write_span(&mut self, span: &Span, bytes: &Bytes) {
+    /// Writes a span, unless it has no hash to verify it with, or is probably decoded faster than read. The packed length
+    /// of a span is unknown before the next one, so that it counts as compressed as the span before it.
+    pub(crate) fn write_span(&mut self, span: &Span, checksums: &[u64], bytes: &Bytes) {
+        if let Some(point) = &span.seek_point {
+            let here = (point.packed, span.plain.start());
+            if let Some((packed, plain)) = self.last_seek_point.replace(here) {
+                let packed = here.0.0.saturating_sub(packed.0);
+                let plain = here.1.0.saturating_sub(plain.0);
+                self.is_decoded_faster =
+                    self.is_near && is_decoded_faster(packed, plain, &self.disk_cache, &self.stats);
+            }
+        }
         if span.hash.is_none() {
+            return;
+        }
+        if self.is_decoded_faster && span.seek_point.is_some() {
+            self.stats.disk_cache_declined_spans.increment();
             return;
         }
         let is_far = span.seek_point.is_none() && !self.is_disk_stalled;
@@ -61,7 +120,9 @@ impl ScanDiskCache {
             }
         };
         let before = Instant::now();
-        self.disk_cache.insert(span.plain, bytes.clone(), disk_wait);
+        let zeros = zero_runs(span.plain, self.block_len, checksums.iter().copied());
+        let extent = SparseExtent::new(span.plain, zeros);
+        self.disk_cache.insert(extent, bytes.clone(), disk_wait);
         let waited = before.elapsed();
         self.is_disk_stalled |= is_far && waited >= MAX_FAR_SPAN_WAIT;
         self.waited += waited;
@@ -76,6 +137,75 @@ fn remaining_wait(elapsed: Duration, waited: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::buffer_pool::BufferPool;
+    use crate::base::extent::Extent;
+    use crate::base::free_list::FreeList;
+    use crate::cache::{DiskCacheDir, DiskCacheOptions, ReadRate};
+    use crate::codec::SeekPoint;
+    use crate::source::MemorySource;
+
+    /// Bytes that a scan stores of spans of 1 MiB with so many packed bytes each, and the spans that it declines.
+    fn stored(packed: u64, decoding_seconds: u64, is_remote: bool) -> (u64, u64) {
+        const LEN: u64 = 1 << 20;
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let stats = Arc::<Stats>::default();
+        stats.decoded_bytes.add(100 << 20);
+        stats
+            .decoding_nanoseconds
+            .add(decoding_seconds * 1_000_000_000);
+        let read_rate = Arc::<ReadRate>::default();
+        read_rate.add(100 << 20, Duration::from_secs(10));
+        let options = DiskCacheOptions {
+            write_pool: BufferPool::new(4 << 20),
+            is_only_copy: false,
+            free_list: FreeList::new(0),
+            read_rate,
+            stats: Arc::clone(&stats),
+        };
+        let cache_dir = DiskCacheDir::new(directory.path().to_owned(), Some(1 << 30));
+        let disk_cache = DiskCache::open(cache_dir, "a", options).expect("a disk cache");
+        let disk_cache = Arc::new(disk_cache);
+        let source = MemorySource::new("test", Vec::new());
+        let mut writer = ScanDiskCache::new(Arc::clone(&disk_cache), &source, Arc::clone(&stats));
+        writer.is_near = !is_remote;
+        for number in 0..5 {
+            let plain = Extent::with_len(Plain(u64::from(number) * LEN), LEN);
+            let seek_point = SeekPoint {
+                packed: Packed(u64::from(number) * packed),
+                bit: 0,
+                plain: plain.start(),
+                state: 0,
+                window: Bytes::new(),
+            };
+            let span = Span {
+                number,
+                plain,
+                hash: Some(1),
+                seek_point: Some(seek_point).filter(|_| number < 4),
+            };
+            writer.write_span(&span, &[], &vec![1; 1 << 20].into());
+        }
+        disk_cache.flush();
+        let stored = disk_cache.disk_usage().held_bytes / LEN;
+        (stored, stats.disk_cache_declined_spans.get())
+    }
+
+    #[test]
+    fn scan_declines_compressed_spans_that_decode_faster_than_the_disk_reads() {
+        // The first span has none before it, and the last one is decoded from far away.
+        assert_eq!(stored(1 << 14, 5, false), (2, 3));
+        assert_eq!(stored(1 << 14, 20, false), (5, 0), "the disk is faster");
+        assert_eq!(
+            stored(1 << 15, 5, false),
+            (5, 0),
+            "a short read would decode much"
+        );
+        assert_eq!(
+            stored(1 << 14, 5, true),
+            (5, 0),
+            "a server would be asked again"
+        );
+    }
 
     #[test]
     fn scan_waits_for_the_disk_as_long_as_it_worked() {

@@ -6,9 +6,11 @@ use super::Reader;
 use super::decode_span::span_len;
 use super::packed::FetchMode;
 use crate::archive::error::ReadError;
+use crate::archive::open::tree_origin::TreeOrigin;
+use crate::base::extent::{Extent, Plain};
 use crate::base::span_hash;
-use crate::cache::QueueTimeout;
-use crate::index::Span;
+use crate::cache::{DiskCache, QueueTimeout, SparseExtent};
+use crate::index::{Index, Span};
 use crate::source::Access;
 
 impl Reader {
@@ -72,9 +74,7 @@ impl Reader {
 
     /// Caches a span on disk, if that is cheaper than decoding it again.
     pub(super) fn cache_span_on_disk(&self, span: &Span, bytes: &Bytes, is_for_read: bool) {
-        if let Some(disk_cache) = &self.disk_cache
-            && self.should_cache_on_disk(span)
-        {
+        if let Some(disk_cache) = self.disk_cache_for(span) {
             // A span for a read, or decoded from far away, is worth a short wait for the disk. Prefetch
             // does not wait, because it would become as slow as the disk.
             let disk_wait = if is_for_read || span.seek_point.is_none() {
@@ -82,16 +82,26 @@ impl Reader {
             } else {
                 QueueTimeout::NoWait
             };
-            disk_cache.insert_evicting(span.plain, bytes.clone(), disk_wait);
+            disk_cache.insert_evicting(self.sparse(span.plain), bytes.clone(), disk_wait);
         }
+    }
+
+    /// The disk cache, if `span` is worth its place there.
+    fn disk_cache_for(&self, span: &Span) -> Option<&DiskCache> {
+        let disk_cache = self.disk_cache.as_deref();
+        let disk_cache = disk_cache.filter(|_| self.should_cache_on_disk(span))?;
+        if self.is_declined(span, disk_cache) {
+            self.stats.disk_cache_declined_spans.increment();
+            return None;
+        }
+        Some(disk_cache)
     }
 
     /// Caches a span on disk that no reader requested. It evicts nothing, and may wait.
     pub(super) fn cache_prefetched_span_on_disk(&self, span: &Span, bytes: &Bytes) {
-        if let Some(disk_cache) = &self.disk_cache
-            && self.should_cache_on_disk(span)
-        {
-            disk_cache.insert_skipped(span.plain, bytes.clone(), QueueTimeout::Short);
+        if let Some(disk_cache) = self.disk_cache_for(span) {
+            let extent = self.sparse(span.plain);
+            disk_cache.insert_skipped(extent, bytes.clone(), QueueTimeout::Short);
         }
     }
 
@@ -100,18 +110,68 @@ impl Reader {
         // The disk cache file is only as long as the archive, whatever an index claims.
         span_len(span).ok()?;
         let disk_cache = self.disk_cache.as_ref()?;
-        let bytes = disk_cache.read(span.plain)?;
+        let extent = self.sparse(span.plain);
+        let bytes = disk_cache.read(extent.clone())?;
         if bytes.len() as u64 != span.plain.len() || self.hash(&bytes) != hash {
             self.stats.disk_cache_damaged_spans.increment();
             return None;
         }
         disk_cache.mark_used(span.plain);
-        self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
+        self.stats.disk_cache_read_bytes.add(extent.stored_bytes());
         Some(bytes)
+    }
+
+    /// Whether the disk cache has all of `extent`, perhaps damaged.
+    pub(super) fn is_on_disk(&self, extent: Extent<Plain>) -> bool {
+        let disk_cache = self.disk_cache.as_ref();
+        disk_cache.is_some_and(|disk_cache| disk_cache.covers(&self.sparse(extent)))
+    }
+
+    /// `extent` with the runs of zeros that need no place on disk. There are none unless this user's own scan of this
+    /// version proves them, because another writer of an index could turn any bytes into zeros.
+    pub(super) fn sparse(&self, extent: Extent<Plain>) -> SparseExtent {
+        if !self.proves_zeros() {
+            return extent.into();
+        }
+        let index = self.live_index.read();
+        let Some(first) = index.span_at(extent.start()) else {
+            return extent.into();
+        };
+        let spans = (first..index.span_count()).take_while(|&number| {
+            let span = index.span_extent(number);
+            span.is_some_and(|span| span.start() < extent.end())
+        });
+        SparseExtent::new(
+            extent,
+            spans.flat_map(|number| zero_runs_of(&index, number)),
+        )
+    }
+
+    /// Bytes of the archive that are stored if the disk cache has all of it.
+    pub(crate) fn stored_bytes(&self, index: &Index) -> u64 {
+        let all = index.origin().plain_bytes;
+        if !self.proves_zeros() {
+            return all;
+        }
+        let runs = (0..index.span_count()).flat_map(|number| zero_runs_of(index, number));
+        all.saturating_sub(runs.map(|run| run.len()).sum())
+    }
+
+    /// Whether zeros of the index are zeros of the source: this user scanned this version of it.
+    pub(super) fn proves_zeros(&self) -> bool {
+        self.is_indexed_version
+            && self.tree.origin == TreeOrigin::Archive
+            && self.header_checks.is_none()
+            && self.span_digests.is_none()
     }
 
     pub(super) fn hash(&self, bytes: &[u8]) -> u64 {
         let block_len = self.live_index.read().block_len();
         span_hash::of_bytes(bytes, block_len)
     }
+}
+
+fn zero_runs_of(index: &Index, span: u32) -> Vec<Extent<Plain>> {
+    let checksums = index.span_checksums(span);
+    checksums.map_or_else(Vec::new, |checksums| checksums.zero_runs())
 }

@@ -64,6 +64,8 @@ pub(crate) struct Reader {
     pub(crate) span_cache: SpanCache,
     pub(crate) free_list: FreeList,
     pub(crate) disk_cache: Option<Arc<DiskCache>>,
+    /// Whether the source surely has the version that is indexed.
+    pub(crate) is_indexed_version: bool,
     /// Held during a decode from far away. A second reader may then find its span in the disk cache.
     pub(crate) far_decode_lock: Mutex<()>,
     pub(crate) single_flight: SingleFlight<ReadError>,
@@ -217,7 +219,12 @@ impl Reader {
         let checksums_of =
             |index: &Index| Some(index.span_checksums(part.span)?.blocks(&part.range));
         let (blocks, extent) = checksums_of(&self.live_index.read())??;
-        let bytes = disk_cache.read_part(extent, wait)?;
+        let sparse = self.sparse(extent);
+        // Holes have the checksums of zeros.
+        if !self.proves_zeros() && !disk_cache.covers(&sparse) {
+            return None;
+        }
+        let bytes = disk_cache.read_part(&sparse, wait)?;
         let index = self.live_index.read();
         // The block was never written, or is damaged. A read of the whole span finds out which.
         if !index
@@ -234,7 +241,7 @@ impl Reader {
                 .map_or(span, |layout| layout.extent(&layout.windows(part.plain))),
         );
         self.stats.disk_cache_hit_spans.increment();
-        self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
+        self.stats.disk_cache_read_bytes.add(sparse.stored_bytes());
         Some(bytes.slice(part.range.start - blocks.start..part.range.end - blocks.start))
     }
 
@@ -280,12 +287,20 @@ impl Reader {
 mod tests {
     use super::*;
 
+    use tokio::runtime::Runtime;
+
     use crate::base::extent::{Extent, Plain};
+    use crate::base::span_hash;
+    use crate::cache::{DiskCacheDir, DiskCacheOptions};
     use crate::index::{self, Builder, Locator, Origin};
     use crate::source::MemorySource;
 
-    #[test]
-    fn oversized_span_of_an_index_is_not_allocated() {
+    /// A reader of an archive with one span of these checksums.
+    fn reader(
+        plain_bytes: u64,
+        checksums: &[u64],
+        disk_cache: Option<DiskCache>,
+    ) -> (Reader, Runtime) {
         let origin = Origin {
             locator: Locator::default(),
             content_id: [0; 32],
@@ -293,10 +308,14 @@ mod tests {
             plain_sha256: None,
             compression: Compression::None,
             packed_bytes: 512,
-            plain_bytes: 1 << 50,
+            plain_bytes,
         };
         let mut builder = Builder::new(index::Options::default());
-        builder.add_span(Extent::with_len(Plain(0), 1 << 50), Some(&[0]), None);
+        builder.add_span(
+            Extent::with_len(Plain(0), plain_bytes),
+            Some(checksums),
+            None,
+        );
         let network = tokio::runtime::Builder::new_multi_thread()
             .build()
             .expect("a runtime");
@@ -312,7 +331,8 @@ mod tests {
             live_index: LiveIndex::complete(builder.finish(origin)),
             span_cache: SpanCache::new(0),
             free_list: FreeList::new(0),
-            disk_cache: None,
+            disk_cache: disk_cache.map(Arc::new),
+            is_indexed_version: true,
             far_decode_lock: Mutex::default(),
             single_flight: SingleFlight::default(),
             windows: Windows::default(),
@@ -331,7 +351,62 @@ mod tests {
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         };
+        (reader, network)
+    }
+
+    #[test]
+    fn oversized_span_of_an_index_is_not_allocated() {
+        let (reader, _network) = reader(1 << 50, &[0], None);
         assert!(matches!(reader.verify(0), Err(ReadError::Index)));
         assert!(reader.batches(0..1, Plain(0), None).is_empty());
+    }
+
+    #[test]
+    fn zeros_are_believed_of_an_own_index_of_this_version_only() {
+        const LEN: u64 = 16 << 10;
+        let directory = tempfile::tempdir().expect("a directory");
+        let cache_dir = DiskCacheDir::new(directory.path().to_owned(), Some(1 << 30));
+        let options = DiskCacheOptions {
+            write_pool: BufferPool::new(1 << 20),
+            is_only_copy: false,
+            free_list: FreeList::new(0),
+            read_rate: Arc::default(),
+            stats: Arc::default(),
+        };
+        let disk_cache = DiskCache::open(cache_dir, "a", options).expect("a disk cache");
+        // A file with a hole in place of the span.
+        let after = Extent::with_len(Plain(LEN), LEN);
+        disk_cache.insert(
+            after,
+            vec![1; 16 << 10].into(),
+            crate::cache::QueueTimeout::Never,
+        );
+        disk_cache.flush();
+        let zeros = span_hash::of_zeros(16 << 10);
+        let (mut reader, _network) = reader(LEN, &[zeros], Some(disk_cache));
+        let all = Extent::with_len(Plain(0), LEN);
+        let part = || SpanPart {
+            span: 0,
+            piece: index::Piece {
+                offset: 0,
+                plain: all,
+            },
+            plain: all,
+            range: 0..16 << 10,
+        };
+        let found = |reader: &Reader| {
+            let span = reader.indexed_span(0).expect("in the index");
+            let is_stored = reader.sparse(all).stored_bytes() > 0;
+            let bytes = reader.part_from_disk_cache(&part(), Wait::ForDisk);
+            let whole = reader.span_from_disk_cache(&span);
+            assert_eq!(bytes.is_some(), whole.is_some());
+            (is_stored, bytes.is_some())
+        };
+        assert_eq!(found(&reader), (false, true));
+        reader.is_indexed_version = false;
+        assert_eq!(found(&reader), (true, false));
+        reader.is_indexed_version = true;
+        reader.header_checks = Some(HeaderChecks::new(None));
+        assert_eq!(found(&reader), (true, false));
     }
 }

@@ -227,9 +227,7 @@ impl Reader {
         if span.is_some_and(|(span, _)| self.span_cache.contains(self.key(span))) {
             return true;
         }
-        let disk_cache = self.disk_cache.as_ref();
-        disk_cache.is_some_and(|disk_cache| disk_cache.covers(extent))
-            && self.is_digested_extent(extent)
+        self.is_on_disk(extent) && self.is_digested_extent(extent)
     }
 
     fn window_from_disk_cache(&self, extent: Extent<Plain>) -> Option<Bytes> {
@@ -239,9 +237,10 @@ impl Reader {
             return None;
         }
         // Reads in parts, because a queued write may hold the window together with others.
+        let sparse = self.sparse(extent);
         let bytes = disk_cache
-            .covers(extent)
-            .then(|| disk_cache.read_part(extent, Wait::ForDisk));
+            .covers(&sparse)
+            .then(|| disk_cache.read_part(&sparse, Wait::ForDisk));
         let bytes = bytes??;
         if request.blocks.mismatch(&bytes).is_some() {
             self.stats.disk_cache_damaged_spans.increment();
@@ -249,7 +248,7 @@ impl Reader {
         }
         disk_cache.mark_used(extent);
         self.stats.disk_cache_hit_spans.increment();
-        self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
+        self.stats.disk_cache_read_bytes.add(sparse.stored_bytes());
         Some(bytes)
     }
 
@@ -387,9 +386,9 @@ impl Reader {
             && self.is_digested_extent(extent)
         {
             if can_evict {
-                disk_cache.insert_evicting(extent, bytes.clone(), disk_wait);
+                disk_cache.insert_evicting(self.sparse(extent), bytes.clone(), disk_wait);
             } else {
-                disk_cache.insert(extent, bytes.clone(), disk_wait);
+                disk_cache.insert(self.sparse(extent), bytes.clone(), disk_wait);
             }
         }
         let cache = |claim: WindowClaim| {

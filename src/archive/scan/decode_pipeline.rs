@@ -15,6 +15,7 @@ use super::options::Digest;
 use super::zeros::ZeroRun;
 use crate::archive::error::Error;
 use crate::archive::open::saved_index::SavedIndex;
+use crate::archive::read::disk_cache_policy::measure_decoding;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::memory_reclaim::MemoryBroker;
@@ -176,7 +177,7 @@ impl PlainStream {
     pub(super) fn next(&mut self) -> Result<StreamItem, Error> {
         loop {
             if let Some(output) = &mut self.output {
-                if let Some(bytes) = output.next_piece()? {
+                if let Some(bytes) = measure_decoding(&self.stats, || output.next_piece())? {
                     return Ok(self.deliver(bytes));
                 }
                 self.output = None;
@@ -190,7 +191,9 @@ impl PlainStream {
                 Slot::Ticket(ticket) => {
                     self.output = Some(ticket.run_or_take().ok_or(Error::Interrupted)??);
                 }
-                Slot::Check(job) => self.output = Some(job.run()?),
+                Slot::Check(job) => {
+                    self.output = Some(measure_decoding(&self.stats, || job.run())?);
+                }
                 Slot::ChecksumStart(hash) => self.hash = Some(hash),
                 Slot::ChecksumEnd { expected, packed } => self.verify_checksum(expected, packed)?,
                 Slot::Failed(error, finished) => {
@@ -287,7 +290,7 @@ impl Walker {
         let mut decoder = self.start_decoder(context, saved_index, resume, skipped)?;
         let mut first = Some(first).filter(|first| !first.is_empty());
         loop {
-            match decoder.pull()? {
+            match measure_decoding(&self.stats, || decoder.pull())? {
                 Pull::NeedInput => match first.take() {
                     Some(first) => decoder.push(first),
                     None => match self.next_chunk()? {
@@ -303,7 +306,9 @@ impl Walker {
                 Pull::OrderedJob(job) => self.send(Slot::Check(job))?,
                 Pull::Speculative(ahead) => {
                     self.stats.speculative_decodes.increment();
-                    self.job_threads.submit(move || ahead.run());
+                    let stats = Arc::clone(&self.stats);
+                    self.job_threads
+                        .submit(move || measure_decoding(&stats, || ahead.run()));
                 }
                 Pull::WaitFor(ahead) => ahead.wait(),
                 Pull::ChecksumStart(hash) => self.send(Slot::ChecksumStart(hash))?,
@@ -416,7 +421,8 @@ impl Walker {
 
     fn submit_job(&self, job: Job) -> Result<(), WalkError> {
         self.stats.decoder_jobs.increment();
-        let ticket = Arc::new(Ticket::new(|| job.run()));
+        let stats = Arc::clone(&self.stats);
+        let ticket = Arc::new(Ticket::new(move || measure_decoding(&stats, || job.run())));
         self.send(Slot::Ticket(Arc::clone(&ticket)))?;
         self.job_threads.submit(move || ticket.run());
         Ok(())

@@ -122,7 +122,7 @@ impl Sink for IndexSink<'_> {
         if let Some(disk_cache_writer) = &mut self.disk_cache_writer
             && has_hash
         {
-            disk_cache_writer.write_span(&span, &bytes);
+            disk_cache_writer.write_span(&span, checksums, &bytes);
         }
         if let Some(span_cache) = self.span_cache
             && has_hash

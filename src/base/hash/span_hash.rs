@@ -1,8 +1,11 @@
 //! Hash of a span: a checksum of each block, and a hash over the checksums. The last block may be shorter. A
 //! reader with the checksums can verify a part of the span.
+//! A checksum is the xxh3-64 of the block. But a block with other bytes never has the checksum of zeros, so that
+//! this one proves zeros.
 
 use std::fmt;
 use std::mem;
+use std::sync::OnceLock;
 
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
@@ -13,6 +16,8 @@ pub struct SpanHasher {
     /// State of the current block, if it is incomplete.
     hasher: Xxh3Default,
     filled: usize,
+    /// Whether the current block has only zeros so far.
+    is_zero: bool,
     checksums: Vec<u64>,
 }
 
@@ -30,6 +35,7 @@ impl SpanHasher {
     pub fn new(block_len: u64) -> Self {
         Self {
             block_len: usize::try_from(block_len).unwrap_or(usize::MAX).max(1),
+            is_zero: true,
             ..Self::default()
         }
     }
@@ -40,10 +46,11 @@ impl SpanHasher {
             let (piece, rest) = bytes.split_at(bytes.len().min(self.block_len - self.filled));
             bytes = rest;
             if piece.len() == self.block_len {
-                self.checksums.push(xxh3_64(piece));
+                self.checksums.push(of_block(piece));
                 continue;
             }
             self.hasher.update(piece);
+            self.is_zero = self.is_zero && is_zero(piece);
             self.filled += piece.len();
             if self.filled == self.block_len {
                 self.end_block();
@@ -61,10 +68,53 @@ impl SpanHasher {
     }
 
     fn end_block(&mut self) {
-        self.checksums.push(self.hasher.digest());
+        let checksum = distinct_from_zeros(self.hasher.digest(), self.filled, || self.is_zero);
+        self.checksums.push(checksum);
         self.hasher.reset();
         self.filled = 0;
+        self.is_zero = true;
     }
+}
+
+/// Checksum of a block.
+pub fn of_block(block: &[u8]) -> u64 {
+    distinct_from_zeros(xxh3_64(block), block.len(), || is_zero(block))
+}
+
+/// Checksum of a block of `len` zeros, which no other block has.
+pub fn of_zeros(len: usize) -> u64 {
+    /// Checksums of lengths that are powers of two, as those of all blocks but the last of a span.
+    static OF_WHOLE_BLOCKS: [OnceLock<u64>; usize::BITS as usize] =
+        [const { OnceLock::new() }; usize::BITS as usize];
+    let compute = || {
+        let mut hasher = Xxh3Default::default();
+        let mut missing = len;
+        while missing > 0 {
+            let piece = ZEROS.get(..missing).unwrap_or(&ZEROS);
+            hasher.update(piece);
+            missing -= piece.len();
+        }
+        hasher.digest()
+    };
+    let known = OF_WHOLE_BLOCKS.get(len.trailing_zeros() as usize);
+    match known.filter(|_| len.is_power_of_two()) {
+        Some(known) => *known.get_or_init(compute),
+        None => compute(),
+    }
+}
+
+static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
+
+/// Changes the `hash` of a block that has other bytes, if zeros have it. XXH3 resists no attacker.
+fn distinct_from_zeros(hash: u64, len: usize, is_zero: impl FnOnce() -> bool) -> u64 {
+    if hash == of_zeros(len) && !is_zero() {
+        return hash ^ 1;
+    }
+    hash
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
 }
 
 /// Hash of a span from its block checksums: xxh3-64 of all checksums in little-endian order.
@@ -99,6 +149,31 @@ mod tests {
             Vec::<u64>::new(),
             "the next span is empty"
         );
+    }
+
+    #[test]
+    fn only_zeros_have_the_checksum_of_zeros() {
+        for len in [1, 16 << 10, 40_000] {
+            let zeros = vec![0; len];
+            assert_eq!(of_block(&zeros), of_zeros(len), "{len}");
+            assert_eq!(of_zeros(len), xxh3_64(&zeros), "as older indexes have it");
+            assert_ne!(
+                distinct_from_zeros(of_zeros(len), len, || false),
+                of_zeros(len)
+            );
+        }
+        let mut hasher = SpanHasher::new(32);
+        for piece in [&[0; 20][..], &[1; 20], &[0; 37]] {
+            hasher.update(piece);
+        }
+        let are_zeros: Vec<bool> = hasher
+            .finish()
+            .1
+            .into_iter()
+            .zip([32, 32, 13])
+            .map(|(checksum, len)| checksum == of_zeros(len))
+            .collect();
+        assert_eq!(are_zeros, [false, false, true]);
     }
 
     proptest! {

@@ -308,8 +308,12 @@ mod tests {
     fn cache_file(cache_dir: &DiskCacheDir, name: &str, minutes: u64) -> CacheFile {
         let file = CacheFile::open(&cache_dir.create_directory().expect("made"), name, true)
             .expect("made");
-        file.write(Plain(0), &vec![1; 1 << 20], false)
-            .expect("room");
+        file.write(
+            &Extent::with_len(Plain(0), 1 << 20).into(),
+            &vec![1; 1 << 20],
+            false,
+        )
+        .expect("room");
         file.set_last_used(SystemTime::now() - Duration::from_mins(minutes));
         file
     }
@@ -393,7 +397,8 @@ mod tests {
         let whole = cache_file(&cache_dir, "b.once.data", 2);
         let temporary =
             CacheFile::create(&cache_dir.create_directory().expect("made")).expect("made");
-        temporary.write(Plain(0), &[1; 4096], false).expect("room");
+        let page = Extent::with_len(Plain(0), 4096).into();
+        temporary.write(&page, &[1; 4096], false).expect("room");
         let freed: Vec<_> = cache_dir
             .files()
             .iter()

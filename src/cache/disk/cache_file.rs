@@ -11,6 +11,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, fl
 use rustix::io::Errno;
 
 use super::direct_io::DirectIo;
+use super::sparse_extent::SparseExtent;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{FreeList, RecycledBuffer};
 use crate::base::publish::random_suffix;
@@ -91,50 +92,70 @@ impl CacheFile {
         self.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 
-    /// Writes `bytes`, through the page cache if `is_buffered`. Otherwise it waits for the disk.
-    pub(super) fn write(&self, offset: Plain, bytes: &[u8], is_buffered: bool) -> io::Result<()> {
-        self.direct_io
-            .write_all_at(&self.file, bytes, offset.0, is_buffered)
+    /// Writes the stored parts of `bytes`, through the page cache if `is_buffered`. Otherwise it waits for the disk.
+    pub(super) fn write(
+        &self,
+        sparse: &SparseExtent,
+        bytes: &[u8],
+        is_buffered: bool,
+    ) -> io::Result<()> {
+        sparse.stored().try_for_each(|part| {
+            let bytes = bytes.get(sparse.range(part)).unwrap_or_default();
+            self.direct_io
+                .write_all_at(&self.file, bytes, part.start().0, is_buffered)
+        })
     }
 
-    /// Whether `extent` has no hole and ends within the file.
-    pub(super) fn covers(&self, extent: Extent<Plain>) -> bool {
-        let (start, end) = (extent.start().0, extent.end().0);
-        // A file system that cannot report holes counts everything as data.
-        let data = seek(&self.file, SeekFrom::Data(start)).unwrap_or(start);
-        let hole = seek(&self.file, SeekFrom::Hole(start)).unwrap_or(u64::MAX);
-        let len = self.metadata().map_or(0, |metadata| metadata.len());
-        data <= start && end <= hole && end <= len
+    /// Whether no stored part has a hole, and all end within the file.
+    pub(super) fn covers(&self, sparse: &SparseExtent) -> bool {
+        sparse.stored().all(|part| {
+            let (start, end) = (part.start().0, part.end().0);
+            // A file system that cannot report holes counts everything as data.
+            let data = seek(&self.file, SeekFrom::Data(start)).unwrap_or(start);
+            let hole = seek(&self.file, SeekFrom::Hole(start)).unwrap_or(u64::MAX);
+            let len = self.metadata().map_or(0, |metadata| metadata.len());
+            data <= start && end <= hole && end <= len
+        })
     }
 
     pub(super) fn read(
         &self,
-        extent: Extent<Plain>,
+        sparse: &SparseExtent,
         free_list: &FreeList,
     ) -> Option<RecycledBuffer> {
-        let start = extent.start().0;
-        if !self.covers(extent) {
+        if !self.covers(sparse) {
             return None;
         }
-        let mut bytes = free_list.allocate(usize::try_from(extent.len()).ok()?, start);
-        let read = self.direct_io.read_exact_at(&self.file, &mut bytes, start);
-        read.ok()?;
+        let extent = sparse.extent();
+        let mut bytes = free_list.allocate(usize::try_from(extent.len()).ok()?, extent.start().0);
+        sparse.fill_zeros(&mut bytes);
+        for part in sparse.stored() {
+            let bytes = bytes.get_mut(sparse.range(part))?;
+            let read = self
+                .direct_io
+                .read_exact_at(&self.file, bytes, part.start().0);
+            read.ok()?;
+        }
         Some(bytes)
     }
 
-    /// The file's bytes at `part`, with zeros for holes. `None` past its end, and as [`RandomReads::read`].
+    /// The bytes at `part`, with zeros for holes. `None` past the file's end, and as [`RandomReads::read`].
     pub(super) fn read_part(
         &self,
-        part: Extent<Plain>,
+        part: &SparseExtent,
         free_list: &FreeList,
         wait: Wait,
     ) -> Option<RecycledBuffer> {
-        let len = usize::try_from(part.len()).ok()?;
+        let len = usize::try_from(part.extent().len()).ok()?;
         let mut bytes = free_list.allocate(len, 0);
-        let read = self
-            .random_reads
-            .read(&self.file, &mut bytes, part.start().0, wait)?;
-        read.ok()?;
+        part.fill_zeros(&mut bytes);
+        for stored in part.stored() {
+            let bytes = bytes.get_mut(part.range(stored))?;
+            let read = self
+                .random_reads
+                .read(&self.file, bytes, stored.start().0, wait)?;
+            read.ok()?;
+        }
         Some(bytes)
     }
 
@@ -234,7 +255,7 @@ mod tests {
     }
 
     fn read(file: &CacheFile, extent: Extent<Plain>) -> Option<Vec<u8>> {
-        let memory = file.read(extent, &FreeList::new(0))?;
+        let memory = file.read(&extent.into(), &FreeList::new(0))?;
         Some(memory.to_vec())
     }
 
@@ -242,7 +263,8 @@ mod tests {
     fn cache_file_read_returns_bytes_written_at_offset() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = CacheFile::create(&private(directory.path())).expect("a file");
-        file.write(Plain(1 << 30), b"far", false).expect("room");
+        let far = extent(1 << 30, 3).into();
+        file.write(&far, b"far", false).expect("room");
         assert_eq!(
             read(&file, extent(1 << 30, 3)).as_deref(),
             Some(&b"far"[..])
@@ -260,8 +282,8 @@ mod tests {
     fn punch_hole_frees_whole_blocks_and_keeps_adjacent_bytes() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = CacheFile::create(&private(directory.path())).expect("a file");
-        file.write(Plain(0), &vec![1; 100_000], false)
-            .expect("room");
+        let written = file.write(&extent(0, 100_000).into(), &vec![1; 100_000], false);
+        written.expect("room");
         let held = file.held_bytes();
         let freed = file.punch_hole(extent(10_001, 50_000));
         assert!((40_960..=50_000).contains(&freed), "{freed}");

@@ -1,5 +1,6 @@
 //! Disk cache of decoded spans that cost more to decode again than to read back.
-//! Each archive has one sparse file: plain byte *n* is at file offset *n*, and uncached bytes are holes. The
+//! Each archive has one sparse file: plain byte *n* is at file offset *n*, and uncached bytes are holes. Runs of
+//! zeros that the index proves are neither written nor read. The
 //! index has the checksums of each span's blocks, which holes, torn writes and foreign files all fail. So any
 //! number of processes may write one file or punch holes into it, and may be killed at any moment.
 
@@ -7,6 +8,8 @@ mod cache_dir;
 mod cache_file;
 mod direct_io;
 mod lru;
+mod read_rate;
+mod sparse_extent;
 mod write_queue;
 
 use std::collections::VecDeque;
@@ -19,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Plain};
-use crate::base::free_list::FreeList;
+use crate::base::free_list::{FreeList, RecycledBuffer};
 use crate::base::random_reads::Wait;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
@@ -29,6 +32,9 @@ use lru::Lru;
 use write_queue::{PendingWrite, WriteQueue};
 
 pub use cache_dir::{CacheFileInfo, DiskCacheDir};
+pub use read_rate::ReadRate;
+pub(crate) use read_rate::bytes_per_second;
+pub use sparse_extent::SparseExtent;
 pub use write_queue::QueueTimeout;
 
 /// Disk cache of one archive, with a writer thread. A queued span is readable at once.
@@ -48,6 +54,8 @@ pub struct DiskCacheOptions {
     pub is_only_copy: bool,
     /// Supplies the memory for reads.
     pub free_list: FreeList,
+    /// Speed of reads, which this disk cache measures.
+    pub read_rate: Arc<ReadRate>,
     /// Counters.
     pub stats: Arc<Stats>,
 }
@@ -179,33 +187,43 @@ impl DiskCache {
     }
 
     /// Queues a scanned span; skips it if the disk is full, or the queue stays full until the timeout.
-    pub fn insert(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
-        self.push(PendingWrite::new(extent, bytes), timeout);
+    pub fn insert(&self, extent: impl Into<SparseExtent>, bytes: Bytes, timeout: QueueTimeout) {
+        self.push(PendingWrite::new(extent.into(), bytes), timeout);
     }
 
     /// As [`DiskCache::insert`] for a span that was skipped before. It is not recorded as skipped again.
-    pub fn insert_skipped(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
+    pub fn insert_skipped(
+        &self,
+        extent: impl Into<SparseExtent>,
+        bytes: Bytes,
+        timeout: QueueTimeout,
+    ) {
         let item = PendingWrite {
             is_retry: true,
-            ..PendingWrite::new(extent, bytes)
+            ..PendingWrite::new(extent.into(), bytes)
         };
         self.push(item, timeout);
     }
 
     /// As [`DiskCache::insert`] for a span that a reader wanted. May evict the least recently used spans.
-    pub fn insert_evicting(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
+    pub fn insert_evicting(
+        &self,
+        extent: impl Into<SparseExtent>,
+        bytes: Bytes,
+        timeout: QueueTimeout,
+    ) {
         let item = PendingWrite {
             may_evict: !self.shared.options.is_only_copy,
-            ..PendingWrite::new(extent, bytes)
+            ..PendingWrite::new(extent.into(), bytes)
         };
         self.push(item, timeout);
     }
 
     fn push(&self, item: PendingWrite, timeout: QueueTimeout) {
-        if self.shared.problems.lock().failure.is_some() {
+        if self.shared.problems.lock().failure.is_some() || item.sparse.stored_bytes() == 0 {
             return;
         }
-        let skipped = (item.extent, item.is_retry);
+        let skipped = (item.sparse.extent(), item.is_retry);
         if !self.shared.queue.push(item, timeout) {
             self.shared.record_skipped([skipped]);
         }
@@ -225,25 +243,30 @@ impl DiskCache {
         skipped.drain(..taken).collect()
     }
 
+    /// Measured speed of reads, in bytes a second; `None` before the first one.
+    pub fn read_rate(&self) -> Option<u64> {
+        self.shared.options.read_rate.bytes_per_second()
+    }
+
     /// Whether queued spans fill more than half of their memory.
     pub fn is_busy(&self) -> bool {
         self.shared.queue.is_half_full()
     }
 
     /// The bytes at `extent`, if complete. The caller verifies them, and then calls [`Self::mark_used`].
-    pub fn read(&self, extent: Extent<Plain>) -> Option<Bytes> {
-        if let Some(bytes) = self.shared.queue.find(extent) {
+    pub fn read(&self, extent: impl Into<SparseExtent>) -> Option<Bytes> {
+        let extent = extent.into();
+        if let Some(bytes) = self.shared.queue.find(extent.extent()) {
             return Some(bytes);
         }
         let file = Arc::clone(&self.shared.current.lock().file);
-        let memory = file.read(extent, &self.shared.options.free_list)?;
-        Some(memory.freeze())
+        Some(self.shared.read_measured(&file, &extent)?.freeze())
     }
 
     /// The unverified bytes of `part` of a span, with arbitrary content where they are not cached. `None` if
     /// they cannot be read, or need the disk with [`Wait::Never`].
-    pub fn read_part(&self, part: Extent<Plain>, wait: Wait) -> Option<Bytes> {
-        if let Some(bytes) = self.shared.queue.find_part(part) {
+    pub fn read_part(&self, part: &SparseExtent, wait: Wait) -> Option<Bytes> {
+        if let Some(bytes) = self.shared.queue.find_part(part.extent()) {
             return Some(bytes);
         }
         let file = Arc::clone(&self.shared.current.lock().file);
@@ -251,9 +274,9 @@ impl DiskCache {
         Some(memory.freeze())
     }
 
-    /// Whether all bytes of `extent` are written or queued. They may be damaged.
-    pub fn covers(&self, extent: Extent<Plain>) -> bool {
-        if self.shared.queue.find_part(extent).is_some() {
+    /// Whether all stored bytes of `extent` are written or queued. They may be damaged.
+    pub fn covers(&self, extent: &SparseExtent) -> bool {
+        if self.shared.queue.find_part(extent.extent()).is_some() {
             return true;
         }
         let file = Arc::clone(&self.shared.current.lock().file);
@@ -318,7 +341,7 @@ impl DiskCache {
         })
     }
 
-    /// Whether the disk holds `bytes`, the whole archive's size, but for at most a full queue.
+    /// Whether the disk holds `bytes`, all of the archive but runs of zeros, but for at most a full queue.
     pub fn has_at_least(&self, bytes: u64) -> bool {
         let held_bytes = self.shared.current.lock().file.held_bytes();
         held_bytes.saturating_add(self.shared.options.write_pool.budget()) >= bytes
@@ -379,7 +402,7 @@ impl Shared {
 
     fn write(&self, item: &PendingWrite) -> io::Result<()> {
         self.reopen_if_removed();
-        let len = item.bytes.len() as u64;
+        let len = item.sparse.stored_bytes();
         let Some(_lock) = self.cache_dir.lock_for_write() else {
             if self.options.is_only_copy {
                 return Err(ErrorKind::TimedOut.into());
@@ -387,7 +410,7 @@ impl Shared {
             // Other queued spans would fail to get the lock too, and their writers would wait for minutes.
             let cancelled = self.queue.cancel_waiting();
             let items = std::iter::once(item).chain(&cancelled);
-            self.record_skipped(items.map(|item| (item.extent, item.is_retry)));
+            self.record_skipped(items.map(|item| (item.sparse.extent(), item.is_retry)));
             return Ok(());
         };
         if !self.free_space(len, item.may_evict) {
@@ -397,14 +420,28 @@ impl Shared {
         let file = Arc::clone(&self.current.lock().file);
         // A slow disk blocks no writer while the page cache accepts the bytes.
         let has_backlog = self.queue.has_backlog();
-        if let Err(error) = file.write(item.extent.start(), &item.bytes, has_backlog) {
+        if let Err(error) = file.write(&item.sparse, &item.bytes, has_backlog) {
             // Frees the blocks of a partly written span for other spans.
-            file.punch_hole(item.extent);
+            file.punch_hole(item.sparse.extent());
             return Err(error);
         }
         self.options.stats.disk_cache_written_bytes.add(len);
-        self.lru.lock().mark_used(item.extent);
+        self.lru.lock().mark_used(item.sparse.extent());
+        // A span in the page cache would be read too fast.
+        if !has_backlog && self.options.read_rate.needs_sample() {
+            drop(self.read_measured(&file, &item.sparse));
+        }
         Ok(())
+    }
+
+    fn read_measured(&self, file: &CacheFile, extent: &SparseExtent) -> Option<RecycledBuffer> {
+        let start = Instant::now();
+        let memory = file.read(extent, &self.options.free_list)?;
+        let (bytes, time) = (extent.stored_bytes(), start.elapsed());
+        if bytes > 0 {
+            self.options.read_rate.add(bytes, time);
+        }
+        Some(memory)
     }
 
     /// Reopens the file by its name if it was removed: no reader finds its bytes, and no limit counts them.
@@ -549,6 +586,7 @@ mod tests {
             write_pool: BufferPool::new(4 << 20),
             is_only_copy: false,
             free_list: FreeList::new(0),
+            read_rate: Arc::default(),
             stats: Arc::default(),
         }
     }
@@ -605,6 +643,61 @@ mod tests {
             limit_bytes: 100 * SPAN + cache_dir::SPACE_MARGIN_BYTES,
         };
         assert_eq!(cache.disk_usage(), expected);
+    }
+
+    #[test]
+    fn zero_runs_take_no_disk_and_are_read_as_zeros() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 100);
+        let cache = open(&cache_dir, "a");
+        let run = |from: u64, to: u64| {
+            Extent::new(Plain(from * SPAN + 100), Plain(to * SPAN - 100)).expect("in order")
+        };
+        let part = |from, to, zeros: Option<Extent<Plain>>| {
+            let whole = Extent::new(Plain(from * SPAN), Plain(to * SPAN)).expect("in order");
+            SparseExtent::new(whole, zeros)
+        };
+        let content = |part: &SparseExtent| {
+            let mut bytes = vec![7; usize::try_from(part.extent().len()).expect("small")];
+            part.fill_zeros(&mut bytes);
+            Bytes::from(bytes)
+        };
+        let zeros = SparseExtent::new(extent(0), [extent(0)]);
+        let mixed = part(1, 5, Some(run(2, 4)));
+        // Nothing that another process wrote in place of zeros is read.
+        cache.insert(extent(3), bytes(3), QueueTimeout::Never);
+        cache.flush();
+        let before = cache.disk_usage().held_bytes;
+        for part in [&zeros, &mixed] {
+            cache.insert(part.clone(), content(part), QueueTimeout::Never);
+        }
+        cache.flush();
+        let more = cache.disk_usage().held_bytes - before;
+        assert!((2 * SPAN..=2 * SPAN + 8192).contains(&more), "{more}");
+        // The zeros at the end are past the end of the file.
+        let end = part(100, 104, Some(run(101, 105)));
+        cache.insert(end.clone(), content(&end), QueueTimeout::Never);
+        drop(cache);
+        let cache = open(&cache_dir, "a");
+        for part in [&zeros, &mixed, &end] {
+            assert!(cache.covers(part));
+            assert_eq!(cache.read(part.clone()), Some(content(part)));
+            let read = cache.read_part(part, Wait::ForDisk);
+            assert_eq!(read, Some(content(part)));
+            assert!(!cache.covers(&SparseExtent::new(part.extent(), [])) || part == &mixed);
+        }
+        let hole = SparseExtent::from(extent(50));
+        assert!(!cache.covers(&hole));
+        assert_eq!(cache.read(hole), None);
+    }
+
+    #[test]
+    fn first_writes_measure_the_speed_of_reads() {
+        let directory = directory();
+        let cache = open(&cache_dir(directory.path(), 100), "a");
+        assert_eq!(cache.read_rate(), None);
+        want(&cache, [0]);
+        assert!(cache.read_rate() > Some(0));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::sparse_extent::SparseExtent;
 use crate::base::buffer_pool::{BufferPool, Reservation};
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::{Condvar, Mutex};
@@ -21,7 +22,7 @@ pub(super) struct WriteQueue {
 
 #[derive(Clone, Debug)]
 pub(super) struct PendingWrite {
-    pub(super) extent: Extent<Plain>,
+    pub(super) sparse: SparseExtent,
     pub(super) bytes: Bytes,
     pub(super) may_evict: bool,
     /// Whether it was skipped before.
@@ -31,9 +32,9 @@ pub(super) struct PendingWrite {
 }
 
 impl PendingWrite {
-    pub(super) fn new(extent: Extent<Plain>, bytes: Bytes) -> Self {
+    pub(super) fn new(sparse: SparseExtent, bytes: Bytes) -> Self {
         Self {
-            extent,
+            sparse,
             bytes,
             may_evict: false,
             is_retry: false,
@@ -130,15 +131,17 @@ impl WriteQueue {
     pub(super) fn find(&self, extent: Extent<Plain>) -> Option<Bytes> {
         let state = self.state.lock();
         let mut items = state.waiting.iter().chain(&state.writing);
-        let found = items.find(|item| item.extent == extent)?;
+        let found = items.find(|item| item.sparse.extent() == extent)?;
         Some(found.bytes.clone())
     }
 
     pub(super) fn find_part(&self, part: Extent<Plain>) -> Option<Bytes> {
         let state = self.state.lock();
         let mut items = state.waiting.iter().chain(&state.writing);
-        let item = items.find(|item| item.extent.intersection(&part) == Some(part))?;
-        let start = usize::try_from(part.start().0 - item.extent.start().0).ok()?;
+        let has_part =
+            |item: &&PendingWrite| item.sparse.extent().intersection(&part) == Some(part);
+        let item = items.find(has_part)?;
+        let start = usize::try_from(part.start().0 - item.sparse.extent().start().0).ok()?;
         let end = start.checked_add(usize::try_from(part.len()).ok()?)?;
         (end <= item.bytes.len()).then(|| item.bytes.slice(start..end))
     }
@@ -171,7 +174,7 @@ mod tests {
 
     fn item(start: u64, len: usize) -> PendingWrite {
         let extent = Extent::with_len(Plain(start), len as u64);
-        PendingWrite::new(extent, vec![0; len].into())
+        PendingWrite::new(extent.into(), vec![0; len].into())
     }
 
     #[test]
@@ -180,7 +183,7 @@ mod tests {
         assert!(queue.push(item(0, 6), QueueTimeout::NoWait));
         assert!(!queue.push(item(6, 5), QueueTimeout::NoWait));
         assert!(queue.push(item(6, 4), QueueTimeout::NoWait));
-        assert!(queue.find(item(6, 4).extent).is_some());
+        assert!(queue.find(item(6, 4).sparse.extent()).is_some());
         for _ in 0..2 {
             assert!(queue.next().is_some());
         }
@@ -188,10 +191,10 @@ mod tests {
             !queue.push(item(20, 100), QueueTimeout::NoWait),
             "one is written"
         );
-        assert!(queue.find(item(6, 4).extent).is_some());
+        assert!(queue.find(item(6, 4).sparse.extent()).is_some());
         queue.close();
         assert!(queue.next().is_none());
-        assert!(queue.find(item(6, 4).extent).is_none());
+        assert!(queue.find(item(6, 4).sparse.extent()).is_none());
         assert!(!queue.push(item(20, 1), QueueTimeout::Never), "closed");
 
         let queue = WriteQueue::new(BufferPool::new(10));
@@ -229,8 +232,8 @@ mod tests {
         assert!(queue.next().is_some());
         assert_eq!(queue.cancel_waiting().len(), 1);
         assert_eq!(queue.pool.used_bytes(), 5);
-        assert!(queue.find(item(0, 5).extent).is_some());
-        assert!(queue.find(item(5, 5).extent).is_none());
+        assert!(queue.find(item(0, 5).sparse.extent()).is_some());
+        assert!(queue.find(item(5, 5).sparse.extent()).is_none());
         assert!(!queue.push(item(20, 6), QueueTimeout::NoWait));
         assert!(queue.push(item(20, 5), QueueTimeout::NoWait));
     }

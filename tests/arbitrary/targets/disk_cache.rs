@@ -414,6 +414,7 @@ fn access_directly(place: &Place, knobs: Knobs) {
         write_pool: BufferPool::new(1 << 20),
         is_only_copy: knobs.flag(6),
         free_list: FreeList::new(0),
+        read_rate: Arc::default(),
         stats: Arc::default(),
     };
     let is_whole = options.is_only_copy;
