@@ -3,7 +3,7 @@
 use super::header::{RECORD_LEN, Record};
 use super::{Member, MemberKind, Timestamp};
 
-/// Largest numbers of eight and of twelve bytes.
+/// Largest octal numbers of eight and of twelve bytes.
 const MAX_SMALL: u64 = 0o7_777_777;
 const MAX_LARGE: u64 = 0o77_777_777_777;
 
@@ -21,17 +21,16 @@ pub(crate) fn encode_header(member: &Member) -> Vec<u8> {
     let mut fields = Fields::new();
     fields.text(0, 100, "path", &member.name);
     fields.text(157, 100, "linkpath", link);
-    fields.text(265, 31, "uname", &member.user);
-    fields.text(297, 31, "gname", &member.group);
+    fields.owner(265, "uname", &member.user);
+    fields.owner(297, "gname", &member.group);
     fields.octal(100, 8, u64::from(member.mode & 0o7777));
-    fields.number(108, 8, MAX_SMALL, "uid", member.uid.into());
-    fields.number(116, 8, MAX_SMALL, "gid", member.gid.into());
-    let size = if typeflag == b'0' { member.size } else { 0 };
-    fields.number(124, 12, MAX_LARGE, "size", size);
+    fields.small_number(108, member.uid);
+    fields.small_number(116, member.gid);
+    fields.size(if typeflag == b'0' { member.size } else { 0 });
     fields.time(member.mtime);
     if let Some(device) = device {
-        fields.number(329, 8, MAX_SMALL, "SCHILY.devmajor", device.major.into());
-        fields.number(337, 8, MAX_SMALL, "SCHILY.devminor", device.minor.into());
+        fields.small_number(329, device.major);
+        fields.small_number(337, device.minor);
     }
     // Attributes of a hard link are those of its target.
     if typeflag != b'1' {
@@ -105,6 +104,12 @@ impl Fields {
         self.put(offset, text.get(..len).unwrap_or(text));
     }
 
+    /// The name of an owner. One that does not fit is left out of the record, because its front may be another name.
+    fn owner(&mut self, offset: usize, keyword: &str, name: &[u8]) {
+        let fits = name.len() <= 31;
+        self.text(offset, if fits { 31 } else { 0 }, keyword, name);
+    }
+
     fn octal(&mut self, offset: usize, len: usize, value: u64) {
         self.put(
             offset,
@@ -112,11 +117,21 @@ impl Fields {
         );
     }
 
-    fn number(&mut self, offset: usize, len: usize, max: u64, keyword: &str, value: u64) {
-        if value > max {
-            self.extension(keyword.as_bytes(), value.to_string().as_bytes());
+    /// A number of eight bytes, in base 256 if it is large. GNU tar ignores the names of owners beside numbers in
+    /// extensions, and has no extension for numbers of devices.
+    fn small_number(&mut self, offset: usize, value: u32) {
+        if u64::from(value) <= MAX_SMALL {
+            return self.octal(offset, 8, value.into());
         }
-        self.octal(offset, len, value.min(max));
+        let [a, b, c, d] = value.to_be_bytes();
+        self.put(offset, &[0x80, 0, 0, 0, a, b, c, d]);
+    }
+
+    fn size(&mut self, value: u64) {
+        if value > MAX_LARGE {
+            self.extension(b"size", value.to_string().as_bytes());
+        }
+        self.octal(124, 12, value.min(MAX_LARGE));
     }
 
     fn time(&mut self, mtime: Timestamp) {
@@ -228,7 +243,7 @@ mod tests {
 
     #[test]
     fn parser_reads_values_that_do_not_fit_a_record() {
-        for len in [99, 100, 101, 4000] {
+        for len in [31, 99, 100, 101, 4000] {
             let time = |seconds, nanoseconds| Timestamp {
                 seconds,
                 nanoseconds,
@@ -253,10 +268,11 @@ mod tests {
                 ..Member::new(name.clone(), kind)
             });
             let members: Vec<_> = members.collect();
-            // Names do not count beside numbers in extensions.
+            // The name of an owner counts only in the record.
+            let owner = |name: Vec<u8>| if len <= 31 { name } else { Vec::new() };
             let expected = members.clone().into_iter().map(|member| Member {
-                user: Vec::new(),
-                group: Vec::new(),
+                user: owner(member.user),
+                group: owner(member.group),
                 ..member
             });
             assert_eq!(parsed(&members), expected.collect::<Vec<_>>());
