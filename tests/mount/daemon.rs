@@ -718,3 +718,28 @@ fn foreground_messages_go_to_journal_or_log_file() {
         stderr_text(&output)
     );
 }
+
+#[test]
+fn unmounts_by_fusermount3_are_never_busy() {
+    let place = TestMount::new(&[]);
+    let archive = (0..20).fold(Archive::new(), |archive, number| {
+        archive.file(&format!("d/f{number}"), vec![7; 3000])
+    });
+    place.put("a.tar", archive.end());
+    for round in 0..40 {
+        // Every second mount scans the archive.
+        let scan = ["--cache-dir", "other"];
+        let flags = if round % 2 == 0 { &scan[..] } else { &[] };
+        place.succeeds(&[&["mount"], flags, &["a.tar", "mnt"]].concat());
+        assert_eq!(fs::read(place.mounted("d/f3")).expect("there").len(), 3000);
+        let unmounted = place.command_of("fusermount3").args(["-u", "mnt"]).output();
+        let unmounted = unmounted.expect("started");
+        assert!(
+            unmounted.status.success(),
+            "{round}: {}",
+            stderr_text(&unmounted)
+        );
+        assert!(!place.is_mounted(), "{round}");
+        fs::remove_dir_all(place.path("other")).unwrap_or_default();
+    }
+}

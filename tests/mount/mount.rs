@@ -1,9 +1,11 @@
 //! Trees with entries of every kind, mounted by the kernel.
 
 use std::collections::HashSet;
+use std::ffi::CString;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -12,11 +14,12 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
     SeekFrom as Sparse, XattrFlags, getxattr, getxattr_query, listxattr, makedev, seek, setxattr,
 };
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 use tarfs::ArchivePath;
 use tarfs::Stats;
 use tarfs::archive::{
@@ -686,4 +689,58 @@ fn failed_mount_leaves_nothing_mounted() {
             Mount::start(tree, "sample", place, &options, |_, _| {}, || {}).expect_err("refused");
         assert!(error.to_string().contains(&*place.to_string_lossy()));
     }
+}
+
+/// A FUSE mount that answers only the handshake, so that a test sees its requests.
+struct SilentMount(File);
+
+impl SilentMount {
+    fn new(mountpoint: &Path) -> Self {
+        let device = OpenOptions::new().read(true).write(true).open("/dev/fuse");
+        let mut device = device.expect("FUSE");
+        let data = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0,subtype=tarfs",
+            device.as_raw_fd()
+        );
+        let data = CString::new(data).expect("no zero");
+        let flags = MountFlags::RDONLY;
+        rustix::mount::mount("silent", mountpoint, "fuse", flags, &*data).expect("root");
+        let mut request = vec![0; 1 << 20];
+        let len = device.read(&mut request).expect("the handshake");
+        assert!(len > 16);
+        // The header: length, error and number. The body: version 7.31, no flags, and writes of 4 KiB.
+        let mut reply = [80_u32.to_ne_bytes(), [0; 4]].concat();
+        reply.extend_from_slice(&request[8..16]);
+        for word in [7_u32, 31, 0, 0, 0, 4096] {
+            reply.extend_from_slice(&word.to_ne_bytes());
+        }
+        reply.resize(80, 0);
+        device.write_all(&reply).expect("answered");
+        Self(device)
+    }
+
+    fn has_requests(&self) -> bool {
+        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())) == Ok(1)
+    }
+}
+
+#[test]
+fn ended_mount_never_opens_the_next_one_at_its_path() {
+    let mut first = one_file().mount();
+    let place = first.directory.path().to_owned();
+    rustix::mount::unmount(&place, UnmountFlags::empty()).expect("unused");
+    // Often with the number of the first one, which the kernel reuses at once.
+    let next = SilentMount::new(&place);
+    let ended = first.ended.recv_timeout(wait::WAIT_TIMEOUT);
+    assert_eq!(ended, Err(mpsc::RecvTimeoutError::Disconnected));
+    let mount = first.mount.take().expect("made");
+    assert!(!mount.is_mounted());
+    assert!(matches!(
+        mount.unmount(Force::No),
+        Err(UnmountError::NotMounted(_))
+    ));
+    drop(mount);
+    assert!(!next.has_requests(), "asked whether it is alive");
+    rustix::mount::unmount(&place, UnmountFlags::empty()).expect("not busy");
 }

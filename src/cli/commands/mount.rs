@@ -407,7 +407,8 @@ fn make_mount(
         )?
     };
     if let Some(supervisor) = &supervisor {
-        supervisor.report_ready(mount.capabilities, &opened.version, opened.is_strong);
+        let state = (mount.capabilities, &*opened.version, opened.is_strong);
+        supervisor.report_ready(state, mount.end.as_ref());
     }
     Ok((supervisor, mount))
 }
@@ -563,7 +564,7 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
                 let force = if force { Force::Yes } else { Force::No };
                 let result = mount.unmount(force);
                 answer(umount_response(mount, &result, force));
-                if result.is_ok() && force == Force::Yes && !mount.target.is_mounted() {
+                if result.is_ok() && force == Force::Yes && !mount.is_mounted() {
                     return false;
                 }
             }
@@ -628,7 +629,7 @@ fn umount_response(mount: &Mount, result: &Result<(), UnmountError>, force: Forc
     match result {
         Ok(()) => Response::Unmounted {
             unmounted: mount.target.mountpoint.to_string_lossy().into_owned(),
-            elsewhere: mount.target.is_mounted() || force == Force::No && mount.is_still_in_use(),
+            elsewhere: mount.is_mounted() || force == Force::No && mount.is_still_in_use(),
         },
         Err(error) => Response::Error {
             hint: error.hint().map(str::to_owned),

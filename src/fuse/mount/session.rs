@@ -1,6 +1,6 @@
 //! A mount session, from mount to unmount.
 
-use std::fs::{self, File};
+use std::fs::{self, Metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
@@ -17,7 +17,8 @@ use super::mountinfo::{self, TopMount};
 use super::namespace::OpenNamespace;
 use super::options::MountOptions;
 use super::overlay::{self, OverlayKind, UpperDirs};
-use super::pinned::UnmountMode;
+use super::pinned::{UnmountMode, proc_fd_path};
+use super::superblock::SuperblockWatch;
 use super::syscalls::{self, NewMount, TARFS_FS_TYPE};
 use super::takeover::{self, InheritedSession};
 use super::target::MountTarget;
@@ -86,6 +87,8 @@ pub struct Mount {
     session: Option<Thread<()>>,
     /// The FUSE device of the connection.
     connection: OwnedFd,
+    /// Reports the end of the file system, if the kernel accepts the watch. Set once the mount answers.
+    pub end: Option<SuperblockWatch>,
     /// The thread that sends invalidations. It ends with the session.
     _invalidator: Option<Thread<()>>,
     kernel_cache: Arc<KernelCache>,
@@ -201,7 +204,7 @@ impl Mount {
         inherited: &InheritedSession,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        if !is_still_mounted(&inherited.target, inherited.descriptor.as_fd()) {
+        if !is_still_mounted(&inherited.target, inherited.descriptor.as_fd(), None) {
             return Err(MountError::NotReady);
         }
         let filesystem = filesystem.with_watchdog()?;
@@ -239,8 +242,8 @@ impl Mount {
             kernel_cache.detach();
             unmount_or_force(target);
         })?;
-        let device = mount.wait_until_ready(root)?;
-        mount.device = Some(device);
+        let (device, end) = mount.wait_until_ready(root)?;
+        (mount.device, mount.end) = (Some(device), end);
         // Paths of this process do not reach another namespace.
         if target.namespace.is_none() {
             kernel_cache.set_mountpoint(&target.mountpoint, target.device);
@@ -288,6 +291,7 @@ impl Mount {
             open_files,
             session: Some(thread),
             connection,
+            end: None,
             _invalidator: invalidator,
             kernel_cache,
             archives,
@@ -343,8 +347,11 @@ impl Mount {
             let overlay = std::mem::replace(&mut self.target, lower_target);
             let device = Some(overlay.device);
             syscalls::unmount_or_warn(overlay.fs_type(), &overlay.mountpoint, device);
-            io::Error::other(error).into()
-        })
+            MountError::from(io::Error::other(error))
+        })?;
+        // If the process of fuse-overlayfs dies, the mount below it ends, and the overlay stays.
+        self.end = watch_end(&self.target.mountpoint);
+        Ok(())
     }
 
     /// The last failed reads, oldest first.
@@ -372,6 +379,10 @@ impl Mount {
     }
 
     fn unmount_once(&self, force: Force) -> Result<(), UnmountError> {
+        if self.has_ended() {
+            // Opening the mountpoint would make the next mount there busy.
+            return Err(UnmountError::NotMounted(self.target.mountpoint.clone()));
+        }
         let mode = match force {
             Force::Yes if self.target.has_bind_mounts() => UnmountMode::Detach,
             force => force.mode(),
@@ -379,9 +390,20 @@ impl Mount {
         self.target.unmount(mode, Some(self.connection.as_fd()))
     }
 
+    /// Whether the file system has ended with its last mount and user. False if that is unknown.
+    fn has_ended(&self) -> bool {
+        !syscalls::is_connected(&self.connection)
+            && (!self.target.is_mounted() || has_ended(self.end.as_ref()))
+    }
+
+    /// Whether it is attached, even if covered by another.
+    pub fn is_mounted(&self) -> bool {
+        is_still_mounted(&self.target, self.connection.as_fd(), self.end.as_ref())
+    }
+
     /// Whether a bind mount, an overlay or another namespace still uses it. Then its connection does not end.
     pub fn is_still_in_use(&self) -> bool {
-        if self.target.is_mounted() {
+        if self.is_mounted() {
             return true;
         }
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;
@@ -394,9 +416,12 @@ impl Mount {
         false
     }
 
-    /// Waits until the mount answers, and returns its device number. A thread asks, because it could block.
-    /// A mount below another one is ready without an answer, because no path reaches it.
-    fn wait_until_ready(&self, root: Option<OwnedFd>) -> Result<u64, MountError> {
+    /// Waits until the mount answers, and returns its device number, and a watch for its end. A thread asks, because
+    /// it could block. A mount below another one is ready without an answer, because no path reaches it.
+    fn wait_until_ready(
+        &self,
+        root: Option<OwnedFd>,
+    ) -> Result<(u64, Option<SuperblockWatch>), MountError> {
         let (sender, answer) = mpsc::channel();
         let path = self.target.mountpoint.clone();
         let number = |(major, minor)| makedev(major, minor);
@@ -404,25 +429,26 @@ impl Mount {
         // An overlay answers with its own root and device number.
         let has_overlay = self.target.overlay.is_some();
         let own_device = number(self.target.lower_device());
+        let is_own = move |found: &Metadata| {
+            found.st_dev() == device && (has_overlay || found.st_ino() == INodeNo::ROOT.0)
+        };
         let _stat_thread = Thread::spawn("tarfs-ready", move || {
+            let path = root.as_ref().map_or(path, proc_fd_path);
+            let found = fs::metadata(&path);
+            let end = found.as_ref().ok().filter(|found| is_own(found));
+            let end = end.and_then(|_| watch_end(&path));
+            // The descriptor keeps the mount in use.
+            drop(root);
             // The receiver may have timed out.
-            drop(sender.send(match root {
-                Some(root) => File::from(root).metadata(),
-                None => fs::symlink_metadata(path),
-            }));
+            drop(sender.send((found, end)));
         })?;
         let error = match answer.recv_timeout(READY_TIMEOUT) {
-            Ok(Ok(found))
-                if found.st_dev() == device
-                    && (has_overlay || found.st_ino() == INodeNo::ROOT.0) =>
-            {
-                return Ok(own_device);
-            }
-            Ok(Err(error)) => MountError::System(error),
-            Ok(Ok(_)) | Err(_) => MountError::NotReady,
+            Ok((Ok(found), end)) if is_own(&found) => return Ok((own_device, end)),
+            Ok((Err(error), _)) => MountError::System(error),
+            Ok((Ok(_), _)) | Err(_) => MountError::NotReady,
         };
         if self.is_covered() {
-            return Ok(own_device);
+            return Ok((own_device, None));
         }
         // This ends the wait of the asking thread, even if the mount cannot be unmounted.
         unmount_or_force(&self.target);
@@ -436,7 +462,7 @@ impl Mount {
             |top: Option<TopMount>| top.is_some_and(|top| top.device != self.target.device);
         self.target.namespace.is_none()
             && mountinfo::top_mount(&self.target.mountpoint).is_ok_and(is_other)
-            && is_still_mounted(&self.target, self.connection.as_fd())
+            && self.is_mounted()
     }
 }
 
@@ -504,17 +530,21 @@ pub fn unmount(
 }
 
 /// Unmounts the dead mount at `target` and its bind mounts, even while they are in use. `device` is the
-/// connection's FUSE device. While it is open, its number is unique.
+/// connection's FUSE device. While it is open, its number is unique. `end` is the watch for the mount's end.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
-pub fn clear_dead_mounts(target: &MountTarget, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
-    if !syscalls::is_connected(device) {
+pub fn clear_dead_mounts(
+    target: &MountTarget,
+    device: BorrowedFd<'_>,
+    end: Option<&SuperblockWatch>,
+) -> Result<(), UnmountError> {
+    if !is_still_mounted(target, device, end) {
         return Ok(());
     }
     for _ in 0..MAX_DEAD_MOUNTS {
         match target.unmount(UnmountMode::Force, Some(device)) {
-            Ok(()) if target.is_mounted() => {}
+            Ok(()) if !has_ended(end) && target.is_mounted() => {}
             Ok(()) | Err(UnmountError::NotMounted(_)) => break,
             Err(error) => return Err(error),
         }
@@ -522,13 +552,31 @@ pub fn clear_dead_mounts(target: &MountTarget, device: BorrowedFd<'_>) -> Result
     Ok(())
 }
 
-/// Whether the mount at `target` with the connection `device` is attached, even if covered by another.
-pub fn is_still_mounted(target: &MountTarget, device: BorrowedFd<'_>) -> bool {
-    syscalls::is_connected(device) && target.is_mounted()
+/// Whether the mount at `target` with the connection `device` is attached, even if covered by another. Without
+/// a watch for its `end`, false for a mount whose connection was aborted. Sends no request, and opens no path.
+pub fn is_still_mounted(
+    target: &MountTarget,
+    device: BorrowedFd<'_>,
+    end: Option<&SuperblockWatch>,
+) -> bool {
+    // The kernel reuses the number of a file system that has ended. So the table is read before the watch.
+    target.is_mounted()
+        && (syscalls::is_connected(device) || end.is_some_and(|end| !end.has_ended()))
+}
+
+fn has_ended(end: Option<&SuperblockWatch>) -> bool {
+    end.is_some_and(SuperblockWatch::has_ended)
+}
+
+fn watch_end(root: &Path) -> Option<SuperblockWatch> {
+    let watch = SuperblockWatch::on(root);
+    watch
+        .inspect_err(|error| tracing::debug!(%error, "cannot watch for the end of the mount"))
+        .ok()
 }
 
 /// Unmounts the mount of type `fs_type` at `mountpoint`. With `device`, only that file system. Retries for a
-/// moment, because dentry priming keeps the mount busy while it lists names.
+/// moment, because dentry priming keeps the mount busy while it clones it.
 fn unmount_at(
     fs_type: &str,
     mountpoint: &Path,

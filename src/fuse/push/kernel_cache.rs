@@ -84,7 +84,9 @@ impl KernelCache {
         *self.notifier.lock() = Some(notifier);
     }
 
+    /// Ends all notifications and priming. The path may lead to another mount from now on.
     pub(in crate::fuse) fn detach(&self) {
+        *self.mountpoint.lock() = None;
         *self.notifier.lock() = None;
         *self.invalidations.lock() = None;
     }

@@ -126,13 +126,18 @@ impl SupervisorLink {
         self.send(&Packet::ScratchDir(directory), None);
     }
 
-    pub(crate) fn report_ready(&self, capabilities: u64, version: &str, is_strong: bool) {
+    /// Reports the state that a successor must have, and a watch for the end of the mount.
+    pub(crate) fn report_ready(
+        &self,
+        (capabilities, version, is_strong): (u64, &str, bool),
+        end: Option<&SuperblockWatch>,
+    ) {
         let state = SessionState {
             capabilities,
             version: version_for_packet(version),
             is_strong,
         };
-        self.send(&Packet::Ready(state), None);
+        self.send(&Packet::Ready(state), end.map(|end| end.0.as_fd()));
     }
 
     /// Reports how long the source of `stats` is unreachable, until the returned value is dropped.

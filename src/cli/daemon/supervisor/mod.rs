@@ -104,10 +104,14 @@ fn supervise(args: &MountArgs, mut worker: Worker, directory: Option<&Path>) -> 
     let mut short_lived_count = 0;
     loop {
         while worker.receive_packet() {}
-        let Some(mount_state) = worker.take_mount_state() else {
+        let reported = worker.mount_state.take();
+        let has_end = reported
+            .as_ref()
+            .is_some_and(|reported| reported.end.is_some());
+        let Some(mount_state) = reported.filter(MountState::is_mounted) else {
             // The worker may still write data, so there is no timeout.
             worker.wait_for_exit();
-            if let (Some(directory), None) = (directory, &args.namespace) {
+            if let (Some(directory), None, false) = (directory, &args.namespace, has_end) {
                 // It may have died after it mounted and before it reported that.
                 tarfs::fuse::unmount_dead(&directory.join(&args.mountpoint));
             }
@@ -273,6 +277,7 @@ impl Worker {
                     site,
                     lower: None,
                     device,
+                    end: None,
                 });
             }
             Ok(Some((Packet::OverlayMounted(place), watch))) => {
@@ -288,7 +293,12 @@ impl Worker {
             Ok(Some((Packet::ScratchDir(directory), _))) => {
                 self.scratch = Some(PathBuf::from(OsString::from_vec(directory)));
             }
-            Ok(Some((Packet::Ready(state), _))) => self.session_state = Some(state),
+            Ok(Some((Packet::Ready(state), end))) => {
+                self.session_state = Some(state);
+                if let Some(mount_state) = &mut self.mount_state {
+                    mount_state.end = end.map(|end| Rc::new(SuperblockWatch(end)));
+                }
+            }
             Ok(Some((Packet::Unreachable(milliseconds), _))) => {
                 self.unreachable_time =
                     Duration::from_millis(milliseconds).min(self.started.elapsed());
@@ -376,11 +386,14 @@ struct MountState {
     lower: Option<MountTarget>,
     /// The connection. While it is open, the kernel does not reuse the mount's device number.
     device: OwnedFd,
+    /// The watch for the end of the mount, once it is ready.
+    end: Option<Rc<SuperblockWatch>>,
 }
 
 impl MountState {
     fn is_mounted(&self) -> bool {
-        let is_mounted = |site| tarfs::fuse::is_still_mounted(site, self.device.as_fd());
+        let (device, end) = (self.device.as_fd(), self.end.as_deref());
+        let is_mounted = |site| tarfs::fuse::is_still_mounted(site, device, end);
         is_mounted(&self.site) || self.lower.as_ref().is_some_and(is_mounted)
     }
 
@@ -389,7 +402,8 @@ impl MountState {
             .into_iter()
             .flatten()
         {
-            if let Err(error) = tarfs::fuse::clear_dead_mounts(site, self.device.as_fd()) {
+            let (device, end) = (self.device.as_fd(), self.end.as_deref());
+            if let Err(error) = tarfs::fuse::clear_dead_mounts(site, device, end) {
                 tracing::error!(%error, "cannot unmount the dead mount");
             }
         }
@@ -497,6 +511,7 @@ impl MountState {
                 site: self.site.clone(),
                 lower: None,
                 device: self.device.try_clone()?,
+                end: self.end.clone(),
             });
         }
         // The time before it was ready does not count towards its lifetime.

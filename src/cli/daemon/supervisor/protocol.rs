@@ -26,7 +26,7 @@ const MAX_PACKET_BYTES: usize = 64 << 10;
 pub(super) enum Packet {
     /// Worker: it is mounted. The descriptor is its connection.
     Mounted(MountPlace),
-    /// Worker: the mount is ready.
+    /// Worker: the mount is ready. The descriptor watches for its end.
     Ready(SessionState),
     /// Worker: a writable overlay covers the mount and determines its lifetime. If the written files are
     /// temporary, the descriptor watches the overlay's end.
