@@ -43,13 +43,13 @@ impl Subtree {
         }
     }
 
-    /// The directory `path`, or the directory `strip` levels below. Each level must have exactly one
+    /// The directory `path`, also through links, or the directory `strip` levels below. Each level must have exactly one
     /// directory. Files beside it are not shown.
     ///
     /// # Errors
     /// When there is no such directory.
     pub fn new(index: &Index, path: &ArchivePath, strip: usize) -> Result<Self, SubtreeError> {
-        let entry = index.find(path);
+        let entry = index.resolve(path.as_bytes(), true).ok().flatten();
         let entry = entry.ok_or_else(|| SubtreeError::Missing(path.clone()))?;
         if entry.kind() != EntryKind::Directory {
             return Err(SubtreeError::NotADirectory(path.clone()));

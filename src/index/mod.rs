@@ -14,6 +14,7 @@ mod memory;
 mod merge;
 mod problem;
 pub mod published;
+mod resolve_path;
 mod rows;
 mod shards;
 pub mod store;

@@ -20,6 +20,7 @@ use crate::base::chmod::{OWNER_RWX, chmod_at};
 use crate::base::file::AttributeTarget;
 use crate::base::file::mount_point::{are_on_different_mounts, is_mount};
 use crate::base::passwd::AccountNames;
+use crate::base::posix_acl;
 use crate::tar::Timestamp;
 
 use super::tree::{Batch, FileId, FileKind, Metadata, Name, Tree, Xattr};
@@ -202,6 +203,12 @@ impl Tree for DirectoryTree {
 
     fn xattrs(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Vec<Xattr>> {
         Ok(AttributeTarget::named(directory, name.name).xattrs(|_| true)?)
+    }
+
+    fn has_acl(&self, directory: &OpenDirectory, name: Name<'_>) -> bool {
+        let target = AttributeTarget::named(directory, name.name);
+        let is_acl = |name: &[u8]| posix_acl::Kind::of(name).is_some();
+        name.kind != FileKind::Symlink && target.has_xattr(is_acl).unwrap_or(false)
     }
 
     fn max_open(&self) -> Option<usize> {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 
-use crate::base::archive_path::ArchivePath;
 use crate::base::passwd::Accounts;
 use crate::base::posix_acl::{self, Kind};
 use crate::index::published::with_loading;
@@ -38,10 +37,15 @@ pub struct IndexTree<I = Arc<Index>> {
 }
 
 impl<I: Deref<Target = Index>> IndexTree<I> {
-    /// Type and number of the entry at `path`.
-    pub fn find(&self, path: &ArchivePath) -> Option<(FileKind, u64)> {
-        let entry = self.index.find(path)?;
-        Some((kind(entry.kind()), entry.ino().0.into()))
+    /// Type and number of the entry at `path`, as [`Index::resolve`] finds it.
+    ///
+    /// # Errors
+    /// The path does not exist, leads out of the archive, or cannot be loaded.
+    pub fn resolve(&self, path: &[u8], follows_last: bool) -> io::Result<(FileKind, u64)> {
+        let found = with_loading(|| self.index.resolve(path, follows_last));
+        let found = found.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        let entry = found.ok_or(io::ErrorKind::NotFound)?;
+        Ok((kind(entry.kind()), entry.ino().0.into()))
     }
 
     /// The entries of `index`, in the order of the archive, or if `is_sorted` of the names' bytes.
@@ -154,6 +158,11 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
             }
         }
         Ok(xattrs)
+    }
+
+    fn has_acl(&self, _: &Ino, name: Name<'_>) -> bool {
+        self.entry(name.inode)
+            .is_ok_and(|entry| entry.xattrs().any(|(name, _)| Kind::of(name).is_some()))
     }
 
     fn offset(&self, name: Name<'_>) -> Option<u64> {

@@ -104,6 +104,11 @@ impl<'a, T: Tree> Item<'a, T> {
         self.tree.xattrs(self.directory, self.name)
     }
 
+    /// Whether it has an ACL, as far as that can be read.
+    pub(super) fn has_acl(&self) -> bool {
+        self.tree.has_acl(self.directory, self.name)
+    }
+
     /// The file's number.
     pub fn inode(&self) -> u64 {
         self.name.inode

@@ -13,7 +13,7 @@ use super::item::{Item, Place};
 use super::json;
 use super::long::{Columns, Style};
 use super::output::SharedOutput;
-use super::parallel_walk::{Visit, Visitor};
+use super::parallel_walk::{Level, OpenLevels, Start, Visit, Visitor};
 use super::tree::{Batch, FileKind, Metadata, Tree, push_component};
 
 /// Bytes of lines that are written at once.
@@ -53,6 +53,16 @@ pub struct ListOptions {
     pub style: Style,
 }
 
+impl ListOptions {
+    /// Files with a higher value come first.
+    fn key(&self, metadata: &Metadata) -> (u64, Timestamp) {
+        match self.order {
+            Order::Size => (metadata.size, Timestamp::default()),
+            _ => (0, metadata.mtime),
+        }
+    }
+}
+
 /// Lists directories of a tree.
 #[expect(missing_debug_implementations, reason = "trees have no form for it")]
 pub struct Lister<T> {
@@ -62,6 +72,8 @@ pub struct Lister<T> {
     /// Without widths.
     columns: Columns,
     filter: Option<Filter>,
+    /// Path of the directory in which all files are, for errors; empty in an archive.
+    source: Vec<u8>,
     dump: Mutex<Dump>,
 }
 
@@ -69,8 +81,9 @@ type Filter = Box<dyn Fn(u64) -> bool + Send + Sync>;
 
 /// A directory whose names are being listed.
 struct Frame<T: Tree> {
-    directory: T::Directory,
-    inode: u64,
+    level: Arc<Level<T, ()>>,
+    /// The open directory, while none below it is listed.
+    directory: Option<Arc<T::Directory>>,
     path: Vec<u8>,
     batch: Batch,
     /// Attributes of the names in `batch`, if they were read for the order.
@@ -91,6 +104,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             options,
             output,
             filter: None,
+            source: Vec::new(),
             dump: Mutex::default(),
         }
     }
@@ -98,6 +112,21 @@ impl<T: Tree + Send + 'static> Lister<T> {
     /// Leaves out the lines of files for whose numbers `filter` is false. Directories are still walked.
     pub fn show_only(&mut self, filter: impl Fn(u64) -> bool + Send + Sync + 'static) {
         self.filter = Some(Box::new(filter));
+    }
+
+    /// Names `source` in errors, the directory in which all files are.
+    pub fn set_source(&mut self, source: &[u8]) {
+        source.clone_into(&mut self.source);
+    }
+
+    /// Reports an error about the file at `path`, which is that of a line.
+    fn report_at(&self, path: &[u8], error: &io::Error) {
+        let mut whole = self.source.clone();
+        if path.is_empty() {
+            return self.output.report(&whole, error);
+        }
+        push_component(&mut whole, path);
+        self.output.report(&whole, error);
     }
 
     /// Whether the lines need no order and no widths, so that several threads may write them
@@ -111,23 +140,74 @@ impl<T: Tree + Send + 'static> Lister<T> {
         self.options.reverse && self.options.order != Order::Stored
     }
 
-    fn needs_widths(&self) -> bool {
-        !self.options.json && self.columns.have_widths()
+    /// Whether lines show attributes, so that they report those that cannot be read.
+    fn shows_metadata(&self) -> bool {
+        self.options.json || self.options.composefs || self.columns.have_widths()
     }
 
-    /// Writes the line of `item`, called `name`.
-    pub fn list_item(&self, item: &Item<'_, T>, name: &[u8]) -> ControlFlow<()> {
+    fn needs_widths(&self) -> bool {
+        let options = &self.options;
+        // Files in the order of a directory have no other column, and are written as they are read.
+        let is_streamed =
+            options.order == Order::Stored && !options.recursive && !options.style.long;
+        !options.json && !is_streamed && self.columns.have_widths()
+    }
+
+    /// Writes the lines of `items` with their names, in columns.
+    pub fn list_items(&self, items: &[(Item<'_, T>, &[u8])]) -> ControlFlow<()> {
         let (mut columns, mut lines) = (self.columns, Vec::new());
-        // The line reports the error.
-        drop(self.needs_widths().then(|| columns.measure(item)));
-        self.write_line(&mut lines, &columns, name, item);
+        if self.needs_widths() {
+            items.iter().for_each(|(item, _)| columns.measure(item));
+        }
+        for (item, name) in items {
+            self.write_line(&mut lines, &columns, name, item);
+        }
         self.output.write(&lines)
     }
 
-    /// Writes the lines of the directory `item`, called `path`, and, if so wanted, of those below it.
-    pub fn list_directory(&self, item: &Item<'_, T>, path: &[u8]) -> ControlFlow<()> {
+    /// Writes the name of a directory, before its contents. An empty line is above it unless it `is_first`.
+    pub fn write_heading(&self, name: &[u8], is_first: bool) -> ControlFlow<()> {
+        let mut line = if is_first { Vec::new() } else { b"\n".to_vec() };
+        self.columns.push_name(&mut line, name);
+        line.extend_from_slice(b":\n");
+        self.output.write(&line)
+    }
+
+    /// The order of files as in a directory, unless that is the order in which they are stored.
+    pub fn sort_items(&self, items: &mut [(Item<'_, T>, &[u8])]) {
+        let options = self.options;
+        let key = |item: &Item<'_, T>| item.metadata().ok().map(|it| options.key(&it));
+        match options.order {
+            Order::Stored => return,
+            Order::Name => items.sort_by_key(|(_, name)| *name),
+            Order::Size | Order::Time => {
+                items.sort_by_key(|(item, name)| (Reverse(key(item)), *name));
+            }
+        }
+        if self.is_reversed() {
+            items.reverse();
+        }
+    }
+
+    /// Writes the lines of the directory `item`, called `path`, and, if so wanted, of those below it. Breaks if the output
+    /// has ended, and returns whether the directory could be opened.
+    pub fn list_directory(&self, item: &Item<'_, T>, path: &[u8]) -> ControlFlow<(), bool> {
+        let directory = match item.open() {
+            Ok(directory) => directory,
+            Err(error) => {
+                self.output.report(item.path(), &error);
+                return ControlFlow::Continue(false);
+            }
+        };
+        let start = Start {
+            path: path.to_owned(),
+            inode: item.inode(),
+            directory,
+            state: (),
+        };
+        let level = Level::at_start(start, &OpenLevels::new(&*self.tree, 1));
         let mut lines = Vec::new();
-        let mut frames: Vec<_> = self.open(item, path).into_iter().collect();
+        let mut frames = vec![self.frame(level, path)];
         while let Some(frame) = frames.last_mut() {
             let Some(number) = frame.order.pop() else {
                 let has_more = self.read(frame);
@@ -141,18 +221,19 @@ impl<T: Tree + Send + 'static> Lister<T> {
                 self.output.write(&lines)?;
                 lines.clear();
             }
+            if below.is_some() {
+                frame.directory = None;
+            }
             frames.extend(below);
         }
-        self.output.write(&lines)
+        self.output.write(&lines)?;
+        ControlFlow::Continue(true)
     }
 
-    fn open(&self, item: &Item<'_, T>, path: &[u8]) -> Option<Frame<T>> {
-        let opened = item
-            .open()
-            .inspect_err(|error| self.output.report(item.path(), error));
+    fn frame(&self, level: Arc<Level<T, ()>>, path: &[u8]) -> Frame<T> {
         let mut frame = Frame {
-            directory: opened.ok()?,
-            inode: item.inode(),
+            level,
+            directory: None,
             path: path.to_owned(),
             batch: Batch::default(),
             metadata: Vec::new(),
@@ -167,7 +248,17 @@ impl<T: Tree + Send + 'static> Lister<T> {
             }
             frame.position = Some(0);
         }
-        Some(frame)
+        frame
+    }
+
+    /// Opens the directory of `frame` again, if another one was listed meanwhile.
+    fn reopen(&self, frame: &mut Frame<T>) -> Option<Arc<T::Directory>> {
+        if frame.directory.is_none() {
+            let opened = frame.level.open(&self.tree);
+            let opened = opened.inspect_err(|error| self.report_at(&frame.path, error));
+            frame.directory = opened.ok();
+        }
+        frame.directory.clone()
     }
 
     /// Whether names are listed in the order in which they are read.
@@ -186,9 +277,12 @@ impl<T: Tree + Send + 'static> Lister<T> {
         frame.batch = Batch::default();
         while let Some(mut position) = frame.position {
             let before = frame.batch.len();
-            let directory = &frame.directory;
-            if let Err(error) = self.tree.read(directory, &mut position, &mut frame.batch) {
-                self.output.report(&frame.path, &error);
+            let Some(directory) = self.reopen(frame) else {
+                frame.position = None;
+                break;
+            };
+            if let Err(error) = self.tree.read(&directory, &mut position, &mut frame.batch) {
+                self.report_at(&frame.path, &error);
                 frame.position = None;
             } else {
                 frame.position = (frame.batch.len() > before).then_some(position);
@@ -196,7 +290,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             for (name, error) in frame.batch.take_failed() {
                 let mut path = frame.path.clone();
                 push_component(&mut path, &name);
-                self.output.report(&path, &error);
+                self.report_at(&path, &error);
             }
             if is_streamed {
                 break;
@@ -224,15 +318,19 @@ impl<T: Tree + Send + 'static> Lister<T> {
                 order.sort_by(|&left, &right| name(left).cmp(&name(right)));
             }
             if matches!(self.options.order, Order::Size | Order::Time) {
-                let metadata = |number| {
-                    let name = batch.get(number)?;
-                    self.tree.metadata(&frame.directory, name).ok()
+                let items = (0..batch.len()).map(|number| frame.item(&self.tree, number));
+                let metadata = |item: Option<Item<'_, T>>| {
+                    let (item, needs_report) = (item?, !self.shows_metadata());
+                    let metadata = item.metadata();
+                    let metadata = metadata.inspect_err(|error| {
+                        if needs_report {
+                            self.report_at(item.path(), error);
+                        }
+                    });
+                    metadata.ok()
                 };
-                frame.metadata = (0..batch.len()).map(metadata).collect();
-                let key = |it: &Metadata| match self.options.order {
-                    Order::Size => (it.size, Timestamp::default()),
-                    _ => (0, it.mtime),
-                };
+                frame.metadata = items.map(metadata).collect();
+                let key = |it: &Metadata| self.options.key(it);
                 let metadata = |number: u32| frame.metadata.get(number as usize)?.as_ref();
                 order.sort_by_key(|&number| Reverse(metadata(number).map(key)));
             }
@@ -249,22 +347,34 @@ impl<T: Tree + Send + 'static> Lister<T> {
         for item in frame
             .order
             .iter()
-            .filter_map(|&it| frame.item(&self.tree, it))
+            .filter_map(|&it| frame.item(&self.tree, it as usize))
         {
-            // Its line reports the error.
-            drop(columns.measure(&item));
+            columns.measure(&item);
         }
         frame.columns = columns;
     }
 
     /// Writes the line of a name, and returns the directory to list next.
-    fn list_number(&self, frame: &Frame<T>, number: u32, lines: &mut Vec<u8>) -> Option<Frame<T>> {
-        let item = frame.item(&self.tree, number)?;
+    fn list_number(
+        &self,
+        frame: &mut Frame<T>,
+        number: u32,
+        lines: &mut Vec<u8>,
+    ) -> Option<Frame<T>> {
+        self.reopen(frame)?;
+        let item = frame.item(&self.tree, number as usize)?;
         self.write_line(lines, &frame.columns, self.shown(&item), &item);
         if !self.options.recursive || item.kind() != FileKind::Directory {
             return None;
         }
-        self.open(&item, item.path())
+        let name = frame.batch.get(number as usize)?;
+        match frame.level.open_child(&self.tree, name, ()) {
+            Ok(level) => Some(self.frame(level, item.path())),
+            Err(error) => {
+                self.report_at(item.path(), &error);
+                None
+            }
+        }
     }
 
     fn shown<'i>(&self, item: &'i Item<'_, T>) -> &'i [u8] {
@@ -288,23 +398,24 @@ impl<T: Tree + Send + 'static> Lister<T> {
             columns.write(lines, name, item)
         };
         if let Err(error) = written {
-            self.output.report(name, &error);
+            self.report_at(item.path(), &error);
         }
     }
 }
 
 impl<T: Tree> Frame<T> {
-    fn item<'a>(&'a self, tree: &'a T, number: u32) -> Option<Item<'a, T>> {
-        let name = self.batch.get(number as usize)?;
+    /// A file, if the directory is open.
+    fn item<'a>(&'a self, tree: &'a T, number: usize) -> Option<Item<'a, T>> {
+        let name = self.batch.get(number)?;
         let place = Place {
-            directory: &self.directory,
-            inode: self.inode,
+            directory: self.directory.as_deref()?,
+            inode: self.level.inode,
             path: &self.path,
             start: b"",
             depth: 0,
         };
         let mut item = Item::in_directory(tree, &place, name);
-        if let Some(Some(known)) = self.metadata.get(number as usize) {
+        if let Some(Some(known)) = self.metadata.get(number) {
             item.set_metadata(*known);
         }
         Some(item)
@@ -333,6 +444,6 @@ impl<T: Tree + Send + 'static> Visitor<T> for Lister<T> {
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
-        self.output.report(path, &error);
+        self.report_at(path, &error);
     }
 }

@@ -15,8 +15,10 @@ use crate::base::time::Civil;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Columns {
     style: Style,
-    /// Of number, links, user, group and size.
-    widths: [usize; 5],
+    /// Of number, links, user, group, size, and major and minor number of a device.
+    widths: [usize; 7],
+    /// Whether one of the files has an ACL, which a sign behind the mode shows.
+    has_acls: bool,
 }
 
 /// The parts of a line.
@@ -50,20 +52,22 @@ impl Columns {
     }
 
     /// Widens the columns for `file`.
-    ///
-    /// # Errors
-    /// Its attributes cannot be read.
-    pub fn measure(&mut self, file: &Item<'_, impl Tree>) -> io::Result<()> {
-        for (width, text) in self.widths.iter_mut().zip(self.style.texts(file)?) {
+    pub fn measure(&mut self, file: &Item<'_, impl Tree>) {
+        let texts = self.style.texts(file).unwrap_or_else(|_| unknown_texts());
+        for (width, text) in self.widths.iter_mut().zip(texts) {
             *width = text.chars().count().max(*width);
         }
-        Ok(())
+        let [.., size, major, minor] = &mut self.widths;
+        if *minor > 0 {
+            *size = (*major + ", ".len() + *minor).max(*size);
+        }
+        self.has_acls |= self.style.long && file.has_acl();
     }
 
-    /// Appends the line for `file`, called `name`, with a line feed. Times are in UTC.
+    /// Appends the line for `file`, called `name`, with a line feed. Times are in UTC. Unknown attributes are `?`.
     ///
     /// # Errors
-    /// Its attributes or its target cannot be read; then nothing is appended.
+    /// Its attributes or its target cannot be read.
     pub fn write(
         &self,
         output: &mut Vec<u8>,
@@ -71,31 +75,63 @@ impl Columns {
         file: &Item<'_, impl Tree>,
     ) -> io::Result<()> {
         let is_link = self.style.long && file.kind() == FileKind::Symlink;
-        let target = is_link.then(|| file.target()).transpose()?;
-        if self.have_widths() {
-            let metadata = file.metadata()?;
-            let [inode, links, user, group, size] = self.style.texts(file)?;
-            let [inodes, all_links, users, groups, sizes] = self.widths;
-            if self.style.inode {
-                write!(output, "{inode:>inodes$} ")?;
-            }
-            if self.style.long {
-                let mode = mode_string(metadata.kind, metadata.mode);
-                let time = Civil::new(metadata.mtime.seconds, 0).to_date_and_time();
-                write!(output, "{mode} {links:>all_links$} {user:<users$} ")?;
-                write!(output, "{group:<groups$} {size:>sizes$} {time} ")?;
-            }
-        }
+        let target = is_link.then(|| file.target()).transpose();
+        let written = self.write_columns(output, file);
         self.push_name(output, name);
-        if let Some(target) = target {
+        if let Ok(Some(target)) = &target {
             output.extend_from_slice(b" -> ");
-            self.push_name(output, &target);
+            self.push_name(output, target);
         }
         output.push(b'\n');
-        Ok(())
+        written.and(target.map(drop))
     }
 
-    fn push_name(&self, output: &mut Vec<u8>, name: &[u8]) {
+    /// Appends the columns before the name. Returns whether they are known.
+    fn write_columns(&self, output: &mut Vec<u8>, file: &Item<'_, impl Tree>) -> io::Result<()> {
+        if !self.have_widths() {
+            return Ok(());
+        }
+        let texts = self.style.texts(file);
+        let (known, texts) = match texts {
+            Ok(texts) => (Ok(file.metadata()?), texts),
+            Err(error) => (Err(error), unknown_texts()),
+        };
+        let [inode, links, user, group, size, major, minor] = texts;
+        let [inodes, all_links, users, groups, sizes, _, minors] = self.widths;
+        if self.style.inode {
+            write!(output, "{inode:>inodes$} ")?;
+        }
+        if !self.style.long {
+            return known.map(drop);
+        }
+        let mode = match &known {
+            Ok(metadata) => mode_string(metadata.kind, metadata.mode),
+            Err(_) => format!("{}?????????", type_letter(file.kind())),
+        };
+        let time = match &known {
+            Ok(metadata) => {
+                let time = Civil::new(metadata.mtime.seconds, 0);
+                time.to_date_and_time().to_string()
+            }
+            Err(_) => format!("{:>19}", "?"),
+        };
+        let sign = match (self.has_acls, file.has_acl()) {
+            (false, _) => "",
+            (true, false) => " ",
+            (true, true) => "+",
+        };
+        let size = if minor.is_empty() {
+            size
+        } else {
+            format!("{major}, {minor:>minors$}")
+        };
+        write!(output, "{mode}{sign} {links:>all_links$} {user:<users$} ")?;
+        write!(output, "{group:<groups$} {size:>sizes$} {time} ")?;
+        known.map(drop)
+    }
+
+    /// Appends `name` as it is shown.
+    pub(super) fn push_name(&self, output: &mut Vec<u8>, name: &[u8]) {
         if self.style.escaped {
             output.extend_from_slice(escape(name).as_bytes());
         } else {
@@ -105,15 +141,18 @@ impl Columns {
 }
 
 impl Style {
-    /// Number, links, user, group, and size or the number of a device.
-    fn texts(self, file: &Item<'_, impl Tree>) -> io::Result<[String; 5]> {
+    /// Number, links, user, group, and size or the numbers of a device.
+    fn texts(self, file: &Item<'_, impl Tree>) -> io::Result<[String; 7]> {
         let metadata = file.metadata()?;
         let named =
             |name: Option<Cow<'_, [u8]>>, id| owner_text(name.filter(|_| !self.numeric), id);
-        let size = match metadata.device {
-            (major, minor) if metadata.is_device() => format!("{major}, {minor}"),
-            _ if self.human => human_size(metadata.size),
-            _ => metadata.size.to_string(),
+        let none = String::new;
+        let [size, major, minor] = match metadata.device {
+            (major, minor) if metadata.is_device() => {
+                [none(), major.to_string(), minor.to_string()]
+            }
+            _ if self.human => [human_size(metadata.size), none(), none()],
+            _ => [metadata.size.to_string(), none(), none()],
         };
         Ok([
             metadata.inode.to_string(),
@@ -121,17 +160,28 @@ impl Style {
             named(file.user()?, metadata.uid),
             named(file.group()?, metadata.gid),
             size,
+            major,
+            minor,
         ])
+    }
+}
+
+/// The columns of a file that cannot be examined.
+fn unknown_texts() -> [String; 7] {
+    ["?", "?", "?", "?", "?", "", ""].map(str::to_owned)
+}
+
+fn type_letter(kind: FileKind) -> char {
+    match kind {
+        FileKind::File => '-',
+        kind => kind.letter(),
     }
 }
 
 /// Type and permissions in ten letters, as `ls -l` writes them: `drwxrwxrwt`.
 pub(crate) fn mode_string(kind: FileKind, mode: u32) -> String {
     let mut letters = String::with_capacity(10);
-    letters.push(match kind {
-        FileKind::File => '-',
-        kind => kind.letter(),
-    });
+    letters.push(type_letter(kind));
     for (shift, special, with_execute, without) in [
         (6, 0o4000, 's', 'S'),
         (3, 0o2000, 's', 'S'),
@@ -176,7 +226,7 @@ mod tests {
 
     fn lines(index: &Index, style: Style) -> Vec<String> {
         let (mut columns, mut lines) = (Columns::new(style), Vec::new());
-        items(index, |item| columns.measure(item).expect("measured"));
+        items(index, |item| columns.measure(item));
         items(index, |item| {
             let mut line = Vec::new();
             columns

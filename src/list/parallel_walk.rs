@@ -57,12 +57,21 @@ struct Handle<T: Tree> {
 
 /// The directories below starting points that were opened last. Others are closed, so that a tree may be deeper
 /// than the limit of open files.
-struct OpenLevels<T: Tree, S> {
+pub(super) struct OpenLevels<T: Tree, S> {
     max: usize,
     levels: Mutex<VecDeque<Weak<Level<T, S>>>>,
 }
 
 impl<T: Tree, S> OpenLevels<T, S> {
+    /// Keeps open as many directories of `tree` as a walk may that keeps open directories of `trees` trees.
+    pub(super) fn new(tree: &T, trees: usize) -> Arc<Self> {
+        let max = tree.max_open();
+        Arc::new(Self {
+            max: max.map_or(usize::MAX, |max| (max / trees.max(1)).max(2)),
+            levels: Mutex::default(),
+        })
+    }
+
     /// Adds an open directory, and closes the one that was opened first if there are too many.
     fn add(&self, tree: &T, level: &Arc<Level<T, S>>) {
         if self.max == usize::MAX {
@@ -107,6 +116,29 @@ impl<T: Tree, S> Level<T, S> {
             state,
             pending: AtomicUsize::new(1),
         }
+    }
+
+    /// The open directory `start`.
+    pub(super) fn at_start(start: Start<T, S>, open: &Arc<OpenLevels<T, S>>) -> Arc<Self> {
+        let name = Name::directory(&start.path, start.inode);
+        let level = Self::new(None, name, open, start.state);
+        level.handle.lock().directory = Some(Arc::new(start.directory));
+        Arc::new(level)
+    }
+
+    /// Opens the directory `name` in `self`.
+    ///
+    /// # Errors
+    /// As [`Tree::open`].
+    pub(super) fn open_child(
+        self: &Arc<Self>,
+        tree: &T,
+        name: Name<'_>,
+        state: S,
+    ) -> io::Result<Arc<Self>> {
+        let child = Arc::new(Self::new(Some(self), name, &self.open, state));
+        child.open_first(tree)?;
+        Ok(child)
     }
 
     /// Opens the directory for the first time.
@@ -264,6 +296,11 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
         true
     }
 
+    /// Number of trees in which a directory is open for each one of the walk, which is one of them.
+    fn open_trees(&self) -> usize {
+        1
+    }
+
     /// Most names of a directory that one thread visits at once.
     fn chunk(&self) -> usize {
         if self.makes_calls() {
@@ -342,15 +379,14 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
         }
         Some(count) => (count.get(), count.get()),
     };
-    let open = Arc::new(OpenLevels {
-        max: tree.max_open().unwrap_or(usize::MAX),
-        levels: Mutex::default(),
-    });
+    let open = OpenLevels::new(&**tree, visitor.open_trees());
     // Each thread holds some more.
     let most = (open.max / 4).max(1);
     let (threads, max_threads) = (threads.min(most), max_threads.min(most));
     let starts = starts.into_iter().rev();
-    let tasks: Vec<_> = starts.map(|start| Task::started(start, &open)).collect();
+    let tasks: Vec<_> = starts
+        .map(|start| Task::read_from_start(Level::at_start(start, &open)))
+        .collect();
     let walk = Arc::new(Walk {
         tree: Arc::clone(tree),
         visitor: Arc::clone(visitor),
@@ -401,13 +437,6 @@ enum Task<T: Tree, S> {
 }
 
 impl<T: Tree, S> Task<T, S> {
-    fn started(start: Start<T, S>, open: &Arc<OpenLevels<T, S>>) -> Self {
-        let name = Name::directory(&start.path, start.inode);
-        let level = Level::new(None, name, open, start.state);
-        level.handle.lock().directory = Some(Arc::new(start.directory));
-        Self::read_from_start(Arc::new(level))
-    }
-
     fn read_from_start(level: Arc<Level<T, S>>) -> Self {
         Self::Read {
             level,

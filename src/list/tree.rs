@@ -257,6 +257,11 @@ pub trait Tree: Sync {
         Ok(Vec::new())
     }
 
+    /// Whether a file in `directory` has an ACL, as far as that can be read.
+    fn has_acl(&self, _: &Self::Directory, _: Name<'_>) -> bool {
+        false
+    }
+
     /// Number of directories that may be open at a time; `None` for any number.
     fn max_open(&self) -> Option<usize> {
         None

@@ -91,6 +91,9 @@ pub enum Cause {
     /// An update keeps the old file, because the content of the new one is damaged or cut.
     #[error("not written, because its content is damaged or ends early")]
     Incomplete,
+    /// A requested path goes through a link that comes after what it leads to.
+    #[error("goes through a symbolic link (name {0} instead)")]
+    ThroughLink(ArchivePath),
     /// A requested path does not exist in the archive.
     #[error("not in the archive (`tarfs find` shows what is; -C names a directory to write to)")]
     NotFound,

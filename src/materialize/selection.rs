@@ -3,7 +3,8 @@
 use super::error::{Cause, Problems};
 use crate::base::archive_path::ArchivePath;
 use crate::base::glob::Glob;
-use crate::tar::Member;
+use crate::base::resolve::MAX_LINKS;
+use crate::tar::{Member, MemberKind};
 
 /// The members to take from an archive; by default all.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -17,6 +18,8 @@ pub struct Selection {
     pub include: Vec<Glob>,
     /// If not empty, only these members and their descendants are selected.
     pub paths: Vec<SelectedPath>,
+    /// Whether links that come before what they lead to are followed in [`Self::paths`].
+    pub follows_links: bool,
 }
 
 /// A path requested by name.
@@ -24,6 +27,8 @@ pub struct Selection {
 pub struct SelectedPath {
     /// Path in the archive, before components are stripped.
     pub path: ArchivePath,
+    /// The same file without the links that were seen on its path, one more each time.
+    resolved: Vec<ArchivePath>,
     found: bool,
 }
 
@@ -32,7 +37,27 @@ impl SelectedPath {
     pub fn new(path: &[u8]) -> Self {
         Self {
             path: ArchivePath::sanitize(path).path,
+            resolved: Vec::new(),
             found: false,
+        }
+    }
+
+    fn selects(&self, path: &ArchivePath, follows_links: bool) -> bool {
+        let mut resolved = self.resolved.iter().filter(|_| follows_links);
+        path.starts_with(&self.path) || resolved.any(|resolved| path.starts_with(resolved))
+    }
+
+    /// Replaces the link at `link` in its path, and then those of which the new path goes through one.
+    fn note_link(&mut self, link: &ArchivePath, target: &[u8]) {
+        let last = self.resolved.last().unwrap_or(&self.path);
+        let is_above = last != link && last.starts_with(link);
+        if !is_above || self.resolved.len() >= MAX_LINKS {
+            return;
+        }
+        let rest = last.components().skip(link.components().count());
+        if let Some(mut resolved) = link.follow(target) {
+            rest.for_each(|name| resolved.push(name));
+            self.resolved.push(resolved);
         }
     }
 }
@@ -49,7 +74,7 @@ impl Selection {
     pub fn selects(&mut self, path: &ArchivePath) -> bool {
         let mut is_listed = self.paths.is_empty();
         for selected in &mut self.paths {
-            if path.starts_with(&selected.path) {
+            if selected.selects(path, self.follows_links) {
                 selected.found = true;
                 is_listed = true;
             }
@@ -74,6 +99,10 @@ impl Selection {
         problems: &Problems,
     ) -> Option<OutputPath> {
         let name = ArchivePath::sanitize(&member.name);
+        if let MemberKind::Symlink(target) = &member.kind {
+            let paths = self.paths.iter_mut();
+            paths.for_each(|selected| selected.note_link(&name.path, target));
+        }
         if !self.selects(&name.path) {
             return None;
         }
@@ -99,14 +128,11 @@ impl Selection {
         }
     }
 
-    fn unmatched_paths(&self) -> impl Iterator<Item = &ArchivePath> {
-        let unmatched = self.paths.iter().filter(|selected| !selected.found);
-        unmatched.map(|selected| &selected.path)
-    }
-
     pub(super) fn report_unmatched_paths(&self, problems: &Problems) {
-        for path in self.unmatched_paths() {
-            problems.add(path, Cause::NotFound);
+        for selected in self.paths.iter().filter(|selected| !selected.found) {
+            let resolved = selected.resolved.last().cloned();
+            let cause = resolved.map_or(Cause::NotFound, Cause::ThroughLink);
+            problems.add(&selected.path, cause);
         }
     }
 }
@@ -135,10 +161,48 @@ mod tests {
         assert!(selection.selects(&path("a/b/c")));
         assert!(!selection.selects(&path("a/bc")));
         assert!(!selection.selects(&path("a")));
-        assert_eq!(
-            selection.unmatched_paths().collect::<Vec<_>>(),
-            [&path("nowhere")]
-        );
+        let found: Vec<_> = selection.paths.iter().map(|it| it.found).collect();
+        assert_eq!(found, [true, false]);
+    }
+
+    #[test]
+    fn selected_path_goes_through_links_that_were_seen() {
+        let problems = Problems::default();
+        for follows_links in [true, false] {
+            let mut selection = Selection {
+                paths: vec![SelectedPath::new(b"bin/sh")],
+                follows_links,
+                ..Selection::default()
+            };
+            let mut select = |name: &str, target: Option<&str>| {
+                let target = target.map(|it| MemberKind::Symlink(it.as_bytes().to_vec()));
+                let member = Member::new(name, target.unwrap_or(MemberKind::File));
+                selection.select_member(&member, &problems).is_some()
+            };
+            assert!(!select("system/bin/sh", None));
+            for (link, target) in [
+                ("bin", "usr/./bin"),
+                ("usr", "x/../system"),
+                ("none", "bin"),
+                ("system/bin/sh", "/outside"),
+            ] {
+                assert!(!select(link, Some(target)) || link == "system/bin/sh");
+            }
+            assert_eq!(select("system/bin/sh", None), follows_links);
+            assert!(!select("usr/bin/other", None));
+            let resolved = selection.paths.first().and_then(|it| it.resolved.last());
+            assert_eq!(resolved, Some(&path("system/bin/sh")));
+        }
+    }
+
+    #[test]
+    fn loop_of_links_ends() {
+        let mut selected = SelectedPath::new(b"a/x");
+        for _ in 0..MAX_LINKS {
+            selected.note_link(&path("a"), b"b");
+            selected.note_link(&path("b"), b"a");
+        }
+        assert_eq!(selected.resolved.len(), MAX_LINKS);
     }
 
     #[test]

@@ -215,8 +215,8 @@ impl Archive {
         let find = move || {
             with_loading(|| -> Result<Option<T>, PathError> {
                 let name = name.as_bytes();
-                let ino = row::find(&index, name, follow)?;
-                Ok(ino.and_then(|ino| access(name, &index, ino)))
+                let entry = index.resolve(name, follow)?;
+                Ok(entry.and_then(|entry| access(name, &index, entry.ino())))
             })
         };
         // Rows that are loaded make no request.
@@ -241,7 +241,8 @@ impl Archive {
         let find = move || -> Result<_, MissingRow> {
             index.load_tree_rows()?;
             let found = entries.into_iter().map(|(path, ino)| {
-                let found = row::find(&index, path.as_bytes(), false).ok().flatten();
+                let found = index.resolve(path.as_bytes(), false).ok().flatten();
+                let found = found.map(|entry| entry.ino());
                 found.filter(|found| found.0 == ino).ok_or(path)
             });
             Ok(found.collect::<Result<Vec<_>, _>>())

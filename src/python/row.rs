@@ -5,7 +5,6 @@ use std::os::unix::ffi::OsStringExt;
 
 use pyo3::prelude::*;
 
-use crate::base::resolve::{MAX_LINKS, PathError};
 use crate::index::{Entry, EntryKind, Index, Ino};
 use crate::materialize::member_of;
 use crate::tar::{Member, MemberKind};
@@ -66,52 +65,6 @@ impl Row {
             ino,
         )
     }
-}
-
-/// Finds the entry at `path`, and follows symbolic links inside the archive: the last one only with `follow`.
-/// Returns `None` if a name is missing.
-pub(super) fn find(index: &Index, path: &[u8], follow: bool) -> Result<Option<Ino>, PathError> {
-    let is_name = |name: &&[u8]| !matches!(*name, b"" | b".");
-    let split = |path: &[u8]| -> Vec<Vec<u8>> {
-        let names = path.split(|&byte| byte == b'/').filter(is_name).rev();
-        names.map(<[u8]>::to_vec).collect()
-    };
-    // The next name is the last.
-    let (mut pending, mut found, mut links) = (split(path), vec![Ino::ROOT], 0);
-    while let Some(name) = pending.pop() {
-        let parent = found.last().copied().ok_or(PathError::EscapesRoot)?;
-        if index
-            .entry(parent)
-            .is_none_or(|entry| entry.kind() != EntryKind::Directory)
-        {
-            return Err(PathError::NotADirectory);
-        }
-        if name == b".." {
-            found.pop();
-            continue;
-        }
-        let Some(entry) = index.lookup(parent, &name) else {
-            return Ok(None);
-        };
-        match entry.kind() {
-            EntryKind::Symlink(target) if follow || !pending.is_empty() => {
-                links += 1;
-                if links > MAX_LINKS {
-                    return Err(PathError::TooManyLinks);
-                }
-                if target.first() == Some(&b'/') {
-                    return Err(PathError::EscapesRoot);
-                }
-                pending.extend(split(target));
-            }
-            _ => found.push(entry.ino()),
-        }
-    }
-    found
-        .last()
-        .copied()
-        .map(Some)
-        .ok_or(PathError::EscapesRoot)
 }
 
 /// The wanted entries in the directory `ino` at `path`, or with `deep` also those below.

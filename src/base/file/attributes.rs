@@ -134,6 +134,12 @@ impl<'a> AttributeTarget<'a> {
         Ok(value)
     }
 
+    /// Whether it has an extended attribute whose name `selects` accepts.
+    pub(crate) fn has_xattr(self, selects: impl Fn(&[u8]) -> bool) -> Result<bool, Errno> {
+        let names = self.xattr_names()?;
+        Ok(names.split(|&byte| byte == 0).any(selects))
+    }
+
     /// The extended attributes whose names `selects` accepts. One that is removed meanwhile is left out.
     pub(crate) fn xattrs(self, selects: impl Fn(&[u8]) -> bool) -> Result<Xattrs, Errno> {
         let names = self.xattr_names()?;

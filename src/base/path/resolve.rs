@@ -88,17 +88,41 @@ pub(crate) fn directory_with_path<'a, T: Tree>(
     Ok((walk.current(), path))
 }
 
+/// Resolves `path` to a directory and the name of a file in it, or to a directory alone if the path ends with a slash,
+/// a dot, or at the root. A link is followed at the end only if `follows_last`.
+pub(crate) fn file<T: Tree>(
+    tree: &mut T,
+    path: &[u8],
+    follows_last: bool,
+) -> Result<(T::Directory, Option<Vec<u8>>), ResolveError<T::Error>> {
+    let last = if follows_last {
+        Last::Followed
+    } else {
+        Last::Kept
+    };
+    let mut walk = Walk::new(tree);
+    let name = walk.walk(tree, path, last)?;
+    Ok((walk.current(), name))
+}
+
+/// Treatment of the last component of a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Last {
+    /// It is a directory, or a link to one.
+    Entered,
+    /// It may be any file. A link is followed.
+    Followed,
+    /// It may be any file.
+    Kept,
+}
+
 fn walk_components<'a, T: Tree>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
 ) -> Result<Walk<T::Directory>, ResolveError<T::Error>> {
-    let mut walk = Walk {
-        root: tree.root(),
-        ancestors: Vec::new(),
-        links: 0,
-    };
+    let mut walk = Walk::new(tree);
     for component in components {
-        walk.walk(tree, component)?;
+        walk.walk(tree, component, Last::Entered)?;
     }
     Ok(walk)
 }
@@ -110,18 +134,32 @@ struct Walk<D> {
 }
 
 impl<D: Clone> Walk<D> {
+    fn new<T: Tree<Directory = D>>(tree: &T) -> Self {
+        Self {
+            root: tree.root(),
+            ancestors: Vec::new(),
+            links: 0,
+        }
+    }
+
     fn current(&self) -> D {
         let last = self.ancestors.last();
         last.map_or(&self.root, |(_, directory)| directory).clone()
     }
 
+    /// Returns the last component, unless it was entered.
     fn walk<T: Tree<Directory = D>>(
         &mut self,
         tree: &mut T,
-        name: &[u8],
-    ) -> Result<(), ResolveError<T::Error>> {
+        path: &[u8],
+        last: Last,
+    ) -> Result<Option<Vec<u8>>, ResolveError<T::Error>> {
+        let split = |path: &[u8]| -> Vec<_> {
+            let names = path.split(|&byte| byte == b'/').rev();
+            names.map(<[u8]>::to_vec).collect()
+        };
         // Components still to walk, with the next one last. A link pushes those of its target.
-        let mut pending = vec![name.to_vec()];
+        let mut pending = split(path);
         while let Some(name) = pending.pop() {
             match name.as_slice() {
                 b"" | b"." => continue,
@@ -134,7 +172,12 @@ impl<D: Clone> Walk<D> {
                 _ => {}
             }
             let current = self.current();
+            let is_last = last != Last::Entered && pending.is_empty();
             match tree.step(&current, &name).map_err(ResolveError::Tree)? {
+                Step::Link(_) if is_last && last == Last::Kept => return Ok(Some(name)),
+                Step::Directory(_) | Step::Missing | Step::Other if is_last => {
+                    return Ok(Some(name));
+                }
                 Step::Directory(directory) => self.ancestors.push((name, directory)),
                 Step::Missing => {
                     let made = tree.imply(&current, &name).map_err(ResolveError::Tree)?;
@@ -152,11 +195,11 @@ impl<D: Clone> Walk<D> {
                         }
                         self.ancestors.clear();
                     }
-                    pending.extend(target.split(|&byte| byte == b'/').rev().map(<[u8]>::to_vec));
+                    pending.extend(split(&target));
                 }
             }
         }
-        Ok(())
+        Ok(None)
     }
 }
 

@@ -722,6 +722,8 @@ impl MaterializeOptions {
                 .iter()
                 .map(|path| SelectedPath::new(path.as_bytes()))
                 .collect(),
+            // A journal has no links.
+            follows_links: !self.resume,
         }
     }
 

@@ -10,8 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::super::item::{Item, Place};
-use super::super::parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
+use super::super::parallel_walk::{Level, OpenLevels, Start, Visit, Visitor, walk_parallel};
 use super::super::tree::{Batch, FileKind, Metadata, Name, Tree};
+
+/// Trees of which a comparison keeps directories open.
+const OPEN_TREES: usize = 2;
 
 /// Bytes of a file that are compared at once.
 const PIECE_BYTES: u64 = 128 << 10;
@@ -111,9 +114,9 @@ enum Counterpart<B: Tree> {
     Open(Names<B>),
 }
 
-/// An open directory with all its names.
+/// A directory with all its names.
 struct Names<B: Tree> {
-    directory: B::Directory,
+    level: Arc<Level<B, ()>>,
     batch: Batch,
     /// The names' numbers in `batch`, in the order of their bytes.
     order: Vec<usize>,
@@ -122,7 +125,8 @@ struct Names<B: Tree> {
 }
 
 impl<B: Tree> Names<B> {
-    fn read(tree: &B, directory: B::Directory) -> io::Result<Self> {
+    fn read(tree: &B, level: Arc<Level<B, ()>>) -> io::Result<Self> {
+        let directory = level.open(tree)?;
         let (mut batch, mut position) = (Batch::default(), 0);
         loop {
             let len = batch.len();
@@ -137,7 +141,7 @@ impl<B: Tree> Names<B> {
         let mut order: Vec<_> = (0..batch.len()).collect();
         order.sort_unstable_by_key(|&number| batch.get(number).map(|found| found.name));
         Ok(Self {
-            directory,
+            level,
             is_common: order.iter().map(|_| AtomicBool::new(false)).collect(),
             batch,
             order,
@@ -152,21 +156,9 @@ impl<B: Tree> Names<B> {
         self.batch.get(*self.order.get(found)?)
     }
 
-    /// The file `name` in the directory at `path`.
-    fn item<'a, A: Tree>(
-        &'a self,
-        tree: &'a B,
-        level: &'a Level<A, Pair<B>>,
-        (path, name): (&'a [u8], Name<'a>),
-    ) -> Item<'a, B> {
-        let place = Place {
-            directory: &self.directory,
-            inode: level.inode,
-            path,
-            start: level.start(),
-            depth: level.depth,
-        };
-        Item::in_directory(tree, &place, name)
+    /// The place of its files, if it is open as `directory`, and its path is `path`.
+    fn place<'a>(&'a self, directory: &'a B::Directory, path: &'a [u8]) -> Place<'a, B> {
+        self.level.place(directory, path)
     }
 
     fn others(&self) -> impl Iterator<Item = Name<'_>> {
@@ -194,7 +186,16 @@ where
         path: &[u8],
         jobs: Option<NonZeroUsize>,
     ) -> io::Result<()> {
-        let names = Names::read(&*self.second, self.second.open(bases.1, second)?)?;
+        let level = Level::at_start(
+            Start {
+                path: path.to_owned(),
+                inode: second.inode,
+                directory: self.second.open(bases.1, second)?,
+                state: (),
+            },
+            &OpenLevels::new(&*self.second, OPEN_TREES),
+        );
+        let names = Names::read(&*self.second, level)?;
         let start = Start {
             path: path.to_owned(),
             inode: first.inode,
@@ -224,8 +225,8 @@ where
                 return Counterpart::Missing;
             };
             let name = Name::directory(&level.name, inode);
-            let opened = self.second.open(&above.directory, name);
-            match opened.and_then(|directory| Names::read(&*self.second, directory)) {
+            let opened = above.level.open_child(&self.second, name, ());
+            match opened.and_then(|level| Names::read(&*self.second, level)) {
                 Ok(names) => Counterpart::Open(names),
                 Err(error) => {
                     self.differences.report(&level.path(), error);
@@ -344,22 +345,35 @@ where
 {
     type State = Pair<B>;
 
+    fn open_trees(&self) -> usize {
+        OPEN_TREES
+    }
+
     fn visit(
         &self,
         names: &Visit<'_, A, Pair<B>>,
         descend: &mut Vec<(usize, Pair<B>)>,
     ) -> ControlFlow<()> {
-        let others = match self.counterpart(names.level) {
-            Counterpart::Open(others) => Some(others),
+        let path = names.place.path;
+        let opened = match self.counterpart(names.level) {
+            Counterpart::Open(others) => match others.level.open(&self.second) {
+                Ok(directory) => Some((others, directory)),
+                Err(error) => {
+                    self.report(path, error);
+                    return ControlFlow::Continue(());
+                }
+            },
             Counterpart::Missing => None,
             Counterpart::Unreadable => return ControlFlow::Continue(()),
         };
+        let others = opened.as_ref();
+        let others = others.map(|(others, directory)| (others, others.place(directory, path)));
         for (number, mut item) in names.items() {
-            let found = others.and_then(|others| Some((others, others.find(item.name())?)));
+            let others = others.as_ref();
+            let found = others.and_then(|(others, place)| Some((others.find(item.name())?, place)));
             let mut below = None;
-            if let Some((others, found)) = found {
-                let path = names.place.path;
-                let mut other = others.item(&*self.second, names.level, (path, found));
+            if let Some((found, place)) = found {
+                let mut other = Item::in_directory(&*self.second, place, found);
                 match self.compare(&mut item, &mut other) {
                     Ok(flow) => flow?,
                     Err(error) => {
@@ -385,13 +399,26 @@ where
     }
 
     fn leave(&self, level: &Arc<Level<A, Pair<B>>>) -> ControlFlow<()> {
+        let Counterpart::Open(names) = self.counterpart(level) else {
+            return ControlFlow::Continue(());
+        };
+        let mut others = names.others().peekable();
+        if others.peek().is_none() {
+            return ControlFlow::Continue(());
+        }
         let path = level.path();
-        if let Counterpart::Open(names) = self.counterpart(level) {
-            for name in names.others() {
-                let item = names.item(&*self.second, level, (&path, name));
-                let received = self.differences.receive(Difference::OnlySecond(&item));
-                self.or_report(item.path(), received)?;
+        let directory = match names.level.open(&self.second) {
+            Ok(directory) => directory,
+            Err(error) => {
+                self.report(&path, error);
+                return ControlFlow::Continue(());
             }
+        };
+        let place = names.place(&directory, &path);
+        for name in others {
+            let item = Item::in_directory(&*self.second, &place, name);
+            let received = self.differences.receive(Difference::OnlySecond(&item));
+            self.or_report(item.path(), received)?;
         }
         ControlFlow::Continue(())
     }

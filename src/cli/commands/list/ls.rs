@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, stdout};
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -109,6 +111,12 @@ enum Format {
     Composefs,
 }
 
+impl LsArgs {
+    fn is_long(&self) -> bool {
+        (self.long || self.numeric_uid_gid) && !self.json
+    }
+}
+
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let source = &args.tree.source.source;
     let is_remote = open_place::local_directory(source).is_none();
@@ -123,18 +131,20 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let is_whole = args.format.is_some() || args.shard.is_some();
     let needs = Needs {
         order: !args.unsorted,
-        rows: if is_ordered || args.long || args.json || is_whole {
+        rows: if is_ordered || args.is_long() || args.json || is_whole {
             RowsToLoad::All
         } else {
             RowsToLoad::Names
         },
+        follows_links: !(args.is_long() || args.directory_itself),
         contents: false,
     };
-    let place = Place::open(&args.tree, &args.paths, needs)?;
-    match &place.tree {
+    let mut place = Place::open(&args.tree, &args.paths, needs)?;
+    let are_open = match &place.tree {
         OpenTree::Index(tree) => list(args, &place, tree, &Ino::ROOT)?,
         OpenTree::Directory(tree, base) => list(args, &place, tree, base)?,
-    }
+    };
+    place.has_all_paths &= are_open;
     Ok(place.finish(EXIT_MISSING))
 }
 
@@ -183,7 +193,7 @@ fn options(args: &LsArgs) -> ListOptions {
         json: args.json,
         composefs: matches!(args.format, Some(Format::Composefs)),
         style: Style {
-            long: args.long,
+            long: args.is_long(),
             numeric: args.numeric_uid_gid,
             escaped: stdout().is_terminal(),
             inode: args.inode,
@@ -192,12 +202,11 @@ fn options(args: &LsArgs) -> ListOptions {
     }
 }
 
-fn list<T: Tree + Send + 'static>(
+fn lister<T: Tree + Send + 'static>(
     args: &LsArgs,
     place: &Place,
     tree: &Arc<T>,
-    base: &T::Directory,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Lister<T>> {
     let output = Arc::clone(&place.output);
     let mut lister = Lister::new(Arc::clone(tree), options(args), output);
     if let Some(shard) = args.shard {
@@ -207,28 +216,61 @@ fn list<T: Tree + Send + 'static>(
             ino.is_ok_and(|ino| plan.shard_of(ino) == Some(shard.number))
         });
     }
-    let lister = Arc::new(lister);
+    if let Some(directory) = open_place::local_directory(&args.tree.source.source) {
+        lister.set_source(directory.as_os_str().as_bytes());
+    }
+    Ok(lister)
+}
+
+/// Returns whether each directory at which a listing starts could be opened.
+fn list<T: Tree + Send + 'static>(
+    args: &LsArgs,
+    place: &Place,
+    tree: &Arc<T>,
+    base: &T::Directory,
+) -> anyhow::Result<bool> {
+    let lister = Arc::new(lister(args, place, tree)?);
+    let (mut files, mut directories) = (Vec::new(), Vec::new());
     for start in &place.starts {
-        let (name, path) = (start.name(), &*start.inner_path);
-        let item = Item::at_start(&**tree, base, name);
-        if name.kind != FileKind::Directory || args.directory_itself {
-            let shown = if path.is_empty() { b"." } else { path };
-            if lister.list_item(&item, shown).is_break() {
-                break;
-            }
-            continue;
-        }
-        if args.format.is_some() && lister.list_item(&item, b"").is_break() {
-            break;
-        }
-        let is_ended = if lister.is_unordered() {
-            place.walk(tree, &lister, (&item, path), ()).is_break()
-        } else {
-            lister.list_directory(&item, path).is_break()
-        };
-        if is_ended {
-            break;
+        let item = Item::at_start(&**tree, base, start.name());
+        let is_listed = item.kind() == FileKind::Directory && !args.directory_itself;
+        match (is_listed, &*start.inner_path) {
+            (true, path) => directories.push((item, path)),
+            (false, b"") => files.push((item, &b"."[..])),
+            (false, path) => files.push((item, path)),
         }
     }
-    Ok(())
+    lister.sort_items(&mut files);
+    lister.sort_items(&mut directories);
+    let mut is_first = files.is_empty();
+    let mut are_open = true;
+    // In the format of another program the root has a line, too.
+    let with_lines = if args.format.is_some() {
+        &directories
+    } else {
+        &files
+    };
+    if lister.list_items(with_lines).is_break() {
+        return Ok(true);
+    }
+    // A path or an object names its directory by itself.
+    let has_headings = args.paths.len() > 1 && !args.recursive && !args.json;
+    for (item, path) in directories {
+        let shown = if path.is_empty() { b"." } else { path };
+        if has_headings && lister.write_heading(shown, is_first).is_break() {
+            break;
+        }
+        is_first = false;
+        let is_open = if lister.is_unordered() {
+            let walked = place.walk(tree, &lister, (&item, path), ());
+            walked.map_continue(|closed| closed.is_none())
+        } else {
+            lister.list_directory(&item, path)
+        };
+        match is_open {
+            ControlFlow::Continue(is_open) => are_open &= is_open,
+            ControlFlow::Break(()) => break,
+        }
+    }
+    Ok(are_open)
 }

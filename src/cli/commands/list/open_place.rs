@@ -70,6 +70,8 @@ pub(crate) struct Needs {
     pub rows: RowsToLoad,
     /// The contents of files, which an index alone does not have.
     pub contents: bool,
+    /// Whether a link to a directory, as SOURCE or PATH, is that directory.
+    pub follows_links: bool,
 }
 
 /// SOURCE as a tree of files, and the files at which a verb starts.
@@ -77,7 +79,8 @@ pub(crate) struct Place {
     pub tree: OpenTree,
     pub starts: Vec<StartPoint>,
     pub output: Arc<SharedOutput>,
-    has_all_paths: bool,
+    /// Whether each PATH was found and opened.
+    pub has_all_paths: bool,
     jobs: Option<NonZeroUsize>,
     /// The archive or image, and the threads for its network.
     archive: Option<(Arc<dyn Volume>, Runtime)>,
@@ -100,7 +103,8 @@ impl Place {
         let (mut archive, mut starts) = (None, Vec::new());
         let directory = local_directory(&args.source.source);
         let tree = if let Some(directory) = directory {
-            let found = paths.iter().map(|path| start_in_directory(directory, path));
+            let start = |path| start_in_directory(directory, path, needs.follows_links);
+            let found = paths.iter().map(start);
             starts.extend(found.flatten());
             let index = (!needs.contents).then(|| mounted_index(directory, &starts, args));
             if let Some(index) = index.flatten() {
@@ -123,7 +127,8 @@ impl Place {
                 archive = Some((volume, network));
                 tree
             };
-            let found = paths.iter().map(|path| start_in_archive(&tree, path));
+            let start = |path| start_in_archive(&tree, path, needs.follows_links);
+            let found = paths.iter().map(start);
             starts.extend(found.flatten());
             OpenTree::Index(Arc::new(tree))
         };
@@ -262,14 +267,33 @@ pub(crate) fn local_directory(source: &SourceSpec) -> Option<&Path> {
     }
 }
 
-fn start_in_directory(directory: &Path, inner: &OsString) -> Option<StartPoint> {
-    let path = if inner.is_empty() {
+fn start_in_directory(
+    directory: &Path,
+    inner: &OsString,
+    follows_links: bool,
+) -> Option<StartPoint> {
+    if Path::new(inner).is_absolute() {
+        output::print_error(format_args!(
+            "{}: PATHs are paths in SOURCE, which is {} (leave out the leading slash, or name one SOURCE at a time)",
+            tarfs::list::escape(inner.as_bytes()),
+            tarfs::list::escape(directory.as_os_str().as_bytes())
+        ));
+        return None;
+    }
+    let mut path = if inner.is_empty() {
         directory.to_owned()
     } else {
         directory.join(inner)
     };
     let inner = ArchivePath::sanitize(inner.as_bytes()).path;
-    match metadata_of(&path) {
+    let mut found = metadata_of(&path);
+    if follows_links && found.as_ref().is_ok_and(|it| it.kind == FileKind::Symlink) && path.is_dir()
+    {
+        // With a slash the kernel follows it.
+        path.push("");
+        found = metadata_of(&path);
+    }
+    match found {
         Ok(found) => Some(StartPoint {
             path: path.as_os_str().as_bytes().to_owned(),
             inner_path: inner.as_bytes().to_owned(),
@@ -284,13 +308,28 @@ fn start_in_directory(directory: &Path, inner: &OsString) -> Option<StartPoint> 
     }
 }
 
-fn start_in_archive(tree: &IndexTree, path: &OsString) -> Option<StartPoint> {
+fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> Option<StartPoint> {
     let clean = ArchivePath::sanitize(path.as_bytes()).path;
-    let Some((kind, inode)) = tree.find(&clean) else {
-        output::print_error(format_args!(
-            "{clean}: not in the archive (`tarfs find` shows what is)"
-        ));
-        return None;
+    let found = match tree.resolve(path.as_bytes(), false) {
+        Ok((FileKind::Symlink, _)) if follows_links => {
+            let target = tree.resolve(path.as_bytes(), true);
+            let directory = target.ok().filter(|(kind, _)| *kind == FileKind::Directory);
+            directory.map_or_else(|| tree.resolve(path.as_bytes(), false), Ok)
+        }
+        found => found,
+    };
+    let (kind, inode) = match found {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            output::print_error(format_args!(
+                "{clean}: not in the archive (`tarfs find` shows what is)"
+            ));
+            return None;
+        }
+        Err(error) => {
+            report(clean.as_bytes(), &error);
+            return None;
+        }
     };
     let path = match path.as_bytes() {
         b"" => b".".to_vec(),

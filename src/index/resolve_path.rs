@@ -1,0 +1,93 @@
+//! Lookup of paths that go through symbolic links of the archive.
+
+use super::tree::{Entry, EntryKind, Index, Ino};
+use crate::base::resolve::{self, PathError, ResolveError, Step};
+
+/// Resolves paths, and creates nothing.
+struct Resolver<'a>(&'a Index);
+
+/// A name on the way does not exist.
+struct Missing;
+
+impl resolve::Tree for Resolver<'_> {
+    type Directory = Ino;
+    type Error = Missing;
+
+    fn root(&self) -> Ino {
+        Ino::ROOT
+    }
+
+    fn step(&mut self, parent: &Ino, name: &[u8]) -> Result<Step<Ino>, Missing> {
+        let found = self.0.lookup(*parent, name);
+        Ok(found.map_or(Step::Missing, |entry| match entry.kind() {
+            EntryKind::Directory => Step::Directory(entry.ino()),
+            EntryKind::Symlink(target) => Step::Link(target.to_vec()),
+            _ => Step::Other,
+        }))
+    }
+
+    fn imply(&mut self, _: &Ino, _: &[u8]) -> Result<Ino, Missing> {
+        Err(Missing)
+    }
+}
+
+impl Index {
+    /// The entry at `path`, as in a mount: links before the last component are followed inside the archive, and with
+    /// `follows_last` that one, too. `None` if a name does not exist.
+    ///
+    /// # Errors
+    /// The path leads outside of the archive, or through a file that is no directory.
+    pub fn resolve(&self, path: &[u8], follows_last: bool) -> Result<Option<Entry<'_>>, PathError> {
+        match resolve::file(&mut Resolver(self), path, follows_last) {
+            Ok((directory, None)) => Ok(self.entry(directory)),
+            Ok((directory, Some(name))) => Ok(self.lookup(directory, &name)),
+            Err(ResolveError::Tree(Missing)) => Ok(None),
+            Err(ResolveError::Path(error)) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::test_support::{file, index, symlink};
+
+    #[test]
+    fn path_through_links_resolves_as_in_a_mount() {
+        let index = index(&[
+            file("usr/bin/sh", 0..1),
+            symlink("bin", "usr/bin"),
+            symlink("usr/back", "../bin"),
+            symlink("sh", "bin/sh"),
+            symlink("out", "../etc"),
+            symlink("host", "/usr"),
+            symlink("loop", "loop"),
+        ]);
+        let resolve = |path: &str, follows: bool| {
+            let found = index.resolve(path.as_bytes(), follows);
+            found.map(|entry| entry.map(|entry| entry.ino()))
+        };
+        let shell = resolve("usr/bin/sh", false);
+        assert!(matches!(shell, Ok(Some(_))));
+        for path in ["bin/sh", "usr/back/sh", "/./bin//sh", "bin/../bin/sh"] {
+            assert_eq!(resolve(path, false), shell, "{path}");
+        }
+        assert_eq!(resolve("sh", true), shell);
+        assert_ne!(resolve("sh", false), shell);
+        assert_eq!(resolve("bin/", false), resolve("usr/bin", false));
+        assert_eq!(resolve("bin/.", false), resolve("usr/bin", false));
+        assert_eq!(resolve("", false), Ok(Some(Ino::ROOT)));
+        assert_eq!(resolve("bin/none", false), Ok(None));
+        assert_eq!(resolve("none/sh", false), Ok(None));
+        for (path, error) in [
+            ("out/passwd", PathError::EscapesRoot),
+            ("host/bin", PathError::EscapesRoot),
+            ("..", PathError::EscapesRoot),
+            ("loop/x", PathError::TooManyLinks),
+            ("bin/sh/x", PathError::NotADirectory),
+            ("bin/sh/", PathError::NotADirectory),
+        ] {
+            assert_eq!(resolve(path, false), Err(error), "{path}");
+        }
+    }
+}
