@@ -121,7 +121,7 @@ impl LayerIndexes {
     ) -> Result<Arc<dyn Source>, Error> {
         let found = found.as_ref().map_err(Error::clone)?.get(&layer);
         let &(digest, len) = found.ok_or_else(|| self.error(Cause::NotFound))?;
-        self.repository.blob(digest, len)
+        self.repository.blob(digest, len, &[])
     }
 
     fn error(&self, cause: Cause) -> Error {

@@ -75,7 +75,7 @@ impl Layout {
                 return Err(self.error(&path, Cause::TooLong { len, limit }));
             }
             Self::Registry(repository, _) => repository
-                .blob(descriptor.digest, expected)
+                .blob(descriptor.digest, expected, &descriptor.urls)
                 .map_err(|error| self.error(&path, error))?,
             Self::Directory(_) | Self::Archive(_) => self.file(&path)?,
         };

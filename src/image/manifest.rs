@@ -17,6 +17,9 @@ const MAX_NAME_LEN: usize = 1024;
 /// Maximum number of entries of one index. An image for all platforms has about twenty.
 const MAX_ENTRIES: usize = 10_000;
 
+/// Maximum number of URLs of one content.
+const MAX_URLS: usize = 16;
+
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const DOCKER_MANIFEST_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
@@ -55,6 +58,8 @@ pub struct Descriptor {
     pub platform: Option<Platform>,
     /// Names of the image: in this layout, and in full.
     pub names: Vec<String>,
+    /// Where else the content is, as the author of the manifest says.
+    pub urls: Vec<String>,
     /// Whether the document only describes another manifest.
     is_for_another: bool,
 }
@@ -119,6 +124,7 @@ struct RawDescriptor {
     platform: Option<Platform>,
     #[serde(default, deserialize_with = "null_as_default")]
     annotations: RawAnnotations,
+    urls: Option<BoundedVec<String, MAX_URLS>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -191,6 +197,7 @@ impl RawDescriptor {
             size: self.size,
             platform: self.platform,
             names,
+            urls: self.urls.map_or_else(Vec::new, |urls| urls.0),
             is_for_another: annotations.attestation.is_some() || annotations.soci_image.is_some(),
         })
     }
@@ -266,6 +273,7 @@ pub(super) fn describe(bytes: &[u8], digest: Sha256) -> Result<Descriptor, Cause
         size: bytes.len() as u64,
         platform: None,
         names: Vec::new(),
+        urls: Vec::new(),
         is_for_another: false,
     })
 }

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::ffi::OsStr;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -52,6 +52,18 @@ pub struct PublishedIndexChoice {
     pub location: Option<String>,
     /// SHA-256 of the published index.
     pub sha256: Option<Sha256>,
+}
+
+impl PublishedIndexChoice {
+    /// The location of the published index that a user names by `path`, if that is a URL, or else the file of a saved
+    /// one.
+    pub fn place_of(path: &Path) -> (Option<String>, Option<PathBuf>) {
+        let name = source::canonical_os_name(path.as_os_str());
+        match name.to_str().filter(|name| name.contains("://")) {
+            Some(url) => (Some(url.to_owned()), None),
+            None => (None, Some(path.to_owned())),
+        }
+    }
 }
 
 /// Displays the progress of indexing until its result is dropped, from the packed length and scan counters.

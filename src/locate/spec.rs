@@ -60,7 +60,7 @@ impl From<OsString> for SourceSpec {
         let parsed = text
             .to_str()
             .and_then(|text| parse_image(text).or_else(|| parse_outer(text)));
-        parsed.unwrap_or(Self::Plain(text))
+        parsed.unwrap_or_else(|| Self::plain(&text))
     }
 }
 
@@ -77,6 +77,11 @@ fn parse_image(text: &str) -> Option<SourceSpec> {
     if is_directory && has_url_host(rest) {
         return None;
     }
+    let rest = &*if is_directory {
+        rest.into()
+    } else {
+        source::canonical_name(rest)
+    };
     let name_search_start = name_search_start(rest);
     let colon = rest.get(name_search_start..)?.find(':');
     let (location, name) = match colon {
@@ -88,7 +93,7 @@ fn parse_image(text: &str) -> Option<SourceSpec> {
     let name = name.strip_prefix(':').unwrap_or_default();
     Some(SourceSpec::Image {
         transport,
-        outer: Box::new(outer.unwrap_or_else(|| SourceSpec::Plain(location.into()))),
+        outer: Box::new(outer.unwrap_or_else(|| SourceSpec::plain(location.as_ref()))),
         name: (!name.is_empty()).then(|| name.to_owned()),
     })
 }
@@ -138,7 +143,7 @@ fn parse_registry(text: &str) -> Option<SourceSpec> {
 fn parse_part(text: &str) -> Option<SourceSpec> {
     let outer = |outer: &str| {
         let part = parse_outer(outer);
-        Box::new(part.unwrap_or_else(|| SourceSpec::Plain(outer.into())))
+        Box::new(part.unwrap_or_else(|| SourceSpec::plain(outer.as_ref())))
     };
     let (kind, rest) = text.split_once(':')?;
     match kind {
@@ -217,6 +222,11 @@ impl fmt::Display for SourceSpec {
 }
 
 impl SourceSpec {
+    /// A path or URL by its canonical name.
+    fn plain(location: &OsStr) -> Self {
+        Self::Plain(source::canonical_os_name(location))
+    }
+
     /// Returns its text without secrets of URLs.
     pub fn redacted(&self) -> String {
         source::redact(&self.to_string())

@@ -22,6 +22,7 @@ use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Ino, MAX_SHARDS, ShardPlan};
 use crate::locate::SourceSpec;
 use crate::materialize::{Materializer, Options};
+use crate::source;
 
 type Counters = Vec<(&'static str, u64)>;
 
@@ -285,4 +286,17 @@ pub(super) fn list_archives(
     let listing = listing.map_err(|error| of_error(py, &error))?;
     let paths = listing.archives.into_iter().map(|archive| archive.path);
     Ok(paths.collect())
+}
+
+/// Returns the canonical name of `url` if it is one of a server or an object that tarfs reads itself.
+#[pyfunction]
+pub(super) fn own_name(url: &str) -> Option<String> {
+    source::own_name(url)
+}
+
+/// Returns the path of the local file that `place` names, a path or a URL; `None` if it is no local file.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "Python passes values")]
+pub(super) fn local_path(place: OsString) -> Option<PathBuf> {
+    source::local_path(&place)
 }

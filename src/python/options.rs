@@ -114,14 +114,14 @@ impl Opt<'_, '_> {
             }
             "index" => {
                 let path: PathBuf = value.extract()?;
-                let url = path.to_str().filter(|path| path.contains("://"));
+                let (location, file) = PublishedIndexChoice::place_of(&path);
                 context.published_index = PublishedIndexChoice {
-                    is_required: url.is_some(),
+                    is_required: location.is_some(),
                     least_origin: TreeOrigin::User,
-                    location: url.map(str::to_owned),
+                    location,
                     ..PublishedIndexChoice::default()
                 };
-                context.archive.index_file = url.is_none().then_some(path);
+                context.archive.index_file = file;
             }
             _ => return Ok(false),
         }

@@ -115,6 +115,11 @@ pub trait Authorizer: Send + Sync + fmt::Debug {
         refusal: &Refusal,
     ) -> BoxFuture<'_, Result<bool, Cause>>;
 
+    /// The authorizer of requests to another server, to which this one redirected and which refused so.
+    fn for_redirect(&self, _request: &Request, _refusal: &Refusal) -> Option<Arc<dyn Authorizer>> {
+        None
+    }
+
     /// Name of the source of the current credentials, such as a file, for errors.
     fn credentials_origin(&self) -> String;
 

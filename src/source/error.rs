@@ -465,7 +465,8 @@ impl Cause {
                  its owner"
             }
             Self::UnknownScheme(_) => {
-                "known are http://, https://, s3://, gs://, az://, abfss://, oci:// and file://"
+                "known are http://, https://, s3://, gs://, az://, abfss://, oci:// and file://, and \
+                 Hadoop's other names for them"
             }
             Self::InsecureRedirect => {
                 "name the http:// URL itself, or allow it with --allow-insecure-redirects"

@@ -1,5 +1,7 @@
-//! Location of a source: the key of saved state, and a name without secrets.
+//! Location of a source: its canonical name, the key of saved state, and a name without secrets.
 
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 
 use url::Url;
@@ -34,6 +36,45 @@ const SECRET_PREFIXES: [&str; 4] = ["x-amz-", "x-goog-", "x-oss-", "x-cos-"];
 
 /// Length of the query's hash in hexadecimal digits: 128 bits.
 const HASH_DIGITS: usize = 32;
+
+/// Schemes of Hadoop and of other clients of the clouds, and those of this crate for the same objects.
+const ALIASES: [(&str, &str); 5] = [
+    ("s3a", "s3"),
+    ("s3n", "s3"),
+    ("gcs", "gs"),
+    ("wasb", "abfs"),
+    ("wasbs", "abfss"),
+];
+
+/// Start of the name of a bucket or access point of S3 in the form of all resources of AWS.
+const S3_ARN: &str = "arn:aws";
+
+/// Returns `name` in the one form that this crate reads. Hadoop, Spark and AWS also write others.
+pub fn canonical_name(name: &str) -> Cow<'_, str> {
+    if let Some((scheme, rest)) = name.split_once("://") {
+        let alias = ALIASES.iter().find(|(alias, _)| *alias == scheme);
+        return alias.map_or(Cow::from(name), |(_, own)| format!("{own}://{rest}").into());
+    }
+    if name.starts_with("file:/") {
+        // RFC 8089 permits a file URL without an authority.
+        return name.replacen("file:", "file://", 1).into();
+    }
+    let mut words = name.split(':');
+    let is_arn = name.starts_with(S3_ARN) && words.nth(2) == Some("s3");
+    if is_arn {
+        format!("s3://{name}").into()
+    } else {
+        name.into()
+    }
+}
+
+/// As [`canonical_name`], of a name that may not be UTF-8.
+pub fn canonical_os_name(name: &OsStr) -> OsString {
+    name.to_str().map_or_else(
+        || name.to_owned(),
+        |text| canonical_name(text).as_ref().into(),
+    )
+}
 
 /// Whether `url` is one of an HTTP server, without user, password and query.
 pub(super) fn is_server_url(url: &Url) -> bool {
@@ -108,7 +149,7 @@ pub fn redact(spec: &str) -> String {
     // The prefix of an image or a part, as in `tar:https://...`.
     let scheme = before.rfind(':').map_or(0, |last| last + 1);
     let (around, url) = spec.split_at(scheme);
-    if is_registry_name(url) {
+    if is_registry_name(url) || is_access_point_name(url) {
         return spec.to_owned();
     }
     match Url::parse(url) {
@@ -135,6 +176,11 @@ fn is_registry_name(url: &str) -> bool {
             .iter()
             .any(|part| part.contains(['@', '?', '#']))
     })
+}
+
+/// Whether `url` is an object of an access point without a version, which no URL can be.
+fn is_access_point_name(url: &str) -> bool {
+    url.starts_with("s3://arn:") && !url.contains(['@', '?', '#'])
 }
 
 /// Redacts each part of a joined source.
@@ -204,6 +250,45 @@ pub(super) fn is_secret(pair: &str) -> bool {
 mod tests {
     use super::*;
 
+    #[test]
+    fn names_of_other_programs_have_one_form() {
+        for (name, canonical) in [
+            ("s3a://b/k", "s3://b/k"),
+            ("s3n://b/k?versionId=1", "s3://b/k?versionId=1"),
+            ("gcs://b/k#1", "gs://b/k#1"),
+            (
+                "wasbs://c@a.blob.core.windows.net/k",
+                "abfss://c@a.blob.core.windows.net/k",
+            ),
+            (
+                "wasb://c@a.blob.core.windows.net/k",
+                "abfs://c@a.blob.core.windows.net/k",
+            ),
+            ("file:/a%20b", "file:///a%20b"),
+            (
+                "arn:aws:s3:eu-west-1:123456789012:accesspoint/p/k",
+                "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/p/k",
+            ),
+            (
+                "arn:aws-cn:s3:cn-north-1:123456789012:accesspoint/p/k",
+                "s3://arn:aws-cn:s3:cn-north-1:123456789012:accesspoint/p/k",
+            ),
+        ] {
+            assert_eq!(canonical_name(name), canonical);
+            assert_eq!(canonical_name(canonical), canonical);
+        }
+        for name in [
+            "a/b",
+            "s3a:b",
+            "file:a",
+            "http://h/s3a://b",
+            "arn:aws:iam::1:role/x",
+            "-",
+        ] {
+            assert_eq!(canonical_name(name), name);
+        }
+    }
+
     fn at(url: &str) -> Location {
         Location::from_url(&Url::parse(url).expect("well-formed"))
     }
@@ -260,6 +345,11 @@ mod tests {
             // Unchanged, because callers compare it.
             ("tar:HTTP://H:80/a b!/c", "tar:HTTP://H:80/a b!/c"),
             ("file:///a", "file:///a"),
+            (
+                "s3://arn:aws:s3:r:1:accesspoint/p/k",
+                "s3://arn:aws:s3:r:1:accesspoint/p/k",
+            ),
+            ("s3://arn:aws:s3:r:1:accesspoint/p/k?secret", "the URL"),
             ("http://h:80/a#secret", "http://h/a"),
             ("http://h:80/a?secret", "http://h/a?…"),
             ("http://:secret@h:80/a", "http://h/a"),

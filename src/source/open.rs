@@ -10,7 +10,7 @@ use url::Url;
 
 use super::authorizer::parse_headers;
 use super::credentials::{self, Netrc, ReloadedHeaders};
-use super::location::redact;
+use super::location::{canonical_name, redact};
 use super::mirrors::MirrorPlace;
 use super::{
     Cause, Error, FirstContact, HeaderLoader, Http, Location, Options, Pipe, Source, Target, file,
@@ -28,13 +28,14 @@ use crate::base::stats::Stats;
 pub async fn open(spec: &str, mut options: Options) -> Result<Arc<dyn Source>, Error> {
     let mirror_urls = std::mem::take(&mut options.mirror_urls);
     if !mirror_urls.is_empty() && options.first_contact != FirstContact::Never {
-        return open_mirrors(spec, &mirror_urls, options).await;
+        return Box::pin(open_mirrors(spec, &mirror_urls, options)).await;
     }
     if spec == "-" {
         return Ok(Arc::new(Pipe::stdin(options.stats)));
     }
     if let Some(target) = http_target(spec, &mut options).await? {
-        return Ok(Arc::new(Http::open(target, options).await?));
+        let opening = Box::pin(Http::open(target, options));
+        return Ok(Arc::new(opening.await?));
     }
     open_path(file_path(spec)?, options.stats).await
 }
@@ -68,15 +69,24 @@ pub fn local_path(place: &OsStr) -> Option<PathBuf> {
         .map_or_else(other, |spec| file_path(spec).ok())
 }
 
+/// Returns the canonical name of `spec` if it is one of a server or an object that this crate reads.
+pub fn own_name(spec: &str) -> Option<String> {
+    let name = canonical_name(spec);
+    let (scheme, _) = name.split_once("://")?;
+    let is_server = matches!(scheme, "http" | "https" | "oci" | "docker");
+    (is_server || credentials::is_object(&name)).then(|| name.into_owned())
+}
+
 /// Returns the path of the local file `spec`, which is a path or a URL.
 ///
 /// # Errors
 /// Its scheme is unknown, or it names another host.
 pub(super) fn file_path(spec: &str) -> Result<PathBuf, Error> {
+    let spec = canonical_name(spec);
     if !spec.contains("://") {
-        return Ok(PathBuf::from(spec));
+        return Ok(PathBuf::from(&*spec));
     }
-    let url = parse_url(spec)?;
+    let url = parse_url(&spec)?;
     let cause = match (url.scheme(), url.to_file_path()) {
         ("file", Ok(path)) => return Ok(path),
         ("file", Err(())) => Cause::Malformed("a file URL names no other host".to_owned()),
@@ -128,6 +138,7 @@ pub(super) async fn http_target(
     spec: &str,
     options: &mut Options,
 ) -> Result<Option<Target>, Error> {
+    let spec = &*canonical_name(spec);
     let failed = |cause| Error::new(redact(spec), cause);
     if !spec.contains("://") {
         return Ok(None);
@@ -174,6 +185,7 @@ async fn authorized_target(url: Url, options: &mut Options) -> Result<Target, Ca
 
 /// Returns the locator of the URL `spec` (see [`Source::locator`]); `None` for a path.
 pub fn locator(spec: &str, options: &Options) -> Option<String> {
+    let spec = &*canonical_name(spec);
     if let Some(location) = credentials::object_location(spec, options) {
         return Some(location.locator().to_owned());
     }

@@ -38,6 +38,7 @@ mod semantics;
 mod shards;
 mod simulation;
 mod soci;
+mod source_names;
 #[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/mod.rs"]
 mod support;

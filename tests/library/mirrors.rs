@@ -304,14 +304,19 @@ fn intact_bytes_are_read_from_any_server() {
         });
         down.inspect(|&down| servers[down].set_faulty(true));
         assert!(read_intact(), "{corrupt:?}");
-        // Those that sent wrong bytes are blocked. On a busy machine the others may seem silent.
+        // Those that sent wrong bytes are blocked, also one that was opened too late for the first read past caches. On
+        // a busy machine the others may seem silent.
         let is_avoided = (0..10).any(|_| {
             let requests = || -> usize { corrupt.iter().map(|&one| servers[one].requests()).sum() };
             let before = requests();
             let buffer = BufferPool::new(100).acquire(100).expect("open");
             let reading = source.read_at(Packed(start as u64), buffer);
             let read = network.block_on(reading).expect("read");
-            read == *expected && requests() == before
+            let is_right = read == *expected && requests() == before;
+            if !is_right {
+                read_intact();
+            }
+            is_right
         });
         assert!(is_avoided, "{corrupt:?}");
     }

@@ -269,7 +269,7 @@ fn pushed_artifact_is_found_with_its_blobs() {
             assert_eq!(digest.map(str::len), Some(71));
             let digest = layer["digest"].as_str().expect("a digest").parse();
             let blob = repository
-                .blob(digest.expect("a digest"), 3)
+                .blob(digest.expect("a digest"), 3, &[])
                 .expect("a server");
             let buffer = BufferPool::new(1 << 20).acquire(3).expect("open");
             let read = registry.network.block_on(blob.read_at(Packed(0), buffer));

@@ -204,7 +204,9 @@ fn blob_without_ranges_is_read_in_one_request() {
     let name = registry.name(":1");
     let opening = Repository::open(&name, Options::default());
     let repository = network.block_on(opening).expect("opened");
-    let source = repository.blob(digest, bytes.len() as u64).expect("a blob");
+    let source = repository
+        .blob(digest, bytes.len() as u64, &[])
+        .expect("a blob");
     let config = fetch::Config {
         chunk_len: 1 << 20,
         ..fetch::Config::new(BufferPool::new(32 << 20), Arc::default())
@@ -442,6 +444,114 @@ fn redirects_of_blobs_carry_no_credentials() {
         }
     }
     assert!(redirected >= 2, "the configuration and the layer");
+}
+
+/// Blobs are redirected to another registry, which gives tokens to everybody.
+#[test]
+fn redirected_blob_is_read_with_a_token_of_its_registry() {
+    let (registry, tokens) = (Registry::new(Arc::new(basic("me:pass"))), Tokens::default());
+    let other = tokens.registry(None);
+    let mut files = Files::default();
+    let descriptor = files.manifest(&one());
+    registry.push(&files);
+    registry.tag("1", &files, &descriptor);
+    other.push(&files);
+    for name in files.0.iter().map(|(name, _)| name) {
+        let digest = name
+            .strip_prefix("blobs/sha256/")
+            .expect("a blob")
+            .to_owned();
+        let to = other.server.other_url(&blob(&digest));
+        let guard = Arc::clone(&registry.guard);
+        registry.server.route(&blob(&digest), move |request| {
+            guard(request).unwrap_or_else(|| Response::redirect(&to))
+        });
+    }
+    let place = TestDir::new(&["docker", "out"]);
+    log_in(&place, &registry, "me:pass");
+    let source = registry.name(":1");
+    succeeds(&place, &["materialize", "-q", &source, "-C", "out"]);
+    assert!(!names_in(&place.path("out")).is_empty());
+    let asked = other.server.requests("/token");
+    assert!(!asked.is_empty());
+    for seen in asked {
+        assert_eq!(seen.request.header("authorization"), None);
+        assert!(
+            seen.request
+                .query
+                .contains("scope=repository%3Ame%2Ftool%3Apull")
+        );
+    }
+    let blobs = files
+        .0
+        .iter()
+        .map(|(name, _)| name.replace("blobs/sha256/", ""));
+    for seen in blobs.flat_map(|digest| other.server.requests(&blob(&digest))) {
+        let sent = seen.request.header("authorization").unwrap_or("Bearer");
+        assert!(sent.starts_with("Bearer"), "{sent}");
+    }
+}
+
+/// Pushes an image whose only layer is elsewhere, at these URLs.
+fn push_with_foreign_layer(registry: &Registry, urls: &[String]) {
+    let mut files = Files::default();
+    let descriptor = files.manifest(&one().packed(Packing::Gzip));
+    let mut manifest: Value =
+        serde_json::from_slice(files.get(&blob_file(&descriptor))).expect("JSON");
+    let foreign = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip";
+    let layer = manifest.pointer_mut("/layers/0").expect("a layer");
+    let digest = digest_of(layer).to_owned();
+    let members = layer.as_object_mut().expect("an object");
+    members.insert("mediaType".to_owned(), json!(foreign));
+    members.insert("urls".to_owned(), json!(urls));
+    files.0.retain(|(name, _)| !name.contains(&digest));
+    let descriptor = files.blob(image::MANIFEST, manifest.to_string().into_bytes());
+    registry.push(&files);
+    registry.tag("1", &files, &descriptor);
+}
+
+#[test]
+fn foreign_layer_is_read_from_its_url() {
+    let image = one();
+    let packed = image::packed(Packing::Gzip, &image.layers[0]);
+    let mut wrong = packed.clone();
+    *wrong.last_mut().expect("bytes") ^= 1;
+    for (bytes, is_right) in [(&packed, true), (&wrong, false)] {
+        let elsewhere = Server::start();
+        elsewhere.serve("/layer", Resource::new(bytes.clone()).etag("\"1\""));
+        let registry = Registry::new(Arc::new(basic("me:pass")));
+        let place = TestDir::new(&["docker", "out"]);
+        place.put("layer", packed.clone());
+        let urls = [
+            format!("file://{}", place.path("layer").display()),
+            elsewhere.other_url("/layer"),
+        ];
+        push_with_foreign_layer(&registry, &urls);
+        log_in(&place, &registry, "me:pass");
+        let words = [
+            "materialize",
+            "-q",
+            "--header",
+            "X-Key: hunter2",
+            &registry.name(":1"),
+        ];
+        let done = run(&place, &[&words[..], &["-C", "out"]].concat());
+        assert_eq!(done.status.success(), is_right, "{}", stderr_text(&done));
+        let seen = elsewhere.requests("/layer");
+        assert!(!seen.is_empty());
+        for seen in seen {
+            assert_eq!(seen.request.header("authorization"), None);
+            assert_eq!(seen.request.header("x-key"), None);
+        }
+    }
+    // Only the file has it.
+    let registry = Registry::new(nothing());
+    let place = TestDir::new(&["docker"]);
+    place.put("layer", packed.clone());
+    let url = format!("file://{}", place.path("layer").display());
+    push_with_foreign_layer(&registry, &[url]);
+    let refused = error_of(&place, &["ls", &registry.name(":1")]);
+    assert!(refused.contains("not found"), "{refused}");
 }
 
 /// Accepts this user and password, and asks for one.

@@ -40,6 +40,22 @@ def test_local_paths_and_other_protocols(
         assert file.read() == contents["table.csv"]
 
 
+def test_names_of_hadoop_are_archives(
+    server: Server, contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = server.directory / "a.tar.gz"
+    bucket = server.directory / "bucket"
+    bucket.mkdir(exist_ok=True)
+    (bucket / "a.tar.gz").write_bytes(local.read_bytes())
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    endpoint = {"endpoint_url": server.url("").rstrip("/")}
+    for fo, options in [(f"file:{local}", {}), ("s3a://bucket/a.tar.gz", endpoint)]:
+        with tarfs.open(fo, **options) as archive:
+            assert archive.open("table.csv").read() == contents["table.csv"]
+        fs = fsspec.filesystem("tarfs", fo=fo, **options)
+        assert fs.cat("table.csv") == contents["table.csv"]
+
+
 def test_listings_are_those_of_the_archive(server: Server, contents: dict[str, bytes]) -> None:
     fs = fsspec.filesystem("tarfs", fo=server.url("a.tar.gz"))
     assert fs.ls("", detail=False)[:3] == ["data", "hard", "table.csv"]

@@ -1,6 +1,6 @@
 //! Location and size of the cache.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 
@@ -65,17 +65,14 @@ pub(crate) struct SavedIndexArgs {
 impl SavedIndexArgs {
     /// Sets which indexes `context` uses: those of the origin `least`, which the verb accepts, or a stronger one.
     pub(crate) fn apply(&self, context: &mut OpenContext, least: TreeOrigin) {
-        let url = self.index.as_deref().and_then(Path::to_str);
-        let url = url.filter(|name| name.contains("://"));
-        let is_pinned_file = self.index_sha256.is_some() && self.index.is_some();
-        let location = match (url, &self.index) {
-            (Some(url), _) => Some(url.to_owned()),
-            (None, Some(path)) if is_pinned_file => Some(path.to_string_lossy().into_owned()),
-            _ => None,
-        };
-        if location.is_none() {
-            context.archive.index_file.clone_from(&self.index);
+        let index = self.index.as_deref();
+        let (location, file) = index.map(PublishedIndexChoice::place_of).unzip();
+        let (mut location, mut file) = (location.flatten(), file.flatten());
+        if self.index_sha256.is_some() {
+            let pinned = file.take().map(|path| path.to_string_lossy().into_owned());
+            location = location.or(pinned);
         }
+        context.archive.index_file = file;
         context.published_index = PublishedIndexChoice {
             least_origin: match (&self.index, self.no_published_index) {
                 (Some(_), _) => TreeOrigin::User,

@@ -26,7 +26,8 @@ pub(crate) struct SourceArgs {
                      parts, each a SOURCE or a pattern of local files, as in join:a.tar.gz.*; a comma in a \
                      part is written as \\,. An image is \
                      oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], docker://NAME, oci-archive:FILE[:TAG], \
-                     docker-archive:FILE[:NAME] or oci:DIR[:TAG], where FILE may be a URL."
+                     docker-archive:FILE[:NAME] or oci:DIR[:TAG], where FILE may be a URL. Hadoop's names, \
+                     such as s3a://, gcs:// and file:/PATH, are read, too."
     )]
     pub source: SourceSpec,
 

@@ -17,24 +17,12 @@ import fsspec
 from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.utils import tokenize
 
-from . import _archive
+from . import _archive, _native
 from . import open as open_archive
 from ._errors import InvalidArgument
 
-#: Protocols of fsspec that tarfs reads itself, and what it calls them.
-PROTOCOLS = {
-    "": "",
-    "file": "",
-    "local": "",
-    "http": "http",
-    "https": "https",
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "az": "az",
-    "oci": "oci",
-}
+#: Protocols of fsspec for paths.
+_PATHS = ("", "file", "local")
 
 #: Options of :func:`tarfs.open`.
 OPTIONS = set(inspect.signature(open_archive).parameters) - {"url"}
@@ -81,9 +69,9 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
         if isinstance(fo, str):
             scheme, colon, rest = fo.partition("://")
             scheme, rest = (scheme, rest) if colon else (target_protocol or "", fo)
-            if target_protocol in (None, *PROTOCOLS) and scheme in PROTOCOLS:
-                scheme = PROTOCOLS[scheme]
-                fo = f"{scheme}://{rest}" if scheme else rest
+            name = _own_name(scheme, rest)
+            if name is not None and _own_name(target_protocol or scheme, rest) is not None:
+                fo = name
                 own = {**_known(target), **own}
             else:
                 opened = fsspec.open(fo, protocol=target_protocol, **target)
@@ -252,6 +240,11 @@ class OpenedFile(io.BufferedReader):
 
 def _is_path(fo: Any) -> bool:
     return isinstance(fo, (os.PathLike, str)) and not hasattr(fo, "read")
+
+
+def _own_name(protocol: str, name: str) -> str | None:
+    """Returns what tarfs calls a file of ``protocol``, if it reads that itself."""
+    return name if protocol in _PATHS else _native.own_name(f"{protocol}://{name}")
 
 
 def _own_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -277,7 +277,8 @@ def _expand(pattern: str, options: dict[str, Any]) -> list[str]:
     head, _, _ = pattern.partition("*")
     if head == pattern or pattern.startswith(("http://", "https://")):
         return [pattern]
-    if "://" in pattern:
+    path = _native.local_path(pattern)
+    if path is None:
         place = head[: head.rindex("/") + 1]
         parts = pattern[len(place) :].split("/")
         names = [name.split("/") for name in _native.list_archives(place, complete(options))]
@@ -287,7 +288,7 @@ def _expand(pattern: str, options: dict[str, Any]) -> list[str]:
             if len(name) == len(parts) and all(map(fnmatch.fnmatchcase, name, parts))
         ]
     else:
-        found = glob.glob(pattern)
+        found = glob.glob(path)
     if not found:
         raise InvalidArgument(f"{pattern}: there is no such archive")
     return sorted(found)

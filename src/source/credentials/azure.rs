@@ -56,7 +56,7 @@ pub(super) fn open(
     context: ProviderContext,
 ) -> Result<(Url, Arc<dyn Authorizer>), Cause> {
     let account = object.account.unwrap_or_default();
-    let base = endpoint.url_or(&format!("https://{account}.blob.core.windows.net"))?;
+    let base = endpoint.url_or(&format!("https://{account}.blob.{}", object.cloud))?;
     let url = object.url(&url_below(&base, object.bucket));
     let authorizer = SignedRequests {
         signer: RequestSigner::new(),

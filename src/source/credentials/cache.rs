@@ -154,6 +154,10 @@ impl<C: SigningCredential> CredentialCache<C> {
         &self.0.context.context
     }
 
+    pub(super) fn provider_context(&self) -> &ProviderContext {
+        &self.0.context
+    }
+
     /// Returns the credentials with their generation, or `None` if no provider has any.
     ///
     /// It renews credentials that expire soon in the background.

@@ -24,6 +24,7 @@ use super::{Authorizer, Cause, Location, Options, Transport};
 pub(super) use context::{ProviderContext, read_optional};
 pub(super) use headers::ReloadedHeaders;
 pub(super) use netrc::Netrc;
+pub(super) use object::split_bucket;
 pub(super) use registry::{PULL, PUSH, RegistryLogin};
 
 /// The anonymous login for `repository` in `registry`, with tokens through `transport`, for simulations.
@@ -76,6 +77,11 @@ async fn target(object: &Object<'_>, spec: &str, options: &mut Options) -> Resul
         location: object.location(spec, &endpoint),
         authorizer: Some(authorizer),
     })
+}
+
+/// Whether `spec` is a valid name of an object.
+pub(super) fn is_object(spec: &str) -> bool {
+    matches!(Object::parse(spec), Some(Ok(_)))
 }
 
 /// Returns the location of the object that `spec` names.

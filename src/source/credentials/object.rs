@@ -9,8 +9,19 @@ use crate::source::{Cause, Location};
 /// Length of the hash of an object's name in hexadecimal digits: 128 bits.
 const HASH_DIGITS: usize = 32;
 
-/// End of the hosts of Azure's data lakes. The same objects are blobs.
-const DATA_LAKE_SUFFIX: &str = ".dfs.core.windows.net";
+/// The public cloud of Azure.
+const AZURE_CLOUD: &str = "core.windows.net";
+
+/// Ends of the hosts of Azure's clouds, behind the account and the service. The last is Fabric's.
+const AZURE_CLOUDS: [&str; 4] = [
+    AZURE_CLOUD,
+    "core.chinacloudapi.cn",
+    "core.usgovcloudapi.net",
+    "fabric.microsoft.com",
+];
+
+/// Azure's services of blobs and of data lakes, which have the same objects.
+const AZURE_SERVICES: [&str; 2] = ["blob", "dfs"];
 
 /// Bytes of a key that object stores encode in a URL, and in what they sign.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
@@ -59,7 +70,10 @@ impl Store {
     /// Form of the names of its objects.
     fn form(self) -> &'static str {
         match self {
-            Self::S3 => "an object of S3 is s3://BUCKET/KEY or s3://BUCKET/KEY?versionId=ID",
+            Self::S3 => {
+                "an object of S3 is s3://BUCKET/KEY or s3://BUCKET/KEY?versionId=ID, and BUCKET may be \
+                 arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME"
+            }
             Self::Google => {
                 "an object of Google Cloud Storage is gs://BUCKET/OBJECT or gs://BUCKET/OBJECT#GENERATION"
             }
@@ -77,7 +91,9 @@ pub(super) struct Object<'a> {
     pub(super) store: Store,
     /// Account, in Azure.
     pub(super) account: Option<&'a str>,
-    /// Bucket or container.
+    /// End of the host of the account, in Azure.
+    pub(super) cloud: &'a str,
+    /// Bucket, access point or container.
     pub(super) bucket: &'a str,
     pub(super) key: &'a str,
     /// Parameter of the URL that selects a version, and its value.
@@ -98,26 +114,37 @@ impl<'a> Object<'a> {
     }
 
     fn parse_name(store: Store, scheme: &str, name: &'a str) -> Option<Self> {
-        let (authority, path) = name.split_once('/')?;
-        let (account, bucket, path) = match scheme {
+        let (authority, path) = split_bucket(name)?;
+        let (account, cloud, bucket, path) = match scheme {
             "az" => {
                 let (bucket, path) = path.split_once('/')?;
-                (Some(authority), bucket, path)
+                (Some(authority), AZURE_CLOUD, bucket, path)
             }
             "abfs" | "abfss" => {
                 let (bucket, host) = authority.split_once('@')?;
-                (Some(host.strip_suffix(DATA_LAKE_SUFFIX)?), bucket, path)
+                let mut words = host.splitn(3, '.');
+                let (account, service, cloud) = (words.next()?, words.next()?, words.next()?);
+                if !AZURE_SERVICES.contains(&service) || !AZURE_CLOUDS.contains(&cloud) {
+                    return None;
+                }
+                (Some(account), cloud, bucket, path)
             }
-            _ => (None, authority, path),
+            _ => (None, "", authority, path),
         };
         let (key, version) = store.split_version(path);
         Some(Self {
             store,
             account,
+            cloud,
             bucket,
             key,
             version,
         })
+    }
+
+    /// The access point that its bucket names, if it is none itself.
+    pub(super) fn access_point(&self) -> Option<AccessPoint> {
+        AccessPoint::parse(self.bucket).filter(|_| self.store == Store::S3)
     }
 
     /// URL of the object, whose bucket has the URL `bucket`.
@@ -143,7 +170,7 @@ impl<'a> Object<'a> {
         let is_dots = |segment: &str| matches!(segment, "." | "..");
         self.account.is_none_or(is_account)
             && !self.bucket.is_empty()
-            && self.bucket.bytes().all(is_bucket_byte)
+            && (self.bucket.bytes().all(is_bucket_byte) || self.access_point().is_some())
             && !self.key.is_empty()
             && !is_dots(self.bucket)
             && !self.key.split('/').any(is_dots)
@@ -155,18 +182,62 @@ impl<'a> Object<'a> {
     pub(super) fn location(&self, spec: &str, endpoint: &Endpoint) -> Location {
         // Azure has two forms of names.
         let name = match self.account {
-            Some(account) => {
+            Some(account) if self.cloud == AZURE_CLOUD => {
                 let version = self.version.map(|(name, value)| format!("?{name}={value}"));
                 let version = version.unwrap_or_default();
                 format!("az://{account}/{}/{}{version}", self.bucket, self.key)
             }
-            None => spec.to_owned(),
+            _ => spec.to_owned(),
         };
         let hash = blake3::hash(name.as_bytes()).to_hex();
         let hash = hash.get(..HASH_DIGITS).unwrap_or_default();
         let endpoint = endpoint.text.as_deref().unwrap_or_default();
         let locator = format!("{}@{}#{hash}", redact(&name), redact(endpoint));
         Location::with_locator(&redact(spec), locator)
+    }
+}
+
+/// Splits the name of an object behind its scheme into the bucket and the key. `None` if there is no key, not even an
+/// empty one.
+pub(crate) fn split_bucket(name: &str) -> Option<(&str, &str)> {
+    let (bucket, key) = name.split_once('/')?;
+    if !bucket.starts_with("arn:") || !bucket.ends_with(":accesspoint") {
+        return Some((bucket, key));
+    }
+    let (point, key) = key.split_once('/')?;
+    Some((name.get(..bucket.len() + 1 + point.len())?, key))
+}
+
+/// An access point of S3, which has a host of its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct AccessPoint {
+    /// Its name and account, as the first label of its host.
+    pub(super) label: String,
+    pub(super) region: String,
+}
+
+impl AccessPoint {
+    /// Parses `arn:PARTITION:s3:REGION:ACCOUNT:accesspoint/NAME`. One of several regions has no region, and needs other
+    /// signatures.
+    fn parse(arn: &str) -> Option<Self> {
+        let mut words = arn.split([':', '/']);
+        let is_s3 = words.next() == Some("arn")
+            && words.next()?.starts_with("aws")
+            && words.next() == Some("s3");
+        let (region, account) = (words.next()?, words.next()?);
+        let is_point = words.next() == Some("accesspoint");
+        let (name, rest) = (words.next()?, words.next());
+        let is_label = |text: &str| {
+            let is_byte =
+                |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+            !text.is_empty() && text.bytes().all(is_byte)
+        };
+        let is_valid = is_s3 && is_point && rest.is_none();
+        let is_valid = is_valid && is_label(region) && is_number(account) && is_label(name);
+        is_valid.then(|| Self {
+            label: format!("{name}-{account}"),
+            region: region.to_owned(),
+        })
     }
 }
 
@@ -256,6 +327,33 @@ mod tests {
     }
 
     #[test]
+    fn access_points_are_buckets() {
+        let arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint/p";
+        let key = format!("s3://{arn}/a/k.tar?versionId=V");
+        assert_eq!(parse(&key), Some((arn, "a/k.tar", Some("V"))));
+        let colon = "arn:aws:s3:eu-west-1:123456789012:accesspoint:p";
+        assert_eq!(parse(&format!("s3://{colon}/k")), Some((colon, "k", None)));
+        for arn in [arn, colon] {
+            let point = AccessPoint::parse(arn).expect("valid");
+            assert_eq!(
+                (&*point.label, &*point.region),
+                ("p-123456789012", "eu-west-1")
+            );
+        }
+        for other in [
+            "arn:aws:s3::123456789012:accesspoint/m.mrap",
+            "arn:aws:s3:eu-west-1:123456789012:accesspoint/p.evil",
+            "arn:aws:s3:eu-west-1:me:accesspoint/p",
+            "arn:aws:s3-outposts:eu-west-1:123456789012:accesspoint/p",
+            "arn:aws:s3:eu-west-1:123456789012:bucket/p",
+        ] {
+            assert_eq!(parse(&format!("s3://{other}/k")), None, "{other}");
+        }
+        assert_eq!(parse(&format!("gs://{arn}/k")), None);
+        assert_eq!(split_bucket(arn), None);
+    }
+
+    #[test]
     fn both_names_of_a_blob_are_one_object() {
         let locator = |spec: &str| {
             let object = Object::parse(spec)?.ok()?;
@@ -281,6 +379,12 @@ mod tests {
             assert_eq!(locator(name), None, "{name}");
         }
         assert_ne!(locator("az://me/$web/a/b.tar"), None);
+        let blob = "abfss://data@me.blob.core.windows.net/a/b.tar";
+        assert_eq!(locator(blob), locator_of_blob);
+        for cloud in AZURE_CLOUDS.iter().skip(1) {
+            let other = locator(&format!("abfss://data@me.dfs.{cloud}/a/b.tar"));
+            assert!(other.is_some() && other != locator_of_blob, "{cloud}");
+        }
         let version = locator("az://me/data/a/b.tar?versionid=1");
         assert!(version.is_some_and(|version| Some(version) != locator_of_blob));
     }

@@ -54,6 +54,8 @@ struct Shared {
     actions: &'static str,
     /// Whether the registry is reached without TLS.
     is_plain_http: bool,
+    /// Whether files are searched for a login.
+    has_login: bool,
     commands: Commands,
     state: Mutex<State>,
 }
@@ -111,9 +113,15 @@ impl RegistryLogin {
             repository: repository.to_owned(),
             actions,
             is_plain_http,
+            has_login: true,
             commands: context.commands.clone(),
             state: Mutex::default(),
         });
+        Self::with(shared, context)
+    }
+
+    fn with(shared: Arc<Shared>, context: ProviderContext) -> Self {
+        let registry = &shared.registry;
         let name = format!("the login for {registry}");
         let provider = Provider::new(name, Arc::clone(&shared));
         let cache = CredentialCache::new(vec![provider], context, |found: &Authorization| {
@@ -163,6 +171,32 @@ impl Authorizer for RegistryLogin {
         .boxed()
     }
 
+    /// Another registry, which gives tokens to everybody.
+    fn for_redirect(&self, request: &Request, refusal: &Refusal) -> Option<Arc<dyn Authorizer>> {
+        let url = &request.url;
+        let is_plain_http = self.shared.is_plain_http && url.scheme() == "http";
+        let challenge = Challenge::parse(&refusal.headers, is_plain_http);
+        let challenge = challenge.filter(|challenge| matches!(challenge, Challenge::Bearer(_)))?;
+        let path = url.path().strip_prefix("/v2/").unwrap_or_default();
+        let (repository, _) = path.split_once("/blobs/").unwrap_or_default();
+        let shared = Arc::new(Shared {
+            registry: url.host_str()?.to_owned(),
+            repository: repository.to_owned(),
+            actions: PULL,
+            is_plain_http,
+            has_login: false,
+            commands: self.shared.commands.clone(),
+            state: Mutex::new(State {
+                challenge: Some(challenge),
+                ..State::default()
+            }),
+        });
+        Some(Arc::new(Self::with(
+            shared,
+            self.cache.provider_context().clone(),
+        )))
+    }
+
     fn credentials_origin(&self) -> String {
         let state = self.shared.state.lock();
         let origin = state.origin.clone().unwrap_or_else(|| {
@@ -196,7 +230,11 @@ impl ProvideCredential for Shared {
             return Ok(None);
         };
         let (registry, repository) = (&self.registry, &self.repository);
-        let found = docker_config::find(context, &self.commands, registry, repository).await;
+        let found = if self.has_login {
+            docker_config::find(context, &self.commands, registry, repository).await
+        } else {
+            None
+        };
         let (origin, login) = found.unzip();
         let loaded = match login.transpose() {
             Ok(login) => {

@@ -13,7 +13,7 @@ use url::Url;
 
 use super::cache::{CredentialCache, Provider};
 use super::context::ProviderContext;
-use super::object::{Endpoint, Object, url_below};
+use super::object::{AccessPoint, Endpoint, Object, url_below};
 use super::profile;
 use super::sign::sign;
 use crate::base::sync::Mutex;
@@ -31,6 +31,8 @@ const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256
 struct S3 {
     cache: CredentialCache<Credential>,
     bucket: String,
+    /// Access point in place of a bucket.
+    access_point: Option<AccessPoint>,
     /// The user's endpoint, instead of Amazon's.
     endpoint: Option<Url>,
     /// First labels of Amazon's endpoints.
@@ -49,14 +51,20 @@ pub(super) async fn open(
 ) -> Result<(Url, Arc<dyn Authorizer>), Cause> {
     let variable = |name: &str| context.context.env_var(name);
     let flag = |name: &str| variable(name).is_some_and(|value| value == "true");
+    let access_point = object.access_point();
+    let region = match &access_point {
+        Some(point) => point.region.clone(),
+        None => region(&context.context).await?,
+    };
     let s3 = S3 {
         bucket: object.bucket.to_owned(),
+        access_point,
         endpoint: endpoint.url()?,
         service: service(
             flag("AWS_USE_FIPS_ENDPOINT"),
             flag("AWS_USE_DUALSTACK_ENDPOINT"),
         ),
-        region: Mutex::new(region(&context.context).await?),
+        region: Mutex::new(region),
         cache: CredentialCache::new(providers(&context.context), context, secret_of),
     };
     let url = object.url(&s3.bucket_url(&s3.region.lock())?);
@@ -113,20 +121,29 @@ fn providers(context: &Context) -> Vec<Provider<Credential>> {
 impl S3 {
     /// URL of the bucket at Amazon's endpoint of `region`, or at the user's.
     fn bucket_url(&self, region: &str) -> Result<Url, Cause> {
-        let bucket = &self.bucket;
+        let (bucket, point) = (&self.bucket, self.access_point.as_ref());
+        let malformed = || Cause::Malformed("the name of the bucket is not valid".to_owned());
         if let Some(endpoint) = &self.endpoint {
-            return Ok(url_below(endpoint, bucket));
+            let Some(point) = point else {
+                return Ok(url_below(endpoint, bucket));
+            };
+            let mut url = endpoint.clone();
+            let host = format!("{}.{}", point.label, url.host_str().unwrap_or_default());
+            let changed = url.set_host(Some(&host));
+            return changed.map(|()| url).map_err(|_| malformed());
         }
         let suffix = if region.starts_with("cn-") { ".cn" } else { "" };
         let host = format!("{}.{region}.amazonaws.com{suffix}", self.service);
         // Host names have no capitals, and the certificate is for one label before the service's.
-        let url = if is_region(bucket) {
+        let url = if let Some(point) = point {
+            let host = host.replacen("s3", "s3-accesspoint", 1);
+            format!("https://{}.{host}/", point.label)
+        } else if is_region(bucket) {
             format!("https://{bucket}.{host}/")
         } else {
             format!("https://{host}/{bucket}")
         };
-        let malformed = "the name of the bucket is not valid";
-        Url::parse(&url).map_err(|_| Cause::Malformed(malformed.to_owned()))
+        Url::parse(&url).map_err(|_| malformed())
     }
 
     /// Takes the region that the server names. Returns whether `request` was for another one.
@@ -217,6 +234,7 @@ mod tests {
         S3 {
             cache: CredentialCache::new(Vec::new(), Context::new().into(), secret_of),
             bucket: bucket.to_owned(),
+            access_point: None,
             endpoint: endpoint.map(|url| Url::parse(url).expect("well-formed")),
             service: service.to_owned(),
             region: Mutex::new(region.to_owned()),
@@ -282,6 +300,44 @@ mod tests {
         ] {
             let url = s3(bucket, region, service, endpoint).bucket_url(region);
             assert_eq!(url.expect("valid").as_str(), expected);
+        }
+    }
+
+    #[test]
+    fn access_points_of_s3_have_hosts_of_their_own() {
+        let special = service(true, true);
+        for (region, service, endpoint, expected) in [
+            (
+                "eu-west-1",
+                PLAIN,
+                None,
+                "https://p-1.s3-accesspoint.eu-west-1.amazonaws.com/",
+            ),
+            (
+                "cn-north-1",
+                PLAIN,
+                None,
+                "https://p-1.s3-accesspoint.cn-north-1.amazonaws.com.cn/",
+            ),
+            (
+                "us-east-2",
+                &*special,
+                None,
+                "https://p-1.s3-accesspoint-fips.dualstack.us-east-2.amazonaws.com/",
+            ),
+            (
+                "x",
+                PLAIN,
+                Some("http://host:9000"),
+                "http://p-1.host:9000/",
+            ),
+        ] {
+            let mut s3 = s3("arn", region, service, endpoint);
+            s3.access_point = Some(AccessPoint {
+                label: "p-1".to_owned(),
+                region: region.to_owned(),
+            });
+            assert_eq!(s3.bucket_url(region).expect("valid").as_str(), expected);
         }
     }
 

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
-use reqwest::Method;
 use reqwest::header::{self, HeaderMap, HeaderValue};
+use reqwest::{Method, StatusCode};
 use tokio::time::Instant;
-use url::Url;
+use url::{Origin, Url};
 
 use super::error_body::ServerError;
 use super::target::Target;
@@ -16,6 +16,7 @@ use super::transport::{Content, RawResponse, Transport};
 use super::via::{VIA_TIMEOUT, Via};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
 use crate::source::authorizer::{Authorizer, Refusal, Request, parse_headers};
 use crate::source::response::ResponseHead;
 use crate::source::upload::UploadContent;
@@ -41,6 +42,8 @@ pub(crate) struct Client {
     pub(crate) original: Url,
     /// Adds credentials for the original's origin.
     authorizer: Option<Arc<dyn Authorizer>>,
+    /// Adds credentials for another origin, to which the original redirected.
+    redirect_authorizer: Mutex<Option<(Origin, Arc<dyn Authorizer>)>>,
     /// The user's headers, for the original's origin only.
     headers: HeaderMap,
     via: Option<Via>,
@@ -104,6 +107,7 @@ impl Client {
             stats: Arc::clone(&options.stats),
             original: target.url.clone(),
             authorizer: target.authorizer.clone(),
+            redirect_authorizer: Mutex::default(),
         })
     }
 
@@ -114,6 +118,7 @@ impl Client {
             transport,
             original: self.original.clone(),
             authorizer: self.authorizer.clone(),
+            redirect_authorizer: Mutex::default(),
             headers: self.headers.clone(),
             via: None,
             bypasses_caches: true,
@@ -291,10 +296,10 @@ impl Client {
         message: &Message<'_>,
         url: &Url,
     ) -> Result<(ResponseHead, RawResponse), Cause> {
-        let authorizer = self.authorizer.as_ref();
-        let authorizer = authorizer.filter(|_| may_send_credentials(url, &self.original));
         let mut resends = 0;
         loop {
+            let authorizer = self.authorizer_of(url);
+            let authorizer = authorizer.as_ref();
             let mut request = self.request(message, url);
             if let Some(authorizer) = authorizer {
                 authorizer.authorize(&mut request).await?;
@@ -308,6 +313,10 @@ impl Client {
             let mut raw = sent.await?;
             let mut head = ResponseHead::new(raw.status, &raw.headers, unix_time());
             let is_plain_read = message.method == Method::GET && authorizer.is_none();
+            if is_plain_read && resends < MAX_RESENDS && self.note_challenge(&request, &raw) {
+                resends += 1;
+                continue;
+            }
             if raw.status.is_success() || is_plain_read && !describes_error(&raw.headers) {
                 return Ok((head, raw));
             }
@@ -335,6 +344,35 @@ impl Client {
             }
             return Ok((head, raw));
         }
+    }
+
+    /// The authorizer of requests to `url`.
+    fn authorizer_of(&self, url: &Url) -> Option<Arc<dyn Authorizer>> {
+        if may_send_credentials(url, &self.original) {
+            return self.authorizer.clone();
+        }
+        let redirected = self.redirect_authorizer.lock().clone();
+        let redirected = redirected.filter(|(origin, _)| *origin == url.origin());
+        redirected.map(|(_, authorizer)| authorizer)
+    }
+
+    /// Whether the target of a redirect asks, by `raw`, for credentials that can be got. Remembers how.
+    fn note_challenge(&self, request: &Request, raw: &RawResponse) -> bool {
+        let is_asked = raw.status == StatusCode::UNAUTHORIZED
+            && !may_send_credentials(&request.url, &self.original);
+        let Some(authorizer) = self.authorizer.as_ref().filter(|_| is_asked) else {
+            return false;
+        };
+        let refusal = Refusal {
+            status: raw.status,
+            headers: raw.headers.clone(),
+            error: ServerError::default(),
+        };
+        let found = authorizer.for_redirect(request, &refusal);
+        let found = found.map(|authorizer| (request.url.origin(), authorizer));
+        let is_found = found.is_some();
+        *self.redirect_authorizer.lock() = found;
+        is_found
     }
 
     /// Makes a request with the user's headers for `message` at `url`.

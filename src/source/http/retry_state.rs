@@ -11,7 +11,7 @@ use super::timer::Timer;
 use crate::base::stats::Stats;
 use crate::source::response::ResponseHead;
 use crate::source::retry::{Jitter, Retry};
-use crate::source::{Cause, Error, Options};
+use crate::source::{Cause, Class, Error, Options};
 
 /// Maximum number of retries without a pause after refused concurrency, from the initial four to one.
 const MAX_IMMEDIATE_RETRIES: u32 = 2;
@@ -39,10 +39,11 @@ impl Failure {
 }
 
 impl Failure {
-    /// Order of the failures of several servers: a greater one will probably end sooner.
+    /// Order of the failures of several servers: a greater one will probably end sooner, or says more.
     pub(super) fn hope(&self) -> impl Ord + use<> {
         let pause = Reverse(self.retry_after);
-        (self.cause.is_outage(), self.may_end(), pause)
+        let is_there = self.cause.class() != Class::NotFound;
+        (self.cause.is_outage(), self.may_end(), is_there, pause)
     }
 
     /// Whether a server that has answered correctly may soon do so again. One of its nodes may be faulty.

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::s3::S3Place;
-use super::{Cause, Error, Options, Source, SourceDirectory, redact};
+use super::credentials::split_bucket;
+use super::{Cause, Error, Options, Source, SourceDirectory, canonical_name, redact};
 
 pub use self::page::{ListedArchive, Listing};
 
@@ -28,9 +29,12 @@ enum Kind {
 impl ArchivePlace {
     /// Whether `spec` names a place: a local directory, a bucket, or a prefix of its keys that ends in a slash.
     pub fn is_place(spec: &str) -> bool {
+        let spec = canonical_name(spec);
         match spec.strip_prefix("s3://") {
-            Some(name) => !name.contains('/') || name.ends_with('/'),
-            None => !spec.contains("://") && Path::new(spec).is_dir(),
+            Some(name) => {
+                split_bucket(name).is_none_or(|(_, key)| key.is_empty() || key.ends_with('/'))
+            }
+            None => !spec.contains("://") && Path::new(&*spec).is_dir(),
         }
     }
 
@@ -39,6 +43,7 @@ impl ArchivePlace {
     /// # Errors
     /// It is malformed or missing.
     pub async fn open(spec: &str, options: Options) -> Result<Self, Error> {
+        let spec = &*canonical_name(spec);
         let name = redact(spec);
         let kind = if spec.starts_with("s3://") {
             let place = S3Place::open(spec, options).await;
@@ -121,6 +126,11 @@ mod tests {
             ("s3://bucket/", true),
             ("s3://bucket/a/", true),
             ("s3://bucket/a.tar", false),
+            ("s3a://bucket/a/", true),
+            ("s3a://bucket/a.tar", false),
+            ("s3://arn:aws:s3:us-east-1:1:accesspoint/p", true),
+            ("s3://arn:aws:s3:us-east-1:1:accesspoint/p/a/", true),
+            ("s3://arn:aws:s3:us-east-1:1:accesspoint/p/a.tar", false),
             ("https://example.com/", false),
             ("/", true),
             ("-", false),

@@ -6,7 +6,7 @@ use reqsign_core::time::Timestamp;
 use serde::Deserialize;
 
 use super::page::{ListedArchive, Listing};
-use crate::source::credentials::object_target;
+use crate::source::credentials::{object_target, split_bucket};
 use crate::source::http::NetworkTransport;
 use crate::source::{Cause, Http, Location, Options, Source, Target, redact};
 
@@ -54,7 +54,7 @@ impl S3Place {
         let slash = if spec.ends_with('/') { "" } else { "/" };
         let spec = format!("{spec}{slash}");
         let name = spec.trim_start_matches("s3://");
-        let prefix = name.split_once('/').unwrap_or_default().1.to_owned();
+        let prefix = split_bucket(name).unwrap_or_default().1.to_owned();
         // The URL of an object of the place has that of the bucket before its key.
         let malformed = || Cause::Malformed("a prefix of S3 is s3://BUCKET/PREFIX/".to_owned());
         let target = object_target(&format!("{spec}-"), &mut options).await;

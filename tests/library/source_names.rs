@@ -1,0 +1,122 @@
+//! Names of sources as Hadoop, Spark and AWS write them.
+
+use std::process::Output;
+
+use tarfs::locate::SourceSpec;
+
+use crate::support::fixture::TestDir;
+use crate::support::http::{Resource, Server};
+use crate::support::program::stderr_text;
+use crate::support::raw::Archive;
+use crate::support::tree::Tree;
+
+/// A store with the archive `a.tar`, as an object of each cloud.
+struct Store {
+    server: Server,
+    place: TestDir,
+}
+
+impl Store {
+    fn new() -> Self {
+        let (server, place) = (Server::start(), TestDir::new(&["cache", "out"]));
+        let tar = &Tree::mixed().tar;
+        for path in ["/bucket/a.tar", "/bucket/dir/a.tar"] {
+            server.serve(path, Resource::new(tar.clone()).etag("\"1\""));
+        }
+        place.put("a b.tar", tar.clone());
+        let outer = Archive::new().file("inner.tar", tar).end();
+        server.serve("/bucket/outer.tar", Resource::new(outer).etag("\"2\""));
+        Self { server, place }
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let url = self.server.url("");
+        let connection = format!("AccountName=me;BlobEndpoint={url}");
+        let mut command = self.place.command(words);
+        command
+            .env("HOME", self.place.root())
+            .env("AWS_EC2_METADATA_DISABLED", "true")
+            .env("AWS_ENDPOINT_URL", &url)
+            .env("STORAGE_EMULATOR_HOST", &url)
+            .env("AZURE_STORAGE_CONNECTION_STRING", connection);
+        command.output().expect("started")
+    }
+
+    #[track_caller]
+    fn output(&self, words: &[&str]) -> String {
+        let done = self.run(words);
+        assert!(done.status.success(), "{words:?}: {}", stderr_text(&done));
+        String::from_utf8(done.stdout).expect("UTF-8")
+    }
+
+    /// The file URL of a local file, as Java writes it.
+    fn file(&self, name: &str) -> String {
+        let path = self.place.path(name).display().to_string();
+        format!("file:{}", path.replace(' ', "%20"))
+    }
+}
+
+#[test]
+fn names_of_hadoop_are_sources() {
+    let store = Store::new();
+    let expected = store.output(&["ls", "-R", "s3://bucket/a.tar"]);
+    let file = store.file("a b.tar");
+    for source in [
+        "s3a://bucket/a.tar",
+        "s3n://bucket/a.tar",
+        &file,
+        "tar:s3a://bucket/outer.tar!/inner.tar",
+        "slice:0:s3a://bucket/a.tar",
+        "wasbs://bucket@me.blob.core.windows.net/a.tar",
+        "wasb://bucket@me.blob.core.windows.net/a.tar",
+        "abfs://bucket@me.dfs.core.windows.net/a.tar",
+        "abfss://bucket@me.blob.core.windows.net/a.tar",
+    ] {
+        assert_eq!(store.output(&["ls", "-R", source]), expected, "{source}");
+    }
+    // The saved index of one name is that of the other.
+    let before = store.server.requests("/bucket/a.tar").len();
+    store.output(&["index", "s3a://bucket/a.tar"]);
+    let indexed = store.server.requests("/bucket/a.tar").len();
+    store.output(&["ls", "-R", "s3n://bucket/a.tar"]);
+    let listed = store.server.requests("/bucket/a.tar").len();
+    assert!(
+        indexed >= before && listed <= indexed + 1,
+        "{before} {indexed} {listed}"
+    );
+}
+
+#[test]
+fn names_of_hadoop_are_indexes_and_layers() {
+    let store = Store::new();
+    let expected = store.output(&["ls", "-R", "s3://bucket/a.tar"]);
+    store.output(&["index", "s3://bucket/a.tar", "--output", "a.idx"]);
+    let bytes = std::fs::read(store.place.path("a.idx")).expect("written");
+    store
+        .server
+        .serve("/bucket/a.idx", Resource::new(bytes).etag("\"3\""));
+    let file = store.file("a.idx");
+    for index in ["s3a://bucket/a.idx", &file] {
+        let listed = store.output(&["ls", "-R", "--index", index, "s3://bucket/a.tar"]);
+        assert_eq!(listed, expected, "{index}");
+    }
+    let layer = store.file("a b.tar");
+    for over in ["s3a://bucket/dir/a.tar", &layer] {
+        let listed = store.output(&["ls", "-R", "--layer", over, "s3a://bucket/a.tar"]);
+        assert_eq!(listed, expected, "{over}");
+    }
+    let parts = format!("join:s3a://bucket/a.tar,{layer}");
+    assert_eq!(
+        SourceSpec::from(&*parts).to_string(),
+        parts.replace("s3a:", "s3:").replace("file:", "file://")
+    );
+}
+
+#[test]
+fn unknown_schemes_are_still_refused() {
+    let store = Store::new();
+    for source in ["hdfs://host/a.tar", "wasbs://bucket@me.example.com/a.tar"] {
+        let done = store.run(&["ls", source]);
+        assert_eq!(done.status.code(), Some(2), "{}", stderr_text(&done));
+    }
+}
