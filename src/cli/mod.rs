@@ -1,6 +1,7 @@
 //! The command line: one file per verb, with its arguments and its implementation.
 
 mod args;
+mod before_main;
 mod command_line;
 mod commands;
 mod completion;
@@ -24,14 +25,13 @@ use commands::{
     bundle, cache, generate, image, index, materialize, mount, plan, profile, status, umount,
     verify,
 };
-use daemon::{inherited_fds, privileges};
+use daemon::inherited_fds;
 use ui::{logging, output, panic_hook};
 
 /// Runs the program with this process's command line and environment. Exit codes: 0 for success, 2 for a
 /// failure, 64 for an invalid command line. As a helper of mount(8), the codes are those of mount(8).
 pub(crate) fn run() -> ExitCode {
     panic_hook::install();
-    privileges::disable_core_dumps();
     let completion = CompleteEnv::with_factory(command_line::command).var(environment::COMPLETE);
     let words: Vec<_> = std::env::args_os().collect();
     match completion.try_complete(&words, std::env::current_dir().ok().as_deref()) {
@@ -54,6 +54,9 @@ pub(crate) fn run() -> ExitCode {
         _ => tracing::Level::WARN,
     };
     logging::init(environment::log_level().unwrap_or(level));
+    if before_main::is_dumpable() {
+        tracing::warn!("cannot disable core files, which may contain secrets");
+    }
     inherited_fds::raise_open_file_limit();
     if let Verb::Ls(_) | Verb::Find(_) | Verb::Du(_) | Verb::Diff(_) = verb {
         malloc::keep_freed_memory();

@@ -156,7 +156,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/codec/zstd/sys.rs",
     "src/index/published/frame_memory.rs",
     "src/cli/malloc.rs",
-    "src/cli/ui/closed_stdout.rs",
+    "src/cli/before_main.rs",
     "src/cli/daemon/inherited_fds.rs",
 ];
 

@@ -2,7 +2,6 @@
 //!
 //! This runs while the process has a single thread, because existing threads keep their capabilities.
 
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, capability_is_in_ambient_set, set_capabilities,
     set_no_new_privs,
@@ -95,13 +94,6 @@ fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) 
         effective: had.effective & needed,
         permitted: had.permitted & needed,
         inheritable: had.inheritable & ambient & needed,
-    }
-}
-
-/// Disables core files and tracing by other processes of the user, because flags and files of any verb may have secrets.
-pub(crate) fn disable_core_dumps() {
-    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!(%error, "cannot disable core files, which may contain secrets");
     }
 }
 

@@ -1,7 +1,6 @@
 //! Output for the user, and the end of the process.
 
 pub(crate) mod cleanup_on_signal;
-mod closed_stdout;
 pub(crate) mod logging;
 pub(crate) mod output;
 pub(crate) mod panic_hook;

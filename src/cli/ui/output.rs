@@ -14,7 +14,8 @@ use anyhow::Context;
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::pipe::fcntl_setpipe_size;
 
-use super::{closed_stdout, logging};
+use super::logging;
+use crate::cli::before_main;
 use tarfs::Stats;
 use tarfs::fuse::{MountError, UnmountError};
 use tarfs::index::Index;
@@ -59,7 +60,7 @@ pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
 
 /// Standard output without a buffer. The standard library hides errors of a closed one.
 pub(crate) fn standard_output() -> io::Result<File> {
-    if closed_stdout::is_closed() {
+    if before_main::is_stdout_closed() {
         // Every write to it fails as to a closed descriptor.
         return File::open("/dev/null");
     }
