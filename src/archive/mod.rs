@@ -51,7 +51,7 @@ pub use scan::digest::sha256;
 pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;
 pub use version::{ParseVersionError, Version};
-pub use volume::{Compared, ReadReply, RowsLoaded, TouchRows, Volume};
+pub use volume::{Compared, ReadReply, RowsLoaded, TouchRows, TreePart, Volume};
 
 /// An opened archive: its tree, as far as the scan has found it, and any byte of any file.
 #[derive(Debug)]
@@ -143,6 +143,11 @@ impl Archive {
     /// Returns who vouches for the tree.
     pub fn tree_origin(&self) -> TreeOrigin {
         self.reader.tree.origin
+    }
+
+    /// Whether parts of the tree must be compared with their headers in the archive.
+    pub(crate) fn compares_headers(&self) -> bool {
+        self.reader.header_checks.is_some()
     }
 
     /// A note that the archive does not vouch for the tree, nor the user or the image's manifest.

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::Archive;
+use super::TreeOrigin;
 use super::error::{Error, ReadError};
 use super::volume::Volume;
 use crate::source::{self, Cause};
@@ -20,7 +21,7 @@ pub struct Version(Vec<ArchiveVersion>);
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct ArchiveVersion {
-    /// Hash of all packed bytes; `None` if the index was made without some of them.
+    /// Hash of all packed bytes; `None` if the index was made without some of them, or only its publisher vouches for it.
     content_id: Option<blake3::Hash>,
     /// Hash of the source's fingerprint, as every machine sees it.
     fingerprint: [u8; FINGERPRINT_BYTES],
@@ -69,7 +70,11 @@ impl Version {
 
 impl ArchiveVersion {
     fn of(archive: &Archive) -> Self {
-        let content_id = archive.index().origin().content_id;
+        // A publisher may claim any.
+        let content_id = match archive.tree_origin() {
+            TreeOrigin::Publisher => [0; 32],
+            _ => archive.index().origin().content_id,
+        };
         let fingerprint = archive.source().fingerprint().without_device();
         let hash = blake3::hash(fingerprint.to_string().as_bytes());
         let mut fingerprint = [0; FINGERPRINT_BYTES];

@@ -1,6 +1,7 @@
 //! The tree and bytes of one archive or of several layers.
 
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::{fmt, io};
 
 use bytes::Bytes;
@@ -10,6 +11,7 @@ use super::{
     AccessedRange, Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache, PrefetchOptions,
     ReadError, WaitFor, Watcher,
 };
+use crate::base::extent::Plain;
 use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Ino};
 
@@ -24,6 +26,15 @@ pub type RowsLoaded = Box<dyn FnOnce(Result<(), MissingRow>) + Send>;
 
 /// Callback that receives whether an entry equals its header in the archive.
 pub type Compared = Box<dyn FnOnce(Result<(), ReadError>) + Send>;
+
+/// A part of a tree that others may have made up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TreePart<'a> {
+    /// An entry under its first name, and the directories above.
+    Entry(Ino),
+    /// A name in a directory, and its entry.
+    Name(Ino, &'a [u8]),
+}
 
 /// An opened tree, for a mount, a listing or a copy.
 pub trait Volume: Send + Sync + fmt::Debug + 'static {
@@ -46,14 +57,29 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         done(Ok(()));
     }
 
-    /// Whether `ino` must be compared with its header in the archive before it is used.
-    fn must_compare(&self, _ino: Ino) -> bool {
+    /// Whether `part` must be compared with its headers in the archive before it is used. Of names, only those that no
+    /// comparison of an entry covers.
+    fn must_compare(&self, _part: TreePart<'_>) -> bool {
         false
     }
 
-    /// Compares `ino` with its header on another thread, and then runs `done`.
-    fn compare(&self, _ino: Ino, done: Compared) {
+    /// Compares `part` with its headers on another thread, and then runs `done`.
+    fn compare(&self, _part: TreePart<'_>, done: Compared) {
         done(Ok(()));
+    }
+
+    /// As [`Self::compare`], if that must be done, but blocks.
+    ///
+    /// # Errors
+    /// When they differ, or a header is unavailable.
+    fn compare_blocking(&self, part: TreePart<'_>) -> Result<(), ReadError> {
+        if !self.must_compare(part) {
+            return Ok(());
+        }
+        let (sender, compared) = sync_channel(1);
+        self.compare(part, Box::new(move |result| drop(sender.send(result))));
+        // Without an answer the archive is closed.
+        compared.recv().unwrap_or(Err(ReadError::Unscanned))
     }
 
     /// Sets the watcher, which the scan thread calls with the inodes whose attributes later members change.
@@ -102,6 +128,11 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         None
     }
 
+    /// End of the plain bytes of the archive with the content of `ino`, which a cut archive may end before.
+    fn content_end(&self, _ino: Ino) -> Plain {
+        Plain(self.index().origin().plain_bytes)
+    }
+
     /// The archives that form the tree, from the bottom.
     fn archives(&self) -> Vec<&Archive>;
 
@@ -140,14 +171,25 @@ impl Volume for Archive {
         });
     }
 
-    fn must_compare(&self, ino: Ino) -> bool {
-        self.reader.must_check_header(ino)
+    fn must_compare(&self, part: TreePart<'_>) -> bool {
+        match part {
+            TreePart::Entry(ino) => self.reader.must_check_header(ino),
+            TreePart::Name(parent, name) => self.reader.must_check_name(parent, name),
+        }
     }
 
-    fn compare(&self, ino: Ino, done: Compared) {
+    fn compare(&self, part: TreePart<'_>, done: Compared) {
         let reader = Arc::clone(&self.reader);
-        self.read_threads
-            .submit(move || done(reader.check_header(ino)));
+        match part {
+            TreePart::Entry(ino) => self
+                .read_threads
+                .submit(move || done(reader.check_header(ino))),
+            TreePart::Name(parent, name) => {
+                let name = name.to_vec();
+                let compare = move || done(reader.check_name(parent, &name));
+                self.read_threads.submit(compare);
+            }
+        }
     }
 
     fn watch(&self, watcher: Watcher) {

@@ -207,12 +207,6 @@ pub(crate) fn open_image(
     Ok(context.open_image(&args.source)?)
 }
 
-/// Origins of a tree that a verb accepts which only shows it.
-pub(crate) const SHOWN: TreeOrigin = TreeOrigin::Publisher;
-
-/// Origins of a tree that a verb accepts which writes it.
-pub(crate) const WRITTEN: TreeOrigin = TreeOrigin::Manifest;
-
 /// Opens and fully indexes SOURCE and its layers, and loads `rows` of a saved index; all if there are layers, because
 /// merging needs them. Refuses standard input, because it can be read only once. The volume uses the network's threads.
 pub(crate) fn open_tree(
@@ -253,7 +247,7 @@ pub(crate) fn tree_context(
     let (tree, stats) = (layers.tree(args), Arc::default());
     let cache_dir = &cache.saved.cache_dir;
     let mut context = open_context(args, cache_dir, network, &stats, quiet)?;
-    apply_cache_flags(&mut context, cache, SHOWN);
+    apply_cache_flags(&mut context, cache, TreeOrigin::SHOWN);
     ensure!(
         tree.is_layered() || !tree.source.is_stdin(),
         "standard input can only be materialized"
@@ -346,7 +340,11 @@ fn mount_context(
     let cache_dir = &args.cache.saved.cache_dir;
     let mut context = open_context(&args.source, cache_dir, network, stats, quiet)?;
     let is_copied = args.copy_to.is_some();
-    let least_origin = if is_copied { WRITTEN } else { SHOWN };
+    let least_origin = if is_copied {
+        TreeOrigin::WRITTEN
+    } else {
+        TreeOrigin::SHOWN
+    };
     apply_cache_flags(&mut context, &args.cache, least_origin);
     context.archive.disk_cache = context.enclosing_disk_cache;
     // `--prefetch all` fetches everything, so the scan does it on its way.

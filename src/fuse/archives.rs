@@ -42,6 +42,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of archives whose errors the status shows.
 const MAX_NAMED_FAILURES: usize = 10;
 
+/// Maximum number of notes in a status.
+const MAX_NOTES: usize = 100;
+
 /// Numbers of a directory, for the status.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DirectoryStatus {
@@ -420,7 +423,16 @@ impl<T: Send + Sync + 'static> Archives<T> {
                         .push(format!("{path} cannot be opened: {reason}"));
                 }
             }
-            status.open += u64::from(matches!(managed.phase, Phase::Open(_)));
+            if let Phase::Open(open) = &managed.phase {
+                status.open += 1;
+                let archives = open.content.archives().into_iter();
+                let notes = archives.filter_map(Archive::foreign_tree_note);
+                let room = MAX_NOTES.saturating_sub(status.notes.len());
+                let path = self.path(*id);
+                status
+                    .notes
+                    .extend(notes.take(room).map(|note| format!("{path}: {note}")));
+            }
         }
         status
     }

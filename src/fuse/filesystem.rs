@@ -24,8 +24,8 @@ use super::state::{FilesystemState, TTL_IMMUTABLE, TTL_SCANNING, ttl};
 use super::subtree::Subtree;
 use super::timed_out_reads::RequestedRange;
 use super::{attr, caller, seek, xattr};
-use crate::archive::Volume;
 use crate::archive::directory::ArchiveDirectory;
+use crate::archive::{TreePart, Volume};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
@@ -302,6 +302,39 @@ fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
     }
 }
 
+/// Answers with the names of directory `inode` from `offset` on, and their attributes.
+fn list_with_attributes(
+    state: &FilesystemState,
+    (index, content): (&Index, Option<&Arc<dyn Volume>>),
+    (inode, offset): (INodeNo, u64),
+    mut reply: ReplyDirectoryPlus,
+) {
+    let parent = state.entry(index, inode).map(|parent| parent.ino());
+    let must_compare = |name: &[u8]| {
+        let content = content.zip(parent.as_ref().ok());
+        content.is_some_and(|(content, &parent)| content.must_compare(TreePart::Name(parent, name)))
+    };
+    let listed = state.list(index, inode, offset, |entry, next, name| {
+        let attr = state.attributes(entry);
+        // The kernel then looks a name up when it is used.
+        let ttl = if must_compare(name) {
+            Duration::ZERO
+        } else {
+            TTL_IMMUTABLE
+        };
+        let name = OsStr::from_bytes(name);
+        let is_full = reply.add(attr.ino, next, name, &ttl, &attr, Generation(0));
+        if !is_full && !ttl.is_zero() {
+            state.kernel_cache.mark_dentry_known(entry.ino());
+        }
+        is_full
+    });
+    match listed {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
 impl Filesystem for TarFilesystem {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let offers = config.capabilities().bits();
@@ -496,23 +529,12 @@ impl Filesystem for TarFilesystem {
             return self.list_priming_dir(ino, offset, reply);
         }
         let caller = req.pid();
-        let answer =
-            move |state: &FilesystemState, index: &Index, mut reply: ReplyDirectoryPlus| {
-                let listed = state.list(index, ino, offset, |entry, next, name| {
-                    let attr = state.attributes(entry);
-                    let (name, ttl) = (OsStr::from_bytes(name), &TTL_IMMUTABLE);
-                    let is_full = reply.add(attr.ino, next, name, ttl, &attr, Generation(0));
-                    if !is_full {
-                        state.kernel_cache.mark_dentry_known(entry.ino());
-                    }
-                    is_full
-                });
-                match listed {
-                    Ok(()) => reply.ok(),
-                    Err(errno) => reply.error(errno),
-                }
-            };
         self.route(req, (ino, true), reply, move |this, reply| {
+            let weak_content = Arc::downgrade(&this.content);
+            let answer = move |state: &FilesystemState, index: &Index, reply| {
+                let content = weak_content.upgrade();
+                list_with_attributes(state, (index, content.as_ref()), (ino, offset), reply);
+            };
             (this.state).with_listing(&this.content, caller, (ino, offset), reply, answer);
         });
     }

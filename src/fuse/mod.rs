@@ -13,8 +13,8 @@
 mod archives;
 mod attr;
 mod caller;
+mod comparison;
 mod filesystem;
-mod link;
 mod mount;
 mod passthrough;
 mod pending_replies;

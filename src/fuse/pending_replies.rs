@@ -53,14 +53,21 @@ impl WaitError {
 }
 
 pub(super) trait FailReply: Send + 'static {
-    fn fail(self, why: WaitError);
+    fn fail_with(self, errno: Errno);
+
+    fn fail(self, why: WaitError)
+    where
+        Self: Sized,
+    {
+        self.fail_with(why.errno());
+    }
 }
 
 macro_rules! impl_fail_reply {
     ($($reply:ty),+) => {
         $(impl FailReply for $reply {
-            fn fail(self, why: WaitError) {
-                self.error(why.errno());
+            fn fail_with(self, errno: Errno) {
+                self.error(errno);
             }
         })+
     };
@@ -308,6 +315,8 @@ mod tests {
     struct Reply(Sender<WaitError>);
 
     impl FailReply for Reply {
+        fn fail_with(self, _errno: Errno) {}
+
         fn fail(self, why: WaitError) {
             self.0.send(why).unwrap_or_default();
         }

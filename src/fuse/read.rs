@@ -61,11 +61,11 @@ impl ReadRequest {
                 self.state.stats.served_bytes.add(bytes.len() as u64);
                 self.reply.data(&bytes);
             }
-            Err(error) => self.fail_with(&error, errno_of(&error)),
+            Err(error) => self.record_failure(&error, errno_of(&error)),
         }
     }
 
-    fn fail_with(self, error: &(dyn std::error::Error + 'static), errno: Errno) {
+    fn record_failure(self, error: &(dyn std::error::Error + 'static), errno: Errno) {
         // Before the reply, so that a caller that sees the error finds it in the status.
         self.state.stats.failed_reads.increment();
         let content = self.content.upgrade();
@@ -82,11 +82,15 @@ impl ReadRequest {
 }
 
 impl FailReply for ReadRequest {
+    fn fail_with(self, errno: Errno) {
+        self.reply.error(errno);
+    }
+
     fn fail(self, why: WaitError) {
         match why {
             WaitError::CallerKilled | WaitError::Closed => self.reply.error(why.errno()),
             WaitError::TimedOut | WaitError::IndexUnavailable => {
-                self.fail_with(&why, why.errno());
+                self.record_failure(&why, why.errno());
             }
         }
     }

@@ -12,7 +12,7 @@ use super::recent_errors::RecentErrors;
 use super::subtree::Subtree;
 use super::timed_out_reads::TimedOutReads;
 use super::xattr;
-use crate::archive::{Callback, Volume, WaitFor};
+use crate::archive::{Callback, TreePart, Volume, WaitFor};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
@@ -193,6 +193,19 @@ impl FilesystemState {
             Err(errno) => return reply.error(errno),
         };
         if let Some(entry) = index.lookup(directory, &name) {
+            if content.must_compare(TreePart::Name(directory, &name)) {
+                drop(index);
+                let part = (directory, Some(name.clone()));
+                return self.when_same(
+                    content,
+                    caller,
+                    part,
+                    reply,
+                    move |state, content, reply| {
+                        state.answer_loaded_lookup(content, caller, (parent, name), reply);
+                    },
+                );
+            }
             self.stats.served_lookups.increment();
             if index.is_complete() {
                 self.kernel_cache.mark_dentry_known(entry.ino());

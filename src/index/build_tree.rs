@@ -195,11 +195,12 @@ impl BuildTree {
         inode.links = (1 + u32::from(inode.is_directory())).into();
     }
 
-    pub(super) fn link(&mut self, parent: u32, name: &[u8], ino: u32) -> Result<(), MemberError> {
+    /// Adds a name for `ino`, which is not a directory. Returns its dirent.
+    pub(super) fn link(&mut self, parent: u32, name: &[u8], ino: u32) -> Result<u32, MemberError> {
         self.check_name(name)?;
-        self.add_dirent(parent, name, ino);
+        let number = self.add_dirent(parent, name, ino);
         self.increment_links(ino);
-        Ok(())
+        Ok(number)
     }
 
     /// Makes dirent `number` a name of `ino`, which is not a directory.

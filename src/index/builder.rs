@@ -24,7 +24,7 @@ use super::memory::{Charge, MemoryLimit, TooMuchMemory};
 use super::problem::Problem;
 use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, FORWARD_LINK, InodeRow,
-    NONE, PieceRow, SYMLINK, SpanRow, UnresolvedRow,
+    LinkRow, NONE, PieceRow, SYMLINK, SpanRow, UnresolvedRow,
 };
 use super::tree::{Index, Ino, Origin, Totals};
 use super::whiteouts::NameKind;
@@ -168,6 +168,7 @@ impl Builder {
     /// # Errors
     /// When the tree cannot contain it. Then it becomes a problem, and the previous entry stays.
     pub fn add_member(&mut self, member: &Member) -> Result<Placement, MemberError> {
+        self.tree.index.totals.has_global_keywords |= member.has_global_keywords;
         let name = ArchivePath::sanitize(&member.name);
         let placed = if name.has_parent_component {
             Err(MemberError::ParentComponent)
@@ -295,7 +296,10 @@ impl Builder {
         let Index { arrays, totals, .. } = &self.tree.index;
         Completion {
             names: SortedNames::of(arrays),
-            totals: Totals::of(arrays, totals.problems),
+            totals: Totals {
+                has_global_keywords: totals.has_global_keywords,
+                ..Totals::of(arrays, totals.problems)
+            },
             old_names: None,
         }
     }
@@ -334,15 +338,16 @@ impl Builder {
             return Ok(Placement::Entry(Ino::ROOT));
         };
         let is_layer = self.tree.is_layer();
+        let header = member.header.0;
         check_path_len(path)?;
         let mut growing = CreatingResolver(&mut self.tree);
         let parent = resolve::directory(&mut growing, directory.components())?;
         if let MemberKind::HardLink(target) = kind {
             let target = ArchivePath::sanitize(target).path;
             return if is_layer {
-                self.insert_layer_link(parent, name, &target)
+                self.insert_layer_link((parent, name), &target, header)
             } else {
-                self.insert_link(parent, name, &target)
+                self.insert_link((parent, name), &target, header)
             };
         }
         let existing = self.tree.find(parent, name);
@@ -435,44 +440,58 @@ impl Builder {
     /// Adds a name for `target`, if it exists, even over another entry, as in GNU tar.
     fn insert_link(
         &mut self,
-        parent: u32,
-        name: &[u8],
+        (parent, name): (u32, &[u8]),
         target: &ArchivePath,
+        header: u64,
     ) -> Result<Placement, MemberError> {
         check_path_len(target)?;
         let existing = self.tree.find(parent, name);
         let LinkTarget::Entry(ino) = self.find_link_target(target)? else {
             return match existing {
                 Some(_) => Err(MemberError::MissingTarget),
-                None => self.insert_forward_link(parent, name, target, None),
+                None => self.insert_forward_link((parent, name), target, None, header),
             };
         };
-        self.link_name(parent, name, existing, ino)?;
+        self.link_name((parent, name), existing, ino, header)?;
         Ok(Placement::Link(Ino(ino)))
     }
 
     fn link_name(
         &mut self,
-        parent: u32,
-        name: &[u8],
+        (parent, name): (u32, &[u8]),
         existing: Option<u32>,
         ino: u32,
+        header: u64,
     ) -> Result<(), MemberError> {
-        match existing {
+        let number = match existing {
             // Also for a directory's own name.
-            Some(number) if self.tree.dirent(number).ino.get() == ino => Ok(()),
-            _ if self.tree.inode(ino).is_directory() => Err(MemberError::LinkToDirectory),
-            Some(number) => self.tree.relink(number, ino),
-            None => self.tree.link(parent, name, ino),
-        }
+            Some(number) if self.tree.dirent(number).ino.get() == ino => return Ok(()),
+            _ if self.tree.inode(ino).is_directory() => return Err(MemberError::LinkToDirectory),
+            Some(number) => {
+                self.tree.relink(number, ino)?;
+                number
+            }
+            None => self.tree.link(parent, name, ino)?,
+        };
+        self.add_link_row(number, header);
+        Ok(())
+    }
+
+    /// Records where the header of the hard link that is dirent `number` begins. Its name is the last one in the arena.
+    fn add_link_row(&mut self, number: u32, header: u64) {
+        let row = LinkRow {
+            name_offset: self.tree.dirent(number).name.offset().into(),
+            header: header.into(),
+        };
+        push_row(self.tree.index.arrays.links.vec_mut(), row);
     }
 
     /// Adds a name for the entry at `target` in the layer so far, or else in the lower layers.
     fn insert_layer_link(
         &mut self,
-        parent: u32,
-        name: &[u8],
+        (parent, name): (u32, &[u8]),
         target: &ArchivePath,
+        header: u64,
     ) -> Result<Placement, MemberError> {
         check_path_len(target)?;
         let Some((directory, target_name)) = target.split_last() else {
@@ -490,9 +509,9 @@ impl Builder {
         let found = directory.and_then(|directory| self.tree.find(directory, target_name));
         let found = found.map(|number| self.tree.dirent(number).ino.get());
         let Some(ino) = found.filter(|&ino| !self.tree.inode(ino).is_whiteout_only()) else {
-            return self.insert_forward_link(parent, name, &target, existing);
+            return self.insert_forward_link((parent, name), &target, existing, header);
         };
-        self.link_name(parent, name, existing, ino)?;
+        self.link_name((parent, name), existing, ino, header)?;
         if self.tree.is_forward_link(ino) {
             return Ok(Placement::Forward);
         }
@@ -502,16 +521,18 @@ impl Builder {
     /// Gives a link whose target may still appear the name `name`, whose present dirent is `existing`.
     fn insert_forward_link(
         &mut self,
-        parent: u32,
-        name: &[u8],
+        (parent, name): (u32, &[u8]),
         target: &ArchivePath,
         existing: Option<u32>,
+        header: u64,
     ) -> Result<Placement, MemberError> {
         let target = target.as_bytes();
         let inode = InodeRow {
             mode: FORWARD_LINK.into(),
             data: (self.tree.index.arrays.arena.push(target) as u64).into(),
-            size: (target.len() as u64).into(),
+            // A path has at most 65,535 bytes.
+            children: u32::try_from(target.len()).unwrap_or_default().into(),
+            size: header.into(),
             ..InodeRow::default()
         };
         let ino = match existing {
@@ -580,13 +601,17 @@ impl Builder {
             // A later member replaced it.
             return true;
         }
-        let number = self.tree.inode(forward).dirent.get();
+        let InodeRow { dirent, size, .. } = *self.tree.inode(forward);
+        let number = dirent.get();
         let resolved = match self.find_link_target(&self.target_path(forward)) {
             Ok(LinkTarget::Missing | LinkTarget::ThroughForwardLink) => return false,
             Ok(LinkTarget::Entry(ino)) if self.tree.inode(ino).is_directory() => {
                 Err(MemberError::LinkToDirectory)
             }
-            Ok(LinkTarget::Entry(ino)) => self.tree.relink(number, ino),
+            Ok(LinkTarget::Entry(ino)) => {
+                let relinked = self.tree.relink(number, ino);
+                relinked.inspect(|()| self.add_link_row(number, size.get()))
+            }
             Err(error) => Err(error),
         };
         if let Err(error) = resolved {
@@ -631,7 +656,7 @@ impl Builder {
             let row = UnresolvedRow {
                 name,
                 target_offset: inode.data,
-                target_len: u32::try_from(inode.size.get()).unwrap_or_default().into(),
+                target_len: inode.children,
                 parent,
             };
             push_row(self.tree.index.arrays.unresolved.vec_mut(), row);
@@ -641,6 +666,7 @@ impl Builder {
 
     fn update_directory(&mut self, ino: u32, member: &Member) {
         let mut attributes = self.attributes(DIRECTORY, member);
+        attributes.size = member.header.0.into();
         let inode = self.tree.inode_mut(ino);
         attributes.links = inode.links;
         attributes.children = inode.children;
@@ -651,10 +677,13 @@ impl Builder {
 
     fn new_inode(&mut self, kind: &MemberKind, member: &Member) -> Result<InodeRow, MemberError> {
         let mut inode = self.attributes(type_bits(kind), member);
+        inode.size = member.header.0.into();
         match kind {
             MemberKind::File => {
                 inode.data = member.payload.start().0.into();
                 inode.size = member.size.into();
+                let headers = member.payload.start().0.saturating_sub(member.header.0);
+                inode.children = u32::try_from(headers / RECORD).unwrap_or_default().into();
                 let totals = &mut self.tree.index.totals;
                 totals.stored_bytes = totals.stored_bytes.saturating_add(member.payload.len());
                 if let Some(map) = &member.sparse {
@@ -668,9 +697,7 @@ impl Builder {
                 // In any archive, because Linux has no other mode for a symbolic link.
                 inode.mode = (SYMLINK | 0o777).into();
                 inode.data = (self.tree.index.arrays.arena.push(target) as u64).into();
-                inode.size = (target.len() as u64).into();
-                let records = u32::try_from(member.payload.start().0 / RECORD);
-                inode.children = records.unwrap_or_default().into();
+                inode.children = u32::try_from(target.len()).unwrap_or_default().into();
             }
             MemberKind::CharDevice(device) | MemberKind::BlockDevice(device) => {
                 if device.linux_number().is_none() {

@@ -20,14 +20,15 @@ use crate::base::trusted_dir::PermissionProblem;
 use crate::codec::Compression;
 
 /// The format version that this program writes, and the only one it reads.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
 /// Number of sections of an index file.
-pub const SECTIONS: u32 = 16;
+pub const SECTIONS: u32 = 17;
 const HAS_XATTRS: u32 = 1;
 const IS_PUBLISHED: u32 = 2;
+const HAS_GLOBAL_KEYWORDS: u32 = 4;
 const HAS_SHA256: u32 = 1;
 const HAS_PLAIN_SHA256: u32 = 2;
 
@@ -177,6 +178,7 @@ fn sections<'a>(
         arrays.blocks.as_bytes(),
         arrays.checksums.as_bytes(),
         problems,
+        arrays.links.as_bytes(),
     ]
 }
 
@@ -295,6 +297,7 @@ impl Contents {
                 entries: header.entries.get(),
                 stored_bytes: header.stored_bytes.get(),
                 has_xattrs: header.flags.get() & HAS_XATTRS != 0,
+                has_global_keywords: header.flags.get() & HAS_GLOBAL_KEYWORDS != 0,
                 problems: header.problems.get(),
             },
             problems: problem::decode(&problems).ok_or(Error::Malformed("a problem is cut"))?,
@@ -330,8 +333,9 @@ fn read_arrays(
         blocks,
         checksums,
         problems,
+        links,
     ] = sections;
-    let arrays = Arrays {
+    let mut arrays = Arrays {
         inodes: input.rows(inodes)?,
         dirents: input.rows(dirents)?,
         by_name: input.rows(by_name)?,
@@ -345,12 +349,15 @@ fn read_arrays(
         unresolved: input.rows(unresolved)?,
         blocks: input.rows(blocks)?,
         checksums: input.rows(checksums)?,
+        links: Rows::default(),
         places: None,
     };
     if problems.len.get() > problem::MAX_SECTION_BYTES {
         return Err(Error::Malformed("too many problems"));
     }
-    Ok((arrays, input.rows(problems)?))
+    let problems = input.rows(problems)?;
+    arrays.links = input.rows(links)?;
+    Ok((arrays, problems))
 }
 
 impl Header {
@@ -365,8 +372,13 @@ impl Header {
             section
         });
         let totals = &index.totals;
-        let has_xattrs = if totals.has_xattrs { HAS_XATTRS } else { 0 };
-        let is_published = if index.is_published { IS_PUBLISHED } else { 0 };
+        let flags = [
+            (totals.has_xattrs, HAS_XATTRS),
+            (index.is_published, IS_PUBLISHED),
+            (totals.has_global_keywords, HAS_GLOBAL_KEYWORDS),
+        ];
+        let flags = flags.iter().filter(|(is_set, _)| *is_set);
+        let flags: u32 = flags.map(|(_, flag)| flag).sum();
         Self {
             magic: MAGIC,
             version: VERSION.into(),
@@ -375,7 +387,7 @@ impl Header {
             entries: totals.entries.into(),
             stored_bytes: totals.stored_bytes.into(),
             problems: totals.problems.into(),
-            flags: (has_xattrs | is_published).into(),
+            flags: flags.into(),
             reserved: 0.into(),
             sections,
         }

@@ -152,7 +152,7 @@ pub(crate) fn merge(
         block_len: MIN_BLOCK_LEN,
         digested: Packed(0),
         problems: problems.iter().map(with_layer).collect(),
-        is_published: false,
+        is_published: layers.iter().any(|layer| layer.is_published),
         file: None,
         charge: MemoryLimit::none().charge(),
     };
@@ -323,6 +323,10 @@ impl Merger<'_> {
         let arrays = layer.arrays;
         let inode = arrays.inode(ino.0);
         let mut inode = *inode.ok_or(MergeError::TooLarge)?;
+        if inode.kind() != FILE {
+            // The layer has the headers.
+            inode.size = 0.into();
+        }
         // Owners of layers are their numbers, because the names belong to another system.
         (inode.user, inode.group) = (0.into(), 0.into());
         inode.extra = self.copy_extra(layer, inode.extra.get())?.into();
@@ -334,7 +338,6 @@ impl Merger<'_> {
                 let target = arrays.target(&inode);
                 let offset = self.arrays.arena.push(target.unwrap_or_default());
                 inode.data = (offset as u64).into();
-                inode.children = 0.into();
             }
             DIRECTORY => {
                 inode.data = 0.into();

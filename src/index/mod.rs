@@ -34,6 +34,7 @@ pub use merge::MergeError;
 pub(crate) use merge::{MergePlan, MergedDirectory, MergedName, merge};
 pub use problem::Problem;
 pub use shards::{MAX_SHARDS, Shard, ShardPlan};
+pub(crate) use tree::DirentNumber;
 pub use tree::{Child, Entry, EntryKind, Index, Ino, Origin, Span};
 pub use whiteouts::WhiteoutFormat;
 

@@ -30,14 +30,15 @@ pub(super) struct InodeRow {
     /// Location of the content, by type. File: plain offset of the payload. Symbolic link: arena offset of
     /// the target. Device: its number, major in the upper half. Directory: its first dirent.
     pub(super) data: U64,
-    /// File: its size. Symbolic link: length of the target.
+    /// File: its size. Others: plain offset of their first header; 0 for an implied directory.
     pub(super) size: U64,
     pub(super) mtime_seconds: I64,
     pub(super) mtime_nanoseconds: U32,
     pub(super) uid: U32,
     pub(super) gid: U32,
     pub(super) links: U32,
-    /// Directory: number of its dirents. Symbolic link: number of the record after its header; 0 if it does not fit.
+    /// Directory: number of its dirents. Symbolic link: length of the target. File: number of records from its first
+    /// header to its payload.
     pub(super) children: U32,
     /// The dirent under which it first appeared; [`NONE`] for the root.
     pub(super) dirent: U32,
@@ -157,6 +158,16 @@ pub(super) struct Dirent {
     pub(super) parent: U32,
 }
 
+/// A hard link, found by its name. Sorted by the offset of the name.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct LinkRow {
+    /// Offset in the arena of the name of its dirent.
+    pub(super) name_offset: U64,
+    /// Plain offset of its first header.
+    pub(super) header: U64,
+}
+
 /// Facts that only few entries have. Files without a map share rows with equal attributes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -236,6 +247,7 @@ mod tests {
         assert_eq!(size_of::<PieceRow>(), 24);
         assert_eq!(size_of::<UnresolvedRow>(), 24);
         assert_eq!(size_of::<SpanRow>(), 48);
+        assert_eq!(size_of::<LinkRow>(), 16);
     }
 
     #[test]

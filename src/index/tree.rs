@@ -36,6 +36,10 @@ impl Ino {
     pub const ROOT: Self = Self(1);
 }
 
+/// A name in a directory, by its place among all names of a complete index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct DirentNumber(pub(crate) u32);
+
 /// Key of a saved index, compared byte by byte: source, version, and options. Equal keys share an index.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Locator {
@@ -94,6 +98,8 @@ pub(super) struct Totals {
     pub(super) entries: u64,
     pub(super) stored_bytes: u64,
     pub(super) has_xattrs: bool,
+    /// Whether global pax headers set attributes of members.
+    pub(super) has_global_keywords: bool,
     pub(super) problems: u64,
 }
 
@@ -223,24 +229,51 @@ impl Index {
 
     /// The entry called `name` in directory `parent`.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Option<Entry<'_>> {
+        let dirent = self.find_dirent(parent, name)?;
+        self.entry(self.named_ino(dirent)?)
+    }
+
+    /// The dirent called `name` in directory `parent`.
+    pub(crate) fn find_dirent(&self, parent: Ino, name: &[u8]) -> Option<DirentNumber> {
         let arrays = &self.arrays;
         if let Some(names) = &self.names {
-            let dirent = arrays.dirent(names.find(arrays, parent.0, name)?)?;
-            return self.entry(Ino(dirent.ino.get()));
+            return names.find(arrays, parent.0, name).map(DirentNumber);
         }
         let siblings = arrays.child_numbers(parent.0);
         let mut numbers = siblings.clone();
         while !numbers.is_empty() {
             let middle = numbers.start + (numbers.end - numbers.start) / 2;
             let dirent = arrays.dirent_by_rank(middle, &siblings)?;
-            let (found, ino, _) = arrays.child(parent.0, dirent)?;
+            let (found, ..) = arrays.child(parent.0, dirent)?;
             match name.cmp(found) {
                 Ordering::Less => numbers.end = middle,
                 Ordering::Greater => numbers.start = middle + 1,
-                Ordering::Equal => return self.entry(Ino(ino)),
+                Ordering::Equal => return Some(DirentNumber(dirent)),
             }
         }
         None
+    }
+
+    /// The entry that `dirent` names.
+    pub(crate) fn named_ino(&self, dirent: DirentNumber) -> Option<Ino> {
+        Some(Ino(self.arrays.dirent(dirent.0)?.ino.get()))
+    }
+
+    /// The dirent under which `ino` first appeared; `None` for the root.
+    pub(crate) fn first_name(&self, ino: Ino) -> Option<DirentNumber> {
+        self.first_dirent(ino)
+            .filter(|&number| number != NONE)
+            .map(DirentNumber)
+    }
+
+    /// The path of a name.
+    pub(crate) fn path_of(&self, dirent: DirentNumber) -> Option<ArchivePath> {
+        self.arrays.path(dirent.0)
+    }
+
+    /// Plain offset of the header of the hard link that made a name; `None` if another member did.
+    pub(crate) fn link_header(&self, dirent: DirentNumber) -> Option<Plain> {
+        self.arrays.link_header(dirent.0).map(Plain)
     }
 
     /// The entry at `path`, without following links.
@@ -346,6 +379,11 @@ impl Index {
         self.totals.has_xattrs
     }
 
+    /// Whether global pax headers set attributes of members, so that the header of a member does not have all.
+    pub(crate) fn has_global_keywords(&self) -> bool {
+        self.totals.has_global_keywords
+    }
+
     /// Whether any entry has the extended attribute `name`. Scans all attributes.
     pub fn has_xattr(&self, name: &[u8]) -> bool {
         self.xattr_names().any(|known| known == name)
@@ -432,6 +470,14 @@ impl Index {
     /// compared with the archive. Index files keep this.
     pub fn is_published(&self) -> bool {
         self.is_published
+    }
+
+    /// The same index, as one that was found beside the archive.
+    pub(crate) fn into_published(self) -> Self {
+        Self {
+            is_published: true,
+            ..self
+        }
     }
 
     /// Whether rows may be loaded when they are used. [`without_loading`](super::published::without_loading) and
@@ -639,13 +685,14 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// End of the header of a symbolic link in the plain stream, if it is known.
-    pub(crate) fn header_end(&self) -> Option<Plain> {
-        let records = match self.inode.kind() {
-            SYMLINK => self.inode.children.get(),
-            _ => 0,
-        };
-        (records != 0).then(|| Plain(u64::from(records) * RECORD))
+    /// Plain offset of the first header of its member; `None` for an implied directory.
+    pub(crate) fn header(&self) -> Option<Plain> {
+        let (data, children) = (self.inode.data.get(), self.inode.children.get());
+        match self.inode.kind() {
+            FILE => Some(Plain(data.checked_sub(u64::from(children) * RECORD)?)),
+            _ if self.is_implied() => None,
+            _ => Some(Plain(self.inode.size.get())),
+        }
     }
 
     /// Permission bits, the low twelve.
@@ -683,7 +730,8 @@ impl<'a> Entry<'a> {
     /// Size for a reader: bytes of a file, target length of a symbolic link, else 0.
     pub fn size(&self) -> u64 {
         match self.inode.kind() {
-            FILE | SYMLINK => self.inode.size.get(),
+            FILE => self.inode.size.get(),
+            SYMLINK => self.inode.children.get().into(),
             _ => 0,
         }
     }

@@ -12,8 +12,9 @@ use bytes::Bytes;
 
 use crate::archive::{
     AccessLog, AccessedRange, Archive, Callback, Compared, IndexGuard, IsWanted, MemoryUse,
-    PageCache, PrefetchMode, PrefetchOptions, ReadError, ReadReply, Volume, WaitFor,
+    PageCache, PrefetchMode, PrefetchOptions, ReadError, ReadReply, TreePart, Volume, WaitFor,
 };
+use crate::base::extent::Plain;
 use crate::base::sync::Mutex;
 use crate::index::{Index, Ino, LayerIno, MergedIndex};
 
@@ -36,6 +37,26 @@ impl LayeredArchive {
     fn locate(&self, ino: Ino) -> Option<(&Arc<Archive>, Ino)> {
         let layer_ino = self.merged.layer_ino(ino)?;
         Some((self.layers.get(layer_ino.layer as usize)?, layer_ino.ino))
+    }
+
+    /// The layer that contains `part`, and the part there, if that layer compares headers. A name that a layer gives to
+    /// an entry of a lower one is in none.
+    fn locate_part<'a>(&self, part: TreePart<'a>) -> Option<(&Arc<Archive>, TreePart<'a>)> {
+        let index = &self.merged.index;
+        let ino = match part {
+            TreePart::Entry(ino) => ino,
+            TreePart::Name(parent, name) => index.lookup(parent, name)?.ino(),
+        };
+        let (layer, ino) = self
+            .locate(ino)
+            .filter(|(layer, _)| layer.compares_headers())?;
+        let TreePart::Name(parent, name) = part else {
+            return Some((layer, TreePart::Entry(ino)));
+        };
+        let of_layer = layer.index();
+        let parent = of_layer.find(&index.path(parent)?)?.ino();
+        let is_same = of_layer.lookup(parent, name)?.ino() == ino;
+        is_same.then_some((layer, TreePart::Name(parent, name)))
     }
 
     /// Divides `accesses` among the layers, from the bottom, with the inode numbers of each.
@@ -69,14 +90,14 @@ impl Volume for LayeredArchive {
         then.run();
     }
 
-    fn must_compare(&self, ino: Ino) -> bool {
-        self.locate(ino)
-            .is_some_and(|(layer, ino)| layer.must_compare(ino))
+    fn must_compare(&self, part: TreePart<'_>) -> bool {
+        self.locate_part(part)
+            .is_some_and(|(layer, part)| layer.must_compare(part))
     }
 
-    fn compare(&self, ino: Ino, done: Compared) {
-        match self.locate(ino) {
-            Some((layer, ino)) => layer.compare(ino, done),
+    fn compare(&self, part: TreePart<'_>, done: Compared) {
+        match self.locate_part(part) {
+            Some((layer, part)) => layer.compare(part, done),
             None => done(Err(ReadError::NotAFile)),
         }
     }
@@ -156,6 +177,13 @@ impl Volume for LayeredArchive {
                 pages: Arc::clone(&pages),
             }));
         }
+    }
+
+    fn content_end(&self, ino: Ino) -> Plain {
+        let layer = self.merged.layer_ino(ino).map(|found| found.layer as usize);
+        let layers = self.layers.iter().take(layer.map_or(0, |layer| layer + 1));
+        let lens = layers.map(|layer| layer.index().origin().plain_bytes);
+        Plain(lens.fold(0, u64::saturating_add))
     }
 
     fn archives(&self) -> Vec<&Archive> {

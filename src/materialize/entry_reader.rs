@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::background_copy::CopyPlan;
 use super::write::member_of;
 use crate::archive::scan::Sink;
-use crate::archive::{PlainStream, ReadError, Volume};
+use crate::archive::{PlainStream, ReadError, TreePart, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Plain};
@@ -122,7 +122,6 @@ type Request = (Ino, u64, u32);
 
 /// Reads entries in a given order.
 pub(super) struct EntryReader<'a> {
-    index: &'a Index,
     limits: Limits,
     totals: MemberTotals,
     contents: Contents<'a>,
@@ -138,7 +137,7 @@ impl<'a> EntryReader<'a> {
         limits: &Limits,
     ) -> Self {
         let found = || entries.iter().filter_map(move |ino| index.entry(*ino));
-        let pieces = || found().flat_map(|entry| available_pieces(index, entry));
+        let pieces = || found().flat_map(|entry| available_pieces(volume, entry));
         let bytes: u64 = pieces().map(|piece| piece.plain.len()).sum();
         let first = pieces()
             .next()
@@ -147,7 +146,7 @@ impl<'a> EntryReader<'a> {
         let end = end.unwrap_or_default();
         let is_dense = end.0.saturating_sub(first.0) / DENSE_DIVISOR <= bytes;
         let all = entries.iter().filter_map(move |ino| index.entry(*ino));
-        let ahead = all.flat_map(move |entry| requests(index, entry));
+        let ahead = all.flat_map(move |entry| requests(volume, entry));
         let way = if is_dense && volume.as_archive().is_some() {
             Way::Stream {
                 end,
@@ -162,7 +161,6 @@ impl<'a> EntryReader<'a> {
             }
         };
         Self {
-            index,
             // The index has all metadata in memory already.
             limits: Limits {
                 metadata_bytes: u64::MAX,
@@ -183,6 +181,8 @@ impl<'a> EntryReader<'a> {
     ) -> Result<bool, EntryError<S::Error>> {
         let member = named(entry, path);
         self.count(&member)?;
+        let compared = (self.contents.volume).compare_blocking(TreePart::Entry(entry.ino()));
+        compared.map_err(|error| EntryError::Read(path.clone(), error))?;
         sink.member(member).map_err(EntryError::Sink)?;
         let sent = self.send(entry, path, sink)?;
         match &sent {
@@ -211,7 +211,7 @@ impl<'a> EntryReader<'a> {
         sink: &mut S,
     ) -> Result<Result<(), ReadError>, EntryError<S::Error>> {
         let mut sent = Ok(());
-        for piece in available_pieces(self.index, entry) {
+        for piece in available_pieces(self.contents.volume, entry) {
             let mut done = 0;
             while done < piece.plain.len() {
                 let wanted = (piece.plain.len() - done).min(MAX_PIECE_BYTES);
@@ -236,7 +236,7 @@ impl<'a> EntryReader<'a> {
                 }
             }
         }
-        let end = Plain(self.index.origin().plain_bytes);
+        let end = self.contents.volume.content_end(entry.ino());
         if sent.is_ok() && entry.pieces(0, u64::MAX).any(|it| it.plain.end() > end) {
             sent = Err(ReadError::Truncated);
         }
@@ -252,8 +252,11 @@ impl<'a> EntryReader<'a> {
 }
 
 /// The pieces of a file, up to the end of a truncated archive.
-fn available_pieces<'a>(index: &Index, entry: Entry<'a>) -> impl Iterator<Item = Piece> + use<'a> {
-    let end = Plain(index.origin().plain_bytes);
+fn available_pieces<'a>(
+    volume: &dyn Volume,
+    entry: Entry<'a>,
+) -> impl Iterator<Item = Piece> + use<'a> {
+    let end = volume.content_end(entry.ino());
     let pieces = entry.pieces(0, u64::MAX);
     let available = pieces.map(move |piece| Piece {
         plain: Extent::new(piece.plain.start(), piece.plain.end().min(end)).unwrap_or_default(),
@@ -263,8 +266,8 @@ fn available_pieces<'a>(index: &Index, entry: Entry<'a>) -> impl Iterator<Item =
 }
 
 /// The reads of the content of an entry.
-fn requests<'a>(index: &Index, entry: Entry<'a>) -> impl Iterator<Item = Request> + use<'a> {
-    available_pieces(index, entry).flat_map(move |piece| {
+fn requests<'a>(volume: &dyn Volume, entry: Entry<'a>) -> impl Iterator<Item = Request> + use<'a> {
+    available_pieces(volume, entry).flat_map(move |piece| {
         let len = piece.plain.len();
         (0..len.div_ceil(MAX_PIECE_BYTES)).map(move |number| {
             let done = number * MAX_PIECE_BYTES;

@@ -97,11 +97,11 @@ impl Opened {
     /// Opens the same version again for a verb that writes, if only a publisher vouches for the tree.
     pub(super) fn open_to_write(&self, py: Python<'_>) -> PyResult<Option<ThisProcess<Arc<Self>>>> {
         let archive = self.volume.as_archive();
-        if archive.is_none_or(|archive| archive.tree_origin() != TreeOrigin::Publisher) {
+        if archive.is_none_or(|archive| archive.tree_origin() >= TreeOrigin::WRITTEN) {
             return Ok(None);
         }
         let mut context = self.context.clone();
-        context.published_index.least_origin = TreeOrigin::Manifest;
+        context.published_index.least_origin = TreeOrigin::WRITTEN;
         context.published_index.is_searched_early = false;
         Self::open(py, &context, &self.spec, Some(&self.version)).map(Some)
     }

@@ -28,7 +28,7 @@ pub(super) fn context(
     context.source.first_contact = FirstContact::UnlessUnreachable;
     context.archive.scan.allow_skipping = true;
     context.archive.scan.workers = std::thread::available_parallelism().map_or(1, usize::from);
-    context.published_index.least_origin = TreeOrigin::Publisher;
+    context.published_index.least_origin = TreeOrigin::SHOWN;
     context.published_index.is_searched_early = true;
     for (name, value) in options {
         let option = Opt(&name.extract::<String>()?, value);

@@ -53,6 +53,7 @@ pub(super) fn member(
         size,
         sparse: None,
         xattrs: keywords.xattrs.clone(),
+        has_global_keywords: false,
         name,
     }
 }

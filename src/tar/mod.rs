@@ -28,9 +28,9 @@
 mod assemble;
 mod encode;
 mod error;
+mod extension_search;
 mod header;
 pub(crate) mod limits;
-mod member_search;
 mod old_sparse;
 mod parser;
 mod pax;
@@ -43,8 +43,8 @@ pub use crate::base::time::Timestamp;
 pub(crate) use assemble::apply_records;
 pub(crate) use encode::{END, encode_header, padding};
 pub use error::{Cause, Error, Limit, TruncatedIn, Warning};
+pub(crate) use extension_search::ends_with_extension;
 pub use limits::Limits;
-pub(crate) use member_search::member_before_payload;
 pub use parser::{Event, Options, Parser};
 pub(crate) use totals::MemberTotals;
 
@@ -83,6 +83,8 @@ pub struct Member {
     /// ACLs are tar's text under their pax keywords `SCHILY.acl.access` and `SCHILY.acl.default`, or Linux' bytes
     /// under `system.posix_acl_access` and `system.posix_acl_default`.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Whether global pax headers before it have keywords that set attributes, so that its own header may lack some.
+    pub has_global_keywords: bool,
 }
 
 impl Member {
@@ -102,6 +104,7 @@ impl Member {
             size: 0,
             sparse: None,
             xattrs: Vec::new(),
+            has_global_keywords: false,
         }
     }
 }

@@ -484,7 +484,8 @@ impl Parser {
         let stored = keywords.sparse.payload_len().or(keywords.size);
         let stored = stored.unwrap_or(size);
         let mut notes = Vec::new();
-        let member = member(header, at, stored, extensions, keywords, &mut notes);
+        let mut member = member(header, at, stored, extensions, keywords, &mut notes);
+        member.has_global_keywords = self.global_keywords.sets_attributes();
         let sparse = local.map(|keywords| keywords.sparse).unwrap_or_default();
         let pending = PendingMember {
             member,
@@ -941,6 +942,7 @@ mod tests {
             size: 5,
             sparse: None,
             xattrs: Vec::new(),
+            has_global_keywords: false,
         };
         assert_eq!(found.one(), &expected);
         assert_eq!(found.members[0].1, b"hello");

@@ -60,6 +60,17 @@ impl Keywords {
         }
     }
 
+    /// Whether any keyword but those of sparse maps is set.
+    pub(super) fn sets_attributes(&self) -> bool {
+        let numbers = [self.uid, self.gid, self.major, self.minor];
+        self.path.is_some()
+            || self.link.is_some()
+            || self.size.is_some()
+            || self.mtime.is_some()
+            || !self.xattrs.is_empty()
+            || numbers.iter().any(Option::is_some)
+    }
+
     /// Bytes of names and values.
     pub(super) fn bytes(&self) -> u64 {
         let texts = [&self.path, &self.link];

@@ -8,7 +8,7 @@ use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
-use tarfs::archive::ReadError;
+use tarfs::archive::{ReadError, TreeOrigin};
 
 use crate::registry::{Registry, blob, digest_of, nothing};
 use crate::soci::Opened;
@@ -142,6 +142,16 @@ fn estargz_toc_gives_the_tree_without_a_scan() {
     assert!(listed.contents() == contents);
     assert_eq!(listed.read("d/big").expect("readable"), big());
     listed.assert_used(0, 1);
+}
+
+/// Its tree is not that of a scan, so an update after a materialization would write files again.
+#[test]
+fn estargz_toc_is_not_written() {
+    let (packed, offsets) = members(&big());
+    let (registry, _) = served(packed, &toc(&big(), &offsets), true);
+    let name = registry.name(":1");
+    Opened::open(&name, TreeOrigin::SHOWN, None).assert_used(0, 1);
+    Opened::open(&name, TreeOrigin::WRITTEN, None).assert_used(1, 0);
 }
 
 #[test]

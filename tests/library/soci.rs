@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
 use serde_json::json;
-use tarfs::archive::{ReadError, TreeOrigin, Volume};
+use tarfs::archive::{ReadError, TreeOrigin, TreePart, Volume};
 use tarfs::index::{EntryKind, Ino};
 use tarfs::locate::{OpenContext, SourceSpec};
 use tarfs::{ArchivePath, Sha256, Stats};
@@ -180,7 +180,7 @@ impl Opened {
         for ino in links {
             let (sender, compared) = std::sync::mpsc::channel();
             let done = move |result| sender.send(result).expect("a receiver");
-            self.volume.compare(ino, Box::new(done));
+            self.volume.compare(TreePart::Entry(ino), Box::new(done));
             compared.recv().expect("an answer").expect("equal");
         }
     }
@@ -249,8 +249,13 @@ fn image_with_a_digest_has_only_trees_that_it_covers() {
             opened.assert_used(scans, indexes);
             assert_eq!(origin(&opened), covered, "{version:?} {name}");
         }
-        let written = Opened::open(&registry.name(":1"), TreeOrigin::Manifest, None);
-        assert_eq!(origin(&written), covered, "{version:?}");
+        let written = Opened::open(&registry.name(":1"), TreeOrigin::WRITTEN, None);
+        written.assert_used(1, 0);
+        assert_eq!(
+            origin(&written),
+            (TreeOrigin::Archive, false),
+            "{version:?}"
+        );
         let by_tag = Opened::new(&registry, true);
         by_tag.assert_used(0, 1);
         assert_eq!(origin(&by_tag), shown, "{version:?}");

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use serde_json::json;
 use tarfs::archive::scan::{self, Digest};
 use tarfs::archive::{
-    Archive, FindIndex, IndexPlace, OpenOptions, PublishedIndex, TreeOrigin, sha256,
+    Archive, FindIndex, IndexPlace, OpenOptions, PublishedIndex, ReadError, TreeOrigin, Version,
+    sha256,
 };
 use tarfs::index::{WhiteoutFormat, store};
 use tarfs::locate::{OpenContext, SourceSpec};
@@ -148,4 +149,62 @@ fn attached_index_of_a_layer_must_have_its_diff_id() {
         assert_eq!(archives[0].tree_origin(), origin, "{computed:?}");
         assert_eq!(archives[0].index().origin().plain_sha256, Some(diff_id));
     }
+}
+
+/// The index file at `path` with `to` in place of `from`.
+fn forge(path: &Path, from: &[u8], to: &[u8]) {
+    let framed = fs::read(path).expect("written");
+    let mut file = zstd::decode_all(&*framed).expect("frames");
+    let place = file.windows(from.len()).position(|bytes| bytes == from);
+    let place = place.expect("a place to forge");
+    file[place..place + to.len()].copy_from_slice(to);
+    let frame = zstd::bulk::compress(&file, 3).expect("packed");
+    let len = u32::try_from(frame.len()).expect("short").to_le_bytes();
+    fs::write(path, [&framed[..32], &len[..], &frame[..]].concat()).expect("written");
+}
+
+/// Otherwise an index with the content ID of another archive would prove that this one is the pinned version.
+#[test]
+fn content_id_that_a_publisher_claims_proves_no_version() {
+    let (network, directory) = (Runtime::new().expect("threads"), tempfile::tempdir());
+    let published = directory
+        .as_ref()
+        .expect("a directory")
+        .path()
+        .join("index");
+    let source = |byte: u8, etag: &str| -> Arc<dyn Source> {
+        let bytes = raw::Archive::new().file("a", [byte; 512]).end();
+        let version = Validator::StrongEtag(format!("\"{etag}\""));
+        Arc::new(MemorySource::new("a.tar", bytes).with_validator(version))
+    };
+    let open = |source, options: &OpenOptions| {
+        Archive::open(source, options, network.handle(), &Arc::default()).expect("an archive")
+    };
+    let pinned = open(source(1, "1"), &OpenOptions::default());
+    let other = open(source(2, "2"), &OpenOptions::default());
+    store::write(&published, &other.index()).expect("written");
+    let content_id = |archive: &Archive| archive.index().origin().content_id;
+    let [wanted, own] = [&pinned, &other].map(content_id);
+    forge(&published, &own, &wanted);
+    let handle = network.handle().clone();
+    let text = published.display().to_string();
+    let find: FindIndex =
+        Arc::new(move || handle.block_on(source::open(&text, source::Options::default())));
+    let cache = directory
+        .as_ref()
+        .expect("a directory")
+        .path()
+        .join("cache");
+    let by_index = open(source(2, "2"), &options(&cache, find, "one", &network));
+    assert_eq!(by_index.tree_origin(), TreeOrigin::Publisher);
+    assert_eq!(content_id(&by_index), wanted);
+    let version = Version::of(&pinned);
+    assert!(matches!(
+        version.check(&by_index),
+        Err(ReadError::Changed(_))
+    ));
+    assert!(
+        Version::of(&other).check(&by_index).is_ok(),
+        "the same validator"
+    );
 }

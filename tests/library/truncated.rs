@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use tarfs::archive::scan::{self, Sink};
+use tarfs::archive::scan::{self, Digest, Sink};
 use tarfs::archive::{OpenOptions, ReadError, Volume};
 use tarfs::index::{EntryKind, ShardPlan};
+use tarfs::layers::{Layer, LayeredArchive, WhiteoutFormat};
 use tarfs::materialize::read_entries;
+use tarfs::source::{MemorySource, Source};
 use tarfs::tar::{Limits, Member};
 
 use crate::support::archive_env::{TestEnv, scan_options};
@@ -101,6 +104,47 @@ fn shards_of_a_truncated_archive_have_every_byte_before_the_cut() {
             let cut = found.files.values().filter(|(_, is_cut)| *is_cut).count();
             assert_eq!(damaged, cut as u64, "{packing:?}, {form}");
         }
+    }
+}
+
+/// The layers above a cut one are read, too.
+#[test]
+fn entries_of_a_truncated_layer_have_every_byte_before_the_cut() {
+    for packing in [Packing::Plain, Packing::Gzip, Packing::Zstd] {
+        let env = TestEnv::new();
+        env.serve(Resource::new(cut(packing)).etag("\"1\""));
+        let options = allowing(env.options_without_disk_cache());
+        let mut expected = Collector::default();
+        let (source, stats) = env.source();
+        let network = env.network.handle();
+        scan::scan(&source, &options.scan, network, &stats, &mut expected).expect("scanned");
+        let small = |name: &str| -> Arc<dyn Source> {
+            let bytes = raw::Archive::new().file(name, [1; 600]).end();
+            Arc::new(MemorySource::new(name, bytes))
+        };
+        let layers = [small("below"), source, small("top")].map(|source| Layer {
+            source,
+            digest: Digest::Ignore,
+            published_index: None,
+        });
+        let opened = LayeredArchive::open(&layers, &options, WhiteoutFormat::Oci, network, &stats);
+        let volume = opened.expect("layers");
+        for name in ["below", "top"] {
+            let whole = (vec![1; 600], false);
+            expected.files.insert(name.to_owned(), whole);
+        }
+        let index = volume.complete_index().expect("complete");
+        let entries: Vec<_> = index.entries().map(|entry| entry.ino()).collect();
+        let mut found = Collector::default();
+        let read = read_entries(&volume, &index, &entries, &Limits::default(), &mut found);
+        let cut = expected
+            .files
+            .values()
+            .filter(|(_, is_cut)| *is_cut)
+            .count();
+        assert_eq!(read.expect("read"), cut as u64, "{packing:?}");
+        (expected.current, found.current) = Default::default();
+        assert!(found == expected, "{packing:?}");
     }
 }
 

@@ -220,6 +220,8 @@ fn archive_of_a_directory_is_opened_by_its_published_index() {
     mount(&place, &["--idle-timeout", "1"]);
     assert_eq!(names(place.path("mnt")), ["a.tar", "sub"]);
     assert_archive(&place, "a.tar", "a");
+    let status = place.status().to_string();
+    assert!(status.contains("a.tar: the tree comes from the published index"));
     let flags = OFlags::PATH | OFlags::DIRECTORY;
     let directory = openat(CWD, place.mounted("a.tar/dir"), flags, Mode::empty());
     let directory = directory.expect("there");

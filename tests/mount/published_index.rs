@@ -210,12 +210,17 @@ fn forged(index: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
         let bytes = file.get_mut(place..place + to.len()).expect("inside");
         bytes.copy_from_slice(to);
     }
-    let frame = zstd::bulk::compress(&file, 3).expect("packed");
+    packed(index, &file)
+}
+
+/// The index file `file` in one frame, with the front of the published index `index`.
+fn packed(index: &[u8], file: &[u8]) -> Vec<u8> {
+    let frame = zstd::bulk::compress(file, 3).expect("packed");
     assert!(file.len() <= 128 << 10, "one frame");
-    let mut forged = index.get(..32).expect("a front").to_vec();
-    forged.extend(u32::try_from(frame.len()).expect("short").to_le_bytes());
-    forged.extend(frame);
-    forged
+    let mut packed = index.get(..32).expect("a front").to_vec();
+    packed.extend(u32::try_from(frame.len()).expect("short").to_le_bytes());
+    packed.extend(frame);
+    packed
 }
 
 #[test]
@@ -243,6 +248,234 @@ fn forged_names_sizes_and_modes_are_not_read() {
         assert!(place.counter("index_mismatches") > 0);
         place.umount();
     }
+}
+
+#[track_caller]
+fn assert_forged<T>(result: io::Result<T>, what: &str) {
+    let error = result.err().unwrap_or_else(|| panic!("{what} is forged"));
+    let errno = rustix::io::Errno::IO.raw_os_error();
+    assert_eq!(error.raw_os_error(), Some(errno), "{what}");
+}
+
+#[test]
+fn forged_owners_modes_and_times_are_not_read() {
+    let header = |name: &str, kind: u8| Header::new(name, kind).mode(0o700).owner(0x12_3456, 7);
+    let archive = Archive::new()
+        .add(header("d/", b'5').mtime(0x1234_5678), [])
+        .pax(&[("SCHILY.xattr.user.kind", "honest")])
+        .add(
+            Header::new("d/f", b'0').owner(0x1a_bcde, 0x1b_cdef),
+            [7; 512],
+        )
+        .add(Header::new("d/empty", b'0').owner(0x1c_def0, 0), [])
+        .add(Header::new("p", b'6').mode(0o640), []);
+    let place = published(archive, Packing::Zstd);
+    let index = fs::read(place.path("index")).expect("written");
+    let file = |place: &Place| fs::read(place.mounted("d/f")).map(|_| ());
+    let pipe = |place: &Place| fs::symlink_metadata(place.mounted("p")).map(|_| ());
+    let xattr = |place: &Place| fs::read(place.mounted("d/empty")).map(|_| ());
+    type Use = fn(&Place) -> io::Result<()>;
+    let forgeries: [(&str, &[u8], &[u8], Use); 8] = [
+        (
+            "a directory's mode",
+            &0o040_700_u16.to_le_bytes(),
+            &0o040_755_u16.to_le_bytes(),
+            file,
+        ),
+        (
+            "a directory's owner",
+            &0x12_3456_u32.to_le_bytes(),
+            &[0; 4],
+            file,
+        ),
+        (
+            "a directory's time",
+            &0x1234_5678_u64.to_le_bytes(),
+            &[0; 8],
+            file,
+        ),
+        (
+            "a file's owner",
+            &0x1a_bcde_u32.to_le_bytes(),
+            &[0; 4],
+            file,
+        ),
+        (
+            "a file's group",
+            &0x1b_cdef_u32.to_le_bytes(),
+            &[0; 4],
+            file,
+        ),
+        ("an attribute", b"honest", b"forged", file),
+        (
+            "an empty file's owner",
+            &0x1c_def0_u32.to_le_bytes(),
+            &[0; 4],
+            xattr,
+        ),
+        (
+            "a pipe's mode",
+            &0o010_640_u16.to_le_bytes(),
+            &0o010_666_u16.to_le_bytes(),
+            pipe,
+        ),
+    ];
+    for (what, from, to, used) in forgeries {
+        let forged = forged(&index, from, to);
+        for (index, is_forged) in [(&index, false), (&forged, true)] {
+            place.succeeds(&["cache", "clear"]);
+            place.serve(INDEX, Resource::new(index.clone()).etag("\"index\""));
+            mount(&place, &[]);
+            assert_eq!(place.counter("published_indexes"), 1);
+            let names = fs::read_dir(place.mounted("d")).expect("a directory");
+            assert_eq!(names.count(), 2, "{what}");
+            assert_eq!(place.counter("index_mismatches"), 0, "{what}");
+            if is_forged && what.starts_with("an empty") {
+                // A read of no bytes does not reach the archive.
+                used(&place).expect("nothing is read");
+            } else if is_forged {
+                assert_forged(used(&place), what);
+                assert!(place.counter("index_mismatches") > 0, "{what}");
+            } else {
+                used(&place).expect(what);
+                assert_eq!(place.counter("index_mismatches"), 0, "{what}");
+            }
+            place.umount();
+        }
+    }
+}
+
+/// The rows of section `number` of an index file.
+fn section(file: &[u8], number: usize) -> std::ops::Range<usize> {
+    let at = |place: usize| {
+        let bytes = file.get(place..place + 8).expect("a table");
+        usize::try_from(u64::from_le_bytes(bytes.try_into().expect("eight"))).expect("small")
+    };
+    let entry = 56 + 16 * (number - 1);
+    at(entry)..at(entry) + at(entry + 8)
+}
+
+/// The published index `index`, in which the dirent called `name` leads to entry `ino`.
+fn renamed(index: &[u8], name: &[u8], ino: u32) -> Vec<u8> {
+    let mut file = zstd::decode_all(index).expect("frames");
+    let arena = section(&file, 6).start;
+    let rows = section(&file, 4).step_by(16);
+    let name_of = |row: usize| {
+        let word = file.get(row..row + 8).expect("a row");
+        let word = u64::from_le_bytes(word.try_into().expect("eight"));
+        let offset = arena + usize::try_from(word >> 16 & ((1 << 44) - 1)).expect("small");
+        let len = usize::try_from(word & 0xffff).expect("small");
+        file.get(offset..offset + len).expect("a name")
+    };
+    let row = rows.into_iter().find(|&row| name_of(row) == name);
+    let row = row.expect("a dirent");
+    let old = file.get(row..row + 16).expect("a row").to_vec();
+    let mut new = old.clone();
+    new.splice(8..12, ino.to_le_bytes());
+    let place = file.windows(16).position(|bytes| bytes == old);
+    let place = place.expect("the row");
+    file.splice(place..place + 16, new);
+    packed(index, &file)
+}
+
+#[test]
+fn forged_hard_link_leads_nowhere() {
+    let archive = Archive::new()
+        .file("one", [1; 512])
+        .file("two", [2; 512])
+        .hard_link("further", "one")
+        .hard_link("chain", "further")
+        .symlink("l", "d")
+        .file("d/three", [3; 512])
+        .hard_link("through", "l/three");
+    let place = published(archive, Packing::Gzip);
+    let index = fs::read(place.path("index")).expect("written");
+    let is_first = |name: &str, byte: u8| {
+        let read = fs::read(place.mounted(name));
+        read.map(|bytes| assert!(bytes == [byte; 512], "{name}"))
+    };
+    mount(&place, &[]);
+    for (name, byte) in [
+        ("one", 1),
+        ("further", 1),
+        ("chain", 1),
+        ("through", 3),
+        ("two", 2),
+    ] {
+        is_first(name, byte).expect(name);
+    }
+    assert_eq!(place.counter("published_indexes"), 1);
+    assert_eq!(place.counter("index_mismatches"), 0);
+    place.umount();
+    for name in ["further", "chain", "through"] {
+        place.succeeds(&["cache", "clear"]);
+        let forged = renamed(&index, name.as_bytes(), 3);
+        place.serve(INDEX, Resource::new(forged).etag("\"forged\""));
+        mount(&place, &[]);
+        let listed = fs::read_dir(place.mounted("")).expect("a directory");
+        assert_eq!(listed.count(), 7);
+        assert_forged(is_first(name, 2), name);
+        is_first("two", 2).expect("the file itself");
+        let status = place.status();
+        assert_eq!(status["errors"][0]["path"], name);
+        place.umount();
+    }
+}
+
+#[test]
+fn headers_behind_long_extensions_are_compared() {
+    let long = "c".repeat(2 << 20);
+    let attribute = "a".repeat(9 << 10);
+    let archive = Archive::new()
+        .file("before", [1; 512])
+        .pax(&[("comment", &*long), ("path", "d/long")])
+        .file("long", [2; 512])
+        .pax(&[("SCHILY.xattr.user.long", &*attribute)])
+        .symlink("link", "d/long");
+    let place = published(archive, Packing::Zstd);
+    mount(&place, &[]);
+    assert_eq!(
+        fs::read(place.mounted("d/long")).expect("readable"),
+        [2; 512]
+    );
+    let link = fs::read_link(place.mounted("link")).expect("a link");
+    assert_eq!(link.to_string_lossy(), "d/long");
+    assert_eq!(place.counter("published_indexes"), 1);
+    assert_eq!(place.counter("index_mismatches"), 0);
+    place.umount();
+}
+
+#[test]
+fn index_that_headers_cannot_prove_is_not_used() {
+    for (records, indexes) in [(("comment", "git"), 1), (("uid", "5"), 0)] {
+        let archive = Archive::new().global(&[records]).file("a", [1; 512]);
+        let place = published(archive, Packing::Plain);
+        let mounted = |flags: &[&str], indexes: u64| {
+            place.succeeds(&["cache", "clear"]);
+            mount(&place, flags);
+            assert_eq!(fs::read(place.mounted("a")).expect("readable"), [1; 512]);
+            assert_eq!(place.counter("published_indexes"), indexes, "{records:?}");
+            place.umount();
+        };
+        mounted(&[], indexes);
+        mounted(&["--index", &place.url(INDEX)], 1);
+    }
+}
+
+#[test]
+fn listing_of_a_mount_has_a_note_about_a_published_index() {
+    let place = published(Archive::new().file("a", [1; 512]), Packing::Plain);
+    let note = || {
+        let done = place.tarfs(&["ls", "mnt"]);
+        assert!(done.status.success());
+        stderr_text(&done).contains("note: the tree of the mount comes from")
+    };
+    mount(&place, &[]);
+    assert!(note());
+    place.umount();
+    mount(&place, &["--no-published-index"]);
+    assert!(!note());
+    place.umount();
 }
 
 /// A directory in which all users can write, with root's archive and an index beside it whose link is forged.
@@ -418,4 +651,25 @@ fn named_index_is_used_or_reported() {
         error.contains("published index") && error.contains("not found"),
         "{error}"
     );
+}
+
+/// Another program may write the archive's own location and version into an index file.
+#[test]
+fn named_index_file_is_compared_with_the_archive() {
+    let place = published(archive(), Packing::Gzip);
+    mount(&place, &["--index", "index"]);
+    assert_complete(&place);
+    let notes = place.status()["notes"].to_string();
+    assert!(
+        notes.contains("which --index or --index-sha256 names"),
+        "{notes}"
+    );
+    place.umount();
+    let other = Archive::new().file("other", [1; 512]);
+    let mut other = Packing::Gzip.pack(&other.end().into()).to_vec();
+    let len = Packing::Gzip.pack(&archive().end().into()).len();
+    other.resize(len, 0);
+    place.serve(ARCHIVE, Resource::new(other).etag(ETAG));
+    let error = place.error_of(&["mount", "--index", "index", &place.url(ARCHIVE), "mnt"]);
+    assert!(error.contains("index"), "{error}");
 }

@@ -5,8 +5,7 @@ use std::io::Read;
 use bytes::Bytes;
 use flate2::read::GzDecoder;
 
-use crate::base::extent::Plain;
-use crate::tar::{RECORD, member_before_payload};
+use crate::tar::{Event, Options, Parser, RECORD};
 
 /// Length of the footer, an empty gzip member.
 pub(super) const FOOTER_LEN: u64 = 51;
@@ -38,6 +37,10 @@ pub(super) fn unpack(packed: &[u8], limit: u64) -> Option<Vec<u8>> {
 /// The TOC, the first file of `archive`.
 pub(super) fn json(archive: &[u8]) -> Option<&[u8]> {
     let (header, rest) = archive.split_at_checked(usize::try_from(RECORD).ok()?)?;
-    let file = member_before_payload(&Bytes::copy_from_slice(header), Plain(0))?;
+    let mut parser = Parser::new(Options::default());
+    parser.push(Bytes::copy_from_slice(header));
+    let Ok(Event::Member(file)) = parser.pull() else {
+        return None;
+    };
     rest.get(..usize::try_from(file.payload.len()).ok()?)
 }

@@ -45,7 +45,11 @@ impl Opener {
             location: location.clone(),
             error,
         })?;
-        // Spans without hashes are not cached on disk.
+        let index = match origin {
+            TreeOrigin::Publisher => index.into_published(),
+            _ => index,
+        };
+        // Spans without hashes are not cached on disk, so nothing is shared with other images.
         let mut reader = self.build_reader(LiveIndex::complete(index), None);
         reader.tree = TreeSource { origin, location };
         reader.header_checks = Some(HeaderChecks::new(None));

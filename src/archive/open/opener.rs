@@ -179,22 +179,15 @@ impl Opener {
         self.check_entry_count(&index)?;
         // The file may come from another machine or URL, so only the bytes prove that it matches.
         let disk_cache = self.open_disk_cache(&index);
-        let is_ours =
-            self.source.fingerprint().is_strong() && index.origin().locator == self.locator;
-        if !is_ours && !index.is_hashed() {
+        if !index.is_hashed() {
             return Err(foreign_index(path, &*self.source));
         }
         let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
-        if !is_ours {
-            reader.tree.origin = TreeOrigin::User;
-            reader.tree.location = path.display().to_string();
-        }
-        let verified = match (is_ours, reader.live_index.read().is_hashed()) {
-            (true, false) => Ok(()),
-            (true, true) => reader.verify_samples(Reader::verify),
-            (false, _) => reader.verify_samples(Reader::verify_source),
+        reader.tree = TreeSource {
+            origin: TreeOrigin::User,
+            location: path.display().to_string(),
         };
-        match verified {
+        match reader.verify_samples(Reader::verify_source) {
             Ok(()) => Ok(Some(reader)),
             Err(
                 ReadError::Damaged { .. }

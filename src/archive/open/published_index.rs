@@ -95,6 +95,11 @@ pub enum PublishedIndexError {
     /// It describes another archive, another version of it, or one read with other options.
     #[error("{0} does not belong to the archive as it is now, or to these options")]
     Foreign(String),
+    /// Headers of the archive cannot prove it.
+    #[error(
+        "{0}: global headers of the archive set attributes, so it cannot be compared with the archive"
+    )]
+    GlobalHeaders(String),
     /// It has another SHA-256 than the user expects.
     #[error("{location} has the SHA-256 {found}, and --index-sha256 is {expected}")]
     Sha256 {

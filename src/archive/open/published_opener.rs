@@ -95,6 +95,9 @@ impl Opener {
         if diff_id.is_some() && index.origin().plain_sha256 != diff_id {
             return Err(PublishedIndexError::Foreign(location));
         }
+        if index.has_global_keywords() && origin < TreeOrigin::User {
+            return Err(PublishedIndexError::GlobalHeaders(location));
+        }
         let tree = TreeSource { origin, location };
         let reader = self.checking_reader(index, tree, copy, is_bound);
         if !is_bound {

@@ -17,6 +17,15 @@ pub enum TreeOrigin {
     Archive,
 }
 
+impl TreeOrigin {
+    /// The weakest origin that verbs accept which only show a tree.
+    pub const SHOWN: Self = Self::Publisher;
+
+    /// The weakest origin that verbs accept which write a tree. Tables of contents of other programs give another tree
+    /// than a scan, for example whole seconds.
+    pub const WRITTEN: Self = Self::User;
+}
+
 /// The origin of the tree of an opened archive.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TreeSource {

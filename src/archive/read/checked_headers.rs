@@ -1,4 +1,4 @@
-//! The files of a published index whose headers were compared with the archive, and the copy of that index in the
+//! The entries of a published index whose headers were compared with the archive, and the copy of that index in the
 //! cache, which lasts only while all of them match.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,13 +6,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::base::error_chain::error_chain;
 use crate::base::sync::Mutex;
 use crate::index::store::Store;
-use crate::index::{Index, Ino, Locator};
+use crate::index::{DirentNumber, Index, Ino, Locator};
 
-/// The files whose headers matched, by inode number.
+/// A set of numbers, with a bit for each up to the highest.
+#[derive(Debug, Default)]
+struct NumberSet(Mutex<Vec<u64>>);
+
+impl NumberSet {
+    fn contains(&self, number: u32) -> bool {
+        let words = self.0.lock();
+        let word = words.get(number as usize / 64);
+        word.is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+
+    fn insert(&self, number: u32) {
+        let mut words = self.0.lock();
+        let place = number as usize / 64;
+        if words.len() <= place {
+            words.resize(place + 1, 0);
+        }
+        if let Some(word) = words.get_mut(place) {
+            *word |= 1 << (number % 64);
+        }
+    }
+}
+
+/// The entries and names whose headers matched.
 #[derive(Debug, Default)]
 pub(crate) struct HeaderChecks {
-    /// A bit for each number, as long as the highest that matched.
-    matched: Mutex<Vec<u64>>,
+    entries: NumberSet,
+    /// Names that are not the first ones of their entries.
+    names: NumberSet,
     /// Place of the index in the cache, if it is proven to be of the archive's version.
     copy: Option<(Store, Locator)>,
     has_mismatch: AtomicBool,
@@ -61,20 +85,19 @@ impl HeaderChecks {
     }
 
     pub(super) fn contains(&self, ino: Ino) -> bool {
-        let words = self.matched.lock();
-        let word = words.get(ino.0 as usize / 64);
-        word.is_some_and(|word| word >> (ino.0 % 64) & 1 == 1)
+        self.entries.contains(ino.0)
     }
 
     pub(super) fn insert(&self, ino: Ino) {
-        let mut words = self.matched.lock();
-        let place = ino.0 as usize / 64;
-        if words.len() <= place {
-            words.resize(place + 1, 0);
-        }
-        if let Some(word) = words.get_mut(place) {
-            *word |= 1 << (ino.0 % 64);
-        }
+        self.entries.insert(ino.0);
+    }
+
+    pub(super) fn contains_name(&self, name: DirentNumber) -> bool {
+        self.names.contains(name.0)
+    }
+
+    pub(super) fn insert_name(&self, name: DirentNumber) {
+        self.names.insert(name.0);
     }
 }
 

@@ -1,26 +1,35 @@
-//! Comparison of a published index with the headers of the files and links that are read.
+//! Comparison of an index that others made with the headers of the entries that are used.
 //!
-//! Digests prove that packed bytes are those of the index, but its names, sizes, modes and targets could be anything.
-//! So the reader parses the header of each file and symbolic link before the first read of it. The header is usually in the
-//! span that the read needs.
-
-use std::slice;
+//! Digests prove that packed bytes are those of the index, but its names and attributes could be anything. So the reader
+//! parses the header of each file and symbolic link before the first read of it, and those of the directories above. A
+//! name that another member's name would hide, such as that of a hard link, has its own header.
 
 use bytes::Bytes;
 
 use super::Reader;
 use super::assemble::plan_plain_parts;
+use super::checked_headers::HeaderChecks;
 use crate::archive::error::ReadError;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
-use crate::index::{Entry, EntryKind, Index, Ino, Piece};
-use crate::tar::{self, Member, MemberKind, Segment};
+use crate::base::resolve::{self, MAX_LINKS, Step, Tree};
+use crate::index::{Builder, DirentNumber, Entry, EntryKind, Index, Ino, Options};
+use crate::tar::{self, Event, Member, MemberKind, MemberTotals, Parser, Timestamp};
 
-/// Plain bytes before a payload in which its header is searched first.
-const NEAR_BYTES: u64 = 8 << 10;
+/// Plain bytes of a header that are read first.
+const FIRST_BYTES: u64 = 4 << 10;
 
-/// Plain bytes before a payload in which its header must begin, with its extensions and sparse map.
-const FAR_BYTES: u64 = 1 << 20;
+/// Maximum plain bytes that are read at once.
+const MAX_STEP_BYTES: u64 = 1 << 20;
+
+/// Maximum plain bytes of a member's headers, most of which the parser drops.
+const MAX_HEADER_BYTES: u64 = 1 << 30;
+
+/// Plain bytes before a header in which no extension of it may end.
+const BYTES_BEFORE: u64 = 8 << 10;
+
+/// Maximum number of links and names through which one name is proven.
+const MAX_DEPTH: usize = MAX_LINKS;
 
 impl Reader {
     /// Whether the header of `ino` must be compared before its bytes are returned.
@@ -29,149 +38,369 @@ impl Reader {
         checks.is_some_and(|checks| !checks.contains(ino))
     }
 
-    /// Compares the header of `ino` with its entry, and remembers that they match. May wait for the source.
+    /// Whether `name` in `parent` must be compared before it leads to its entry: further names of an entry, and devices
+    /// and FIFOs, which no read follows.
+    pub(crate) fn must_check_name(&self, parent: Ino, name: &[u8]) -> bool {
+        let Some(checks) = &self.header_checks else {
+            return false;
+        };
+        let index = self.live_index.read();
+        let must_check = |dirent: DirentNumber| {
+            let ino = index.named_ino(dirent)?;
+            let is_special = match index.entry(ino)?.kind() {
+                EntryKind::File | EntryKind::Symlink(_) => false,
+                EntryKind::Directory => return Some(false),
+                _ => true,
+            };
+            let is_further = index.first_name(ino) != Some(dirent);
+            Some(is_further && !checks.contains_name(dirent) || is_special && !checks.contains(ino))
+        };
+        let dirent = index.find_dirent(parent, name);
+        dirent.and_then(must_check).unwrap_or(false)
+    }
+
+    /// Compares the header of `ino`, and those of the directories above, and remembers that they match. May wait for the
+    /// source.
     ///
     /// # Errors
     /// When they differ, or the header or rows of the index are unavailable.
     pub(crate) fn check_header(&self, ino: Ino) -> Result<(), ReadError> {
-        if !self.with_rows(|| self.matches_header(ino))? {
-            let path = self.live_index.read().path(ino).unwrap_or_default();
-            tracing::error!("{path}: the published index contradicts the archive");
-            self.stats.index_mismatches.increment();
-            if let Some(checks) = &self.header_checks {
-                checks.record_mismatch();
-            }
-            return Err(ReadError::IndexMismatch);
-        }
-        if let Some(checks) = &self.header_checks {
-            checks.insert(ino);
-        }
-        Ok(())
+        self.compare(|comparison| {
+            let path = || comparison.index.path(ino);
+            let path = path().unwrap_or_default();
+            Ok((comparison.entry_below_directories(ino)?, path))
+        })
     }
 
-    fn matches_header(&self, ino: Ino) -> Result<bool, ReadError> {
-        let index = self.live_index.read();
-        let entry = index.entry(ino).ok_or(ReadError::NotAFile)?;
-        let payload = if let EntryKind::Symlink(_) = entry.kind() {
-            let Some(header_end) = entry.header_end() else {
-                return Ok(false);
-            };
-            header_end
-        } else {
-            // A file of holes only has no bytes, and its size is not compared.
-            let Some(piece) = entry.pieces(0, entry.size()).next() else {
-                return Ok(true);
-            };
-            piece.plain.start()
-        };
-        let near = self.member_before(&index, payload, NEAR_BYTES)?;
-        let member = match near {
-            Some(near) => Some(near),
-            None => self.member_before(&index, payload, FAR_BYTES)?,
-        };
-        Ok(member.is_some_and(|member| is_same_entry(&index, entry, &member)))
+    /// Compares `name` in `parent` as well as its entry.
+    ///
+    /// # Errors
+    /// As [`Self::check_header`].
+    pub(crate) fn check_name(&self, parent: Ino, name: &[u8]) -> Result<(), ReadError> {
+        self.compare(|comparison| {
+            let index = comparison.index;
+            let dirent = index.find_dirent(parent, name);
+            let dirent = dirent.ok_or(ReadError::Index)?;
+            let ino = index.named_ino(dirent).ok_or(ReadError::Index)?;
+            let is_same = comparison.entry_below_directories(ino)?
+                && comparison.entry_below_directories(parent)?
+                && comparison.name(dirent)?;
+            Ok((is_same, index.path_of(dirent).unwrap_or_default()))
+        })
     }
 
-    /// The member whose payload begins at `payload`, searched in at most `len` bytes before.
-    fn member_before(
+    fn compare(
         &self,
-        index: &Index,
-        payload: Plain,
-        len: u64,
-    ) -> Result<Option<Member>, ReadError> {
-        let start = payload.0.saturating_sub(len).next_multiple_of(tar::RECORD);
-        let Some(wanted) = Extent::new(Plain(start), payload).filter(|wanted| !wanted.is_empty())
-        else {
+        compare: impl Fn(&mut Comparison<'_>) -> Result<(bool, ArchivePath), ReadError>,
+    ) -> Result<(), ReadError> {
+        let Some(checks) = &self.header_checks else {
+            return Ok(());
+        };
+        let compared = self.with_rows(|| {
+            compare(&mut Comparison {
+                reader: self,
+                checks,
+                index: &self.live_index.read(),
+                depth: 0,
+            })
+        });
+        let (is_same, path) = compared?;
+        if is_same {
+            return Ok(());
+        }
+        tracing::error!("{path}: the published index contradicts the archive");
+        self.stats.index_mismatches.increment();
+        checks.record_mismatch();
+        Err(ReadError::IndexMismatch)
+    }
+}
+
+/// A comparison of entries and names with the archive.
+struct Comparison<'a> {
+    reader: &'a Reader,
+    checks: &'a HeaderChecks,
+    index: &'a Index,
+    /// Links and names that are being proven.
+    depth: usize,
+}
+
+impl Comparison<'_> {
+    /// Whether `ino` and the directories above equal their headers.
+    fn entry_below_directories(&mut self, ino: Ino) -> Result<bool, ReadError> {
+        // A hostile index could name parents in a circle, but a path ends.
+        let depth = self.index.path(ino).map_or(0, |it| it.components().count());
+        let parent = |&ino: &Ino| {
+            let entry = self.index.entry(ino).filter(|_| ino != Ino::ROOT);
+            entry.map(|entry| entry.parent())
+        };
+        let chain = std::iter::successors(Some(ino), parent).take(depth + 1);
+        let unknown: Vec<Ino> = chain
+            .take_while(|&ino| !self.checks.contains(ino))
+            .collect();
+        // The directories first, because an entry that matched is not compared again.
+        for &ino in unknown.iter().rev() {
+            if !self.entry(ino)? {
+                return Ok(false);
+            }
+            self.checks.insert(ino);
+        }
+        Ok(true)
+    }
+
+    /// Whether `ino` equals its header, and has the name in it.
+    fn entry(&mut self, ino: Ino) -> Result<bool, ReadError> {
+        let entry = self.index.entry(ino).ok_or(ReadError::NotAFile)?;
+        let Some(header) = entry.header() else {
+            return Ok(is_implied(entry));
+        };
+        match self.member_at(header)? {
+            Some(member) if is_same_entry(self.index, entry, &member) => {
+                self.has_name(ino, &member)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn has_name(&mut self, ino: Ino, member: &Member) -> Result<bool, ReadError> {
+        match self.index.first_name(ino) {
+            Some(dirent) => self.is_name_of(dirent, member),
+            None => self.leads_to(&member.name, &ArchivePath::root()),
+        }
+    }
+
+    /// Whether `dirent` is a name of its entry: the one in its header, or that of a hard link.
+    fn name(&mut self, dirent: DirentNumber) -> Result<bool, ReadError> {
+        let index = self.index;
+        let ino = index.named_ino(dirent).ok_or(ReadError::Index)?;
+        if self.checks.contains_name(dirent) || index.first_name(ino) == Some(dirent) {
+            return Ok(true);
+        }
+        let header = index.entry(ino).and_then(|entry| entry.header());
+        let member = header.map(|header| self.member_at(header)).transpose()?;
+        let is_name = match member.flatten() {
+            Some(member) => self.is_name_of(dirent, &member)?,
+            None => false,
+        };
+        if is_name {
+            self.checks.insert_name(dirent);
+        }
+        Ok(is_name)
+    }
+
+    /// Whether `dirent` is a name of `member`, by itself or by hard links.
+    fn is_name_of(&mut self, dirent: DirentNumber, member: &Member) -> Result<bool, ReadError> {
+        let path = self.index.path_of(dirent).ok_or(ReadError::Index)?;
+        if self.leads_to(&member.name, &path)? {
+            return Ok(true);
+        }
+        let header = self.index.link_header(dirent);
+        let link = header.map(|header| self.member_at(header)).transpose()?;
+        let Some(link) = link.flatten() else {
+            return Ok(false);
+        };
+        let MemberKind::HardLink(target) = &link.kind else {
+            return Ok(false);
+        };
+        if !self.leads_to(&link.name, &path)? {
+            return Ok(false);
+        }
+        let target = ArchivePath::sanitize(target).path;
+        if target == ArchivePath::sanitize(&member.name).path
+            || self.leads_to(&member.name, &target)?
+        {
+            return Ok(true);
+        }
+        // A link to another link, perhaps through symbolic links.
+        let targets = [false, true].map(|is_chroot| self.resolve(&target, is_chroot));
+        for (resolved, links) in targets.into_iter().flatten() {
+            if self.are_same(&links)? && self.leads_to(&member.name, &resolved)? {
+                return Ok(true);
+            }
+            let other = resolved.split_last().and_then(|(directory, name)| {
+                let directory = self.index.find(&directory)?;
+                self.index.find_dirent(directory.ino(), name)
+            });
+            let ino = self.index.named_ino(dirent);
+            if let Some(other) = other.filter(|&other| other != dirent)
+                && self.index.named_ino(other) == ino
+                && self.are_same(&links)?
+            {
+                return self.deeper(|this| this.is_name_of(other, member));
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a member called `name` is at `path`, where symbolic links of the archive may lead.
+    fn leads_to(&mut self, name: &[u8], path: &ArchivePath) -> Result<bool, ReadError> {
+        let name = ArchivePath::sanitize(name).path;
+        if name == *path {
+            return Ok(true);
+        }
+        for is_chroot in [false, true] {
+            if let Some((resolved, links)) = self.resolve(&name, is_chroot)
+                && resolved == *path
+                && self.are_same(&links)?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The path of `name` without symbolic links before its last component, and these links.
+    fn resolve(&self, name: &ArchivePath, is_chroot: bool) -> Option<(ArchivePath, Vec<Ino>)> {
+        let (directory, last) = name.split_last()?;
+        let mut resolver = IndexResolver {
+            index: self.index,
+            is_chroot,
+            links: Vec::new(),
+        };
+        let found = resolve::directory_with_path(&mut resolver, directory.components());
+        let (_, mut path) = found.ok()?;
+        path.push(last);
+        Some((path, resolver.links))
+    }
+
+    fn are_same(&mut self, links: &[Ino]) -> Result<bool, ReadError> {
+        for &link in links {
+            if !self.deeper(|this| this.entry_below_directories(link))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn deeper(
+        &mut self,
+        prove: impl FnOnce(&mut Self) -> Result<bool, ReadError>,
+    ) -> Result<bool, ReadError> {
+        if self.depth == MAX_DEPTH {
+            return Ok(false);
+        }
+        self.depth += 1;
+        let proven = prove(self);
+        self.depth -= 1;
+        proven
+    }
+
+    /// The member whose first header is at `start`. Global pax headers before it are not applied.
+    fn member_at(&self, start: Plain) -> Result<Option<Member>, ReadError> {
+        let before = Plain(
+            start
+                .0
+                .saturating_sub(BYTES_BEFORE)
+                .next_multiple_of(tar::RECORD),
+        );
+        let end = self.index.origin().plain_bytes;
+        if start.0 >= end || tar::ends_with_extension(&self.read_plain(before, start)?) {
+            return Ok(None);
+        }
+        let parser = Parser::resume(tar::Options::default(), start, MemberTotals::default(), &[]);
+        let Ok(mut parser) = parser else {
             return Ok(None);
         };
+        let (mut at, mut step) = (start, FIRST_BYTES);
+        loop {
+            match parser.pull() {
+                Ok(Event::Member(member)) => return Ok(Some(*member)),
+                Ok(Event::NeedInput) if at.0 - start.0 < MAX_HEADER_BYTES && at.0 < end => {
+                    let next = Plain(at.0.saturating_add(step).min(end));
+                    parser.push(self.read_plain(at, next)?);
+                    (at, step) = (next, (2 * step).min(MAX_STEP_BYTES));
+                }
+                Ok(Event::Warning(_) | Event::Damaged(_)) => {}
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    fn read_plain(&self, start: Plain, end: Plain) -> Result<Bytes, ReadError> {
+        let wanted = Extent::new(start, end).filter(|wanted| !wanted.is_empty());
+        let Some(wanted) = wanted else {
+            return Ok(Bytes::new());
+        };
         let mut bytes = Vec::new();
-        for part in plan_plain_parts(index, wanted)? {
-            let part = self.load_part(&part);
+        for part in plan_plain_parts(self.index, wanted)? {
+            let part = self.reader.load_part(&part);
             let part = part.map_err(|error| error.unwrap_or(ReadError::Index))?;
             bytes.extend_from_slice(&part);
         }
-        Ok(tar::member_before_payload(
-            &Bytes::from(bytes),
-            wanted.start(),
-        ))
+        Ok(Bytes::from(bytes))
     }
 }
 
-/// Whether `member` is the file or symbolic link `entry` of `index`. Owner and time are not compared, because global pax
-/// headers anywhere in the archive may replace them.
-fn is_same_entry(index: &Index, entry: Entry<'_>, member: &Member) -> bool {
-    let is_same = match (entry.kind(), &member.kind) {
-        (EntryKind::File, MemberKind::File) => {
-            entry.size() == member.size
-                && entry.mode() == member.mode
-                && entry.pieces(0, entry.size()).eq(stored_pieces(member))
-        }
-        (EntryKind::Symlink(target), MemberKind::Symlink(stored)) => target == stored,
-        _ => false,
-    };
-    let path = ArchivePath::sanitize(&member.name).path;
-    is_same && is_same_name(index, entry.ino(), &path)
+/// Finds directories of an index through its symbolic links.
+struct IndexResolver<'a> {
+    index: &'a Index,
+    is_chroot: bool,
+    /// The links on the way.
+    links: Vec<Ino>,
 }
 
-/// The stored pieces of a file, which follow each other in its payload.
-fn stored_pieces(member: &Member) -> impl Iterator<Item = Piece> {
-    let whole = Segment {
-        offset: 0,
-        len: member.size,
-    };
-    let segments = member.sparse.as_deref().unwrap_or(slice::from_ref(&whole));
-    let mut start = member.payload.start().0;
-    let pieces: Vec<_> = segments
-        .iter()
-        .map(|segment| {
-            let plain = Extent::with_len(Plain(start), segment.len);
-            start = plain.end().0;
-            let offset = segment.offset;
-            Piece { offset, plain }
-        })
-        .filter(|piece| !piece.plain.is_empty())
-        .collect();
-    pieces.into_iter()
-}
+impl Tree for IndexResolver<'_> {
+    type Directory = Ino;
+    type Error = ();
 
-/// Whether `path` is or was the name of `ino`: its path, perhaps through links, or a later entry replaced it.
-fn is_same_name(index: &Index, ino: Ino, path: &ArchivePath) -> bool {
-    let own = index.path(ino);
-    if own.as_ref() == Some(path) {
-        return true;
+    fn root(&self) -> Ino {
+        Ino::ROOT
     }
-    let mut at = Ino::ROOT;
-    for name in path.components() {
-        match index.lookup(at, name) {
-            Some(entry) if matches!(entry.kind(), EntryKind::Symlink(_)) => {
-                // A link in the archive led to the entry's directory, but its last name stays the same.
-                let last = |path: &ArchivePath| path.components().last().map(<[u8]>::to_vec);
-                return own.as_ref().and_then(last) == last(path);
-            }
-            Some(entry) => at = entry.ino(),
-            None => return false,
-        }
+
+    fn is_chroot(&self) -> bool {
+        self.is_chroot
     }
-    at >= ino
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_of_a_member_follow_each_other_in_its_payload() {
-        let mut member = Member::new("a", MemberKind::File);
-        member.payload = Extent::with_len(Plain(512), 7);
-        member.size = 7;
-        let piece = |offset, start, len| Piece {
-            offset,
-            plain: Extent::with_len(Plain(start), len),
+    fn step(&mut self, parent: &Ino, name: &[u8]) -> Result<Step<Ino>, ()> {
+        let Some(entry) = self.index.lookup(*parent, name) else {
+            return Ok(Step::Missing);
         };
-        assert!(stored_pieces(&member).eq([piece(0, 512, 7)]));
-        let segments = [(0, 0), (10, 3), (20, 4)];
-        let segments = segments.map(|(offset, len)| Segment { offset, len });
-        member.sparse = Some(segments.to_vec());
-        assert!(stored_pieces(&member).eq([piece(10, 512, 3), piece(20, 515, 4)]));
+        Ok(match entry.kind() {
+            EntryKind::Directory => Step::Directory(entry.ino()),
+            EntryKind::Symlink(target) => {
+                self.links.push(entry.ino());
+                Step::Link(target.to_vec())
+            }
+            _ => Step::Other,
+        })
     }
+
+    fn imply(&mut self, _parent: &Ino, _name: &[u8]) -> Result<Ino, ()> {
+        Err(())
+    }
+}
+
+/// Whether `entry` has the attributes of a directory that only paths name.
+fn is_implied(entry: Entry<'_>) -> bool {
+    let owners = [entry.user(), entry.group()];
+    entry.kind() == EntryKind::Directory
+        && (entry.mode(), entry.uid(), entry.gid()) == (0o755, 0, 0)
+        && entry.mtime() == Timestamp::default()
+        && owners.iter().all(|name| name.is_empty())
+        && entry.xattrs().next().is_none()
+}
+
+/// Whether `entry` of `index` is the one that a scan makes of `member`, apart from names. Global pax headers anywhere in
+/// the archive may replace owner, time and attributes.
+fn is_same_entry(index: &Index, entry: Entry<'_>, member: &Member) -> bool {
+    let mut builder = Builder::new(Options::default());
+    let unnamed = Member {
+        name: b"entry".to_vec(),
+        ..member.clone()
+    };
+    if builder.add_member(&unnamed).is_err() {
+        return false;
+    }
+    let scanned = builder.index().lookup(Ino::ROOT, b"entry");
+    let is_same = |scanned: Entry<'_>| {
+        let is_same_content = scanned.kind() == entry.kind()
+            && scanned.mode() == entry.mode()
+            && scanned.size() == entry.size()
+            && (scanned.pieces(0, scanned.size())).eq(entry.pieces(0, entry.size()));
+        let is_same_owner = (scanned.uid(), scanned.gid()) == (entry.uid(), entry.gid())
+            && (scanned.user(), scanned.group()) == (entry.user(), entry.group());
+        let is_same_rest =
+            || scanned.mtime() == entry.mtime() && scanned.xattrs().eq(entry.xattrs());
+        is_same_content && (index.has_global_keywords() || is_same_owner && is_same_rest())
+    };
+    scanned.is_some_and(is_same)
 }

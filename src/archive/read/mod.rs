@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn oversized_span_of_an_index_is_not_allocated() {
         let (reader, _network) = reader(1 << 50, &[0], None);
-        assert!(matches!(reader.verify(0), Err(ReadError::Index)));
+        assert!(matches!(reader.verify_source(0), Err(ReadError::Index)));
         assert!(reader.batches(0..1, Plain(0), None).is_empty());
     }
 

@@ -17,14 +17,8 @@ const MAX_SAMPLE_BYTES: u64 = 4 << 20;
 const MAX_SAMPLE_SPANS: u32 = 4;
 
 impl Reader {
-    /// Loads span `number` from a cache or the source. Fails if it is unavailable or its hash differs.
-    pub(crate) fn verify(&self, number: u32) -> Result<(), ReadError> {
-        self.indexed_span(number)?.hash.ok_or(ReadError::Index)?;
-        self.load_span(number).map(drop)
-    }
-
-    /// As [`Reader::verify`], but from the source alone, because a disk cache proves nothing about its bytes
-    /// now. Always fails if the source can be read only once.
+    /// Loads span `number` from the source. Fails if it is unavailable or its hash differs. A cache proves nothing about
+    /// the bytes of the source now. Always fails if the source can be read only once.
     pub(crate) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
         let span = self.indexed_span(number)?;
         span.hash.ok_or(ReadError::Index)?;

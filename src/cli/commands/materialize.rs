@@ -22,7 +22,7 @@ use crate::cli::args::{
     self, CacheDirArgs, LayerArgs, SavedIndexArgs, ShardArg, Size, SourceArgs, XattrArgs,
 };
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
-use crate::cli::open_archive::{self, WRITTEN};
+use crate::cli::open_archive;
 use crate::cli::shards;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
@@ -30,7 +30,7 @@ use tarfs::ArchivePath;
 use tarfs::Plain;
 use tarfs::Stats;
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{Error, OpenOptions, SavedIndex, Version, Volume};
+use tarfs::archive::{Error, OpenOptions, SavedIndex, TreeOrigin, Version, Volume};
 use tarfs::codec::Compression;
 use tarfs::index::{Ino, MemoryLimit};
 use tarfs::internal::error_chain::error_chain;
@@ -572,7 +572,7 @@ impl MaterializeOptions {
         let cache_dir = &self.saved.cache_dir;
         let mut context =
             open_archive::open_context(source, cache_dir, network, stats, self.quiet)?;
-        self.saved.apply(&mut context, WRITTEN);
+        self.saved.apply(&mut context, TreeOrigin::WRITTEN);
         if let Some(size) = self.max_unpacked_size {
             context.archive.scan.tar.limits.size = size.0;
         }

@@ -8,9 +8,10 @@ use anyhow::ensure;
 
 use super::materialize::{self, TerminalReporter};
 use crate::cli::args::{self, CacheArgs, LayerArgs, ShardArg, SourceArgs};
-use crate::cli::open_archive::{self, SHOWN, WRITTEN};
+use crate::cli::open_archive;
 use crate::cli::shards;
 use crate::cli::ui::output;
+use tarfs::archive::TreeOrigin;
 use tarfs::index::store::RowsToLoad;
 use tarfs::index::{MAX_SHARDS, Shard};
 use tarfs::materialize::ContentSink;
@@ -55,8 +56,13 @@ pub(crate) struct CatArgs {
 
 pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let layers = LayerArgs::default();
-    let (_network, volume) =
-        open_archive::open_tree(&args.source, &layers, &args.cache, SHOWN, RowsToLoad::All)?;
+    let (_network, volume) = open_archive::open_tree(
+        &args.source,
+        &layers,
+        &args.cache,
+        TreeOrigin::SHOWN,
+        RowsToLoad::All,
+    )?;
     let (_, index, plan) = shards::plan_of(&*volume, args.shards)?;
     output::print_text(&lines(plan.shards(), args.json))?;
     Ok(output::report_problems(&index))
@@ -68,8 +74,13 @@ pub(crate) fn cat(args: &CatArgs) -> anyhow::Result<ExitCode> {
         "standard output is a terminal, and a tar archive is not for reading (add `| tar -x`)"
     );
     let layers = LayerArgs::default();
-    let (_network, volume) =
-        open_archive::open_tree(&args.source, &layers, &args.cache, WRITTEN, RowsToLoad::All)?;
+    let (_network, volume) = open_archive::open_tree(
+        &args.source,
+        &layers,
+        &args.cache,
+        TreeOrigin::WRITTEN,
+        RowsToLoad::All,
+    )?;
     let (archive, index, plan) = shards::plan_of(&*volume, args.shard.count)?;
     let output = output::binary_stdout()?;
     let reporter = Arc::new(TerminalReporter::for_contents(args.source.allow_truncated));

@@ -12,8 +12,8 @@ use zerocopy::little_endian::{U32, U64};
 use super::blocks::BlockDigest;
 use super::published::Rows;
 use super::rows::{
-    DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, NONE, Name, PieceRow, SYMLINK, SpanRow, TYPE_MASK,
-    UnresolvedRow, XattrRow,
+    DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, LinkRow, NONE, Name, PieceRow, SYMLINK, SpanRow,
+    TYPE_MASK, UnresolvedRow, XattrRow,
 };
 use crate::base::archive_path::ArchivePath;
 use places::Places;
@@ -43,6 +43,8 @@ pub(super) struct Arrays {
     pub(super) checksums: Rows<U64>,
     pub(super) windows: Arena,
     pub(super) unresolved: Rows<UnresolvedRow>,
+    /// Hard links, sorted by the offset of the name.
+    pub(super) links: Rows<LinkRow>,
     /// Where dirents are while they are sorted.
     pub(super) places: Option<Places>,
 }
@@ -71,7 +73,8 @@ impl Arrays {
     }
 
     pub(super) fn target(&self, link: &InodeRow) -> Option<&[u8]> {
-        self.arena.bytes_at(link.data.get(), link.size.get())
+        self.arena
+            .bytes_at(link.data.get(), link.children.get().into())
     }
 
     pub(super) fn owner(&self, row: u16) -> &[u8] {
@@ -153,6 +156,15 @@ impl Arrays {
         }
         let name = self.arena.name(dirent.name)?;
         is_valid_component(name).then_some((name, inode.kind()))
+    }
+
+    /// Offset of the header of the hard link that is dirent `number`; `None` if another member has that name.
+    pub(super) fn link_header(&self, number: u32) -> Option<u64> {
+        let offset = self.dirent(number)?.name.offset();
+        let links = &self.links;
+        let place = links.partition_point(|link| link.name_offset.get() < offset);
+        let link = links.get(place)?;
+        (link.name_offset.get() == offset).then(|| link.header.get())
     }
 
     /// The dirent under which `ino` first appeared, whose row is `inode`; [`NONE`] for the root.
@@ -253,6 +265,7 @@ impl Arrays {
             10 => self.checksums.vec_mut().shrink_to_fit(),
             11 => self.windows.0.vec_mut().shrink_to_fit(),
             12 => self.unresolved.vec_mut().shrink_to_fit(),
+            13 => self.links.vec_mut().shrink_to_fit(),
             _ => return false,
         }
         true
@@ -273,6 +286,7 @@ impl Arrays {
             + self.checksums.capacity_bytes()
             + self.windows.0.capacity_bytes()
             + self.unresolved.capacity_bytes()
+            + self.links.capacity_bytes()
             + self.places.as_ref().map_or(0, Places::memory_bytes)
     }
 }

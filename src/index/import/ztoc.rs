@@ -76,10 +76,12 @@ pub fn import_ztoc(
     let entries = root.table(4).and_then(|toc| toc.tables(0));
     let mut end = Plain(0);
     for entry in entries.ok_or_else(malformed)? {
-        let member = member(entry.ok_or_else(malformed)?, &importer.limits)?;
+        let mut member = member(entry.ok_or_else(malformed)?, &importer.limits)?;
         if member.header < end || member.payload.end().0 > plain_bytes {
             return Err(ImportError::Malformed("the order of its entries"));
         }
+        // Extensions before the header are between it and the last payload.
+        member.header = Plain(end.0.next_multiple_of(RECORD));
         end = member.payload.end();
         importer.add_member(&member)?;
     }

@@ -72,6 +72,7 @@ pub(crate) fn member_of(entry: Entry<'_>) -> Member {
             .xattrs()
             .map(|(name, value)| (name.to_vec(), value.to_vec()))
             .collect(),
+        has_global_keywords: false,
     }
 }
 

@@ -105,6 +105,7 @@ impl ReferenceArchive {
             size: len,
             sparse: None,
             xattrs: Vec::new(),
+            has_global_keywords: false,
         };
         builder.add_member(&file).expect("the first");
         let mut hasher = SpanHasher::new(block_len(Some(self.packed.len() as u64)));

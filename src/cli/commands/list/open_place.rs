@@ -17,11 +17,11 @@ use tokio::runtime::Runtime;
 use crate::cli::args::TreeArgs;
 use crate::cli::daemon::control_socket;
 use crate::cli::environment;
-use crate::cli::open_archive::{self, SHOWN};
+use crate::cli::open_archive;
 use crate::cli::shards;
 use crate::cli::ui::output;
 use tarfs::ArchivePath;
-use tarfs::archive::Volume;
+use tarfs::archive::{TreeOrigin, Volume};
 use tarfs::index::format::Error as Cause;
 use tarfs::index::store::{self, RowsToLoad};
 use tarfs::index::{Index, MemoryLimit, ShardPlan};
@@ -122,7 +122,7 @@ impl Place {
             } else {
                 let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
                 let (network, volume) =
-                    open_archive::open_tree(source, layers, cache, SHOWN, needs.rows)?;
+                    open_archive::open_tree(source, layers, cache, TreeOrigin::SHOWN, needs.rows)?;
                 let tree = volume_tree(&volume, needs)?;
                 archive = Some((volume, network));
                 tree
@@ -239,11 +239,17 @@ fn mounted_index(directory: &Path, starts: &[StartPoint], args: &TreeArgs) -> Op
     let device = (rustix::fs::major(device), rustix::fs::minor(device));
     let limit = MemoryLimit::new(args.source.index_memory.0);
     let directories = environment::runtime_dirs();
-    directories.iter().find_map(|sockets| {
+    let index = directories.iter().find_map(|sockets| {
         let index = control_socket::request_index(sockets, device, &limit);
         let index = index.inspect_err(|error| tracing::debug!(%error, "the mount is walked"));
-        index.ok().flatten().map(Arc::new)
-    })
+        index.ok().flatten()
+    })?;
+    if index.is_published() {
+        output::print_error(format_args!(
+            "note: the tree of the mount comes from a published index (`tarfs status` names it)"
+        ));
+    }
+    Some(Arc::new(index))
 }
 
 /// The same tree, with the contents of `volume`.
