@@ -44,21 +44,29 @@ impl OpenOptions {
         self.scan.memory.max(MIN_MEMORY) / 2
     }
 
-    /// Memory for cached spans: three eighths, less the queue of disk writes. Half is for the scan, later for
-    /// decoding reads; one eighth for the free list. Excludes allocator overhead and a span's memory beyond its
-    /// length.
+    /// Memory for cached spans: three eighths. Half is for the scan, later for decoding reads. Excludes allocator
+    /// overhead and a span's memory beyond its length. Decoders borrow three quarters of the half, and all of this:
+    /// three quarters of the memory, as [`memory_for_state`](scan::options::memory_for_state) says.
     pub(crate) fn span_bytes(&self) -> u64 {
-        let span_bytes = self.scan.memory / 8 * 3;
-        match self.disk_cache_dir() {
-            Some(_) => span_bytes - self.queue_bytes(),
-            None => span_bytes,
-        }
+        self.scan.memory / 8 * 3
     }
 
     /// Creates resources for archives that share the memory of these options. Fails if the system cannot start a
     /// thread.
     pub(crate) fn create_resources(&self) -> io::Result<SharedResources> {
-        SharedResources::new(self.scan.memory, self.span_bytes(), self.queue_bytes())
+        SharedResources::new(
+            self.scan.memory,
+            self.span_bytes(),
+            self.free_list_bytes(),
+            self.queue_bytes(),
+        )
+    }
+
+    /// Memory of the free list: the last eighth, by default three spans or their packed bytes, less the queue of disk
+    /// writes.
+    pub(super) fn free_list_bytes(&self) -> u64 {
+        let queue_bytes = self.disk_cache_dir().map_or(0, |_| self.queue_bytes());
+        (self.scan.memory / 8).saturating_sub(queue_bytes)
     }
 
     pub(super) fn queue_bytes(&self) -> u64 {

@@ -114,7 +114,7 @@ struct Layer {
     flags: U32,
     sha256: [u8; 32],
     block_len: U32,
-    reserved: U32,
+    decoder_kib: U32,
     plain_sha256: [u8; 32],
 }
 
@@ -434,7 +434,9 @@ impl Layer {
         let origin = &index.origin;
         Self {
             block_len: u32::try_from(index.block_len).unwrap_or_default().into(),
-            reserved: 0.into(),
+            decoder_kib: u32::try_from(origin.decoder_bytes.div_ceil(1 << 10))
+                .unwrap_or(u32::MAX)
+                .into(),
             content_id: origin.content_id,
             packed_bytes: origin.packed_bytes.into(),
             plain_bytes: origin.plain_bytes.into(),
@@ -465,6 +467,7 @@ impl Layer {
             compression: compression.ok_or(Error::Malformed("an unknown compression"))?,
             packed_bytes: self.packed_bytes.get(),
             plain_bytes: self.plain_bytes.get(),
+            decoder_bytes: u64::from(self.decoder_kib.get()) << 10,
         })
     }
 }
@@ -611,6 +614,7 @@ mod tests {
             compression: Compression::Gzip,
             packed_bytes: 10,
             plain_bytes: 4100,
+            decoder_bytes: 8 << 20,
         })
     }
 

@@ -61,13 +61,13 @@ const LOAD_BYTES: usize = 512 << 10;
 /// Most threads that load an index.
 const MAX_THREADS: usize = 16;
 
-/// The rows of a saved index that are loaded before it is used.
+/// The rows of a saved index that are loaded before it is used. Damage of any is found before that.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum RowsToLoad {
-    /// All. So damage of the file is found before anything relies on it.
+    /// All.
     #[default]
     All,
-    /// Names and types of the entries. Others are loaded when they are used.
+    /// Names and types of the entries. Others are verified, and loaded when they are used.
     Names,
 }
 
@@ -533,7 +533,8 @@ fn load(file: File, limit: &MemoryLimit, rows: RowsToLoad) -> Result<Index, Caus
             starts.map(move |start| start..range.end.min(start + LOAD_BYTES))
         })
         .collect();
-    load_parts(&index, &parts).map_err(|error| find_damage(error.into()))?;
+    let loaded = load_parts(&index, &parts).and_then(|()| index.verify_packed_rows());
+    loaded.map_err(|error| find_damage(error.into()))?;
     Ok(index)
 }
 
@@ -987,6 +988,33 @@ mod tests {
 
     fn publish_again(store: &Store, index: &Index) {
         drop(store.publish(&locator(""), index).unwrap());
+    }
+
+    #[test]
+    fn damage_of_any_part_is_found_when_only_names_are_loaded() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        let mut builder = Builder::new(Options::default());
+        for number in 0..20_000 {
+            let name = format!("d/{number}");
+            builder.add_member(&file(&name, 0..1)).unwrap();
+        }
+        let index = builder.finish(Origin::default());
+        store.publish(&Locator::default(), &index).unwrap();
+        let path = store.path(&Locator::default());
+        let bytes = fs::read(&path).unwrap();
+        let find = || {
+            let limit = MemoryLimit::none();
+            store.find_locked(&Locator::default(), &limit, RowsToLoad::Names)
+        };
+        for place in (0..bytes.len()).step_by(bytes.len() / 200) {
+            let mut damaged = bytes.clone();
+            damaged[place] ^= 0x55;
+            fs::write(&path, &damaged).unwrap();
+            assert!(find().is_err(), "byte {place} of {}", bytes.len());
+        }
+        fs::write(&path, &bytes).unwrap();
+        assert!(find().unwrap().unwrap().0.is_on_demand());
     }
 
     #[test]

@@ -68,6 +68,8 @@ pub struct Origin {
     pub packed_bytes: u64,
     /// Length of the plain stream.
     pub plain_bytes: u64,
+    /// Memory of the largest decoder state in bytes, as far as it is known. Index files have it in whole KiB.
+    pub decoder_bytes: u64,
 }
 
 /// The immutable tree of one archive, or the part known so far ([`Builder::index`](super::Builder::index)).
@@ -516,6 +518,14 @@ impl Index {
     /// When they cannot be read, or are damaged.
     pub(super) fn load_bytes(&self, range: &Range<usize>) -> io::Result<()> {
         self.file.as_ref().map_or(Ok(()), |file| file.load(range))
+    }
+
+    /// Verifies the packed rows that are not loaded, without unpacking them.
+    ///
+    /// # Errors
+    /// When they cannot be read, or are damaged.
+    pub(super) fn verify_packed_rows(&self) -> io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| file.verify())
     }
 
     /// Loads the rows of the tree, and not those that only reads need.

@@ -9,8 +9,7 @@ use bytes::{Buf, Bytes};
 
 use crate::base::passwd::Accounts;
 use crate::base::posix_acl::{self, Kind};
-use crate::index::published::with_loading;
-use crate::index::{Entry, EntryKind, Index, Ino};
+use crate::index::{Entry, EntryKind, Index, Ino, LazyIndex};
 
 use super::tree::{Batch, FileKind, Metadata, Name, Tree, Xattr};
 
@@ -29,7 +28,7 @@ type ReadContent = Box<dyn Fn(Ino, u64, u32) -> io::Result<Bytes> + Send + Sync>
     reason = "functions have no form for it"
 )]
 pub struct IndexTree<I = Arc<Index>> {
-    index: I,
+    index: LazyIndex<I>,
     is_sorted: bool,
     /// The device of the mount that shows the entries, if there is one.
     file_system: u64,
@@ -42,16 +41,18 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
     /// # Errors
     /// The path does not exist, leads out of the archive, or cannot be loaded.
     pub fn resolve(&self, path: &[u8], follows_last: bool) -> io::Result<(FileKind, u64)> {
-        let found = with_loading(|| self.index.resolve(path, follows_last));
-        let found = found.map_err(io::Error::other)?.map_err(io::Error::other)?;
-        let entry = found.ok_or(io::ErrorKind::NotFound)?;
-        Ok((kind(entry.kind()), entry.ino().0.into()))
+        let found = self.read(|index| {
+            let found = index.resolve(path, follows_last);
+            found.map(|entry| entry.map(|entry| (kind(entry.kind()), entry.ino().0.into())))
+        })?;
+        let found = found.map_err(io::Error::other)?;
+        found.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// The entries of `index`, in the order of the archive, or if `is_sorted` of the names' bytes.
     pub fn new(index: I, is_sorted: bool) -> Self {
         Self {
-            index,
+            index: LazyIndex::new(index),
             is_sorted,
             file_system: 0,
             read_content: None,
@@ -81,14 +82,19 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
     }
 
     /// The index.
-    pub fn index(&self) -> &Index {
+    pub fn index(&self) -> &LazyIndex<I> {
         &self.index
     }
 
-    fn entry(&self, inode: u64) -> io::Result<Entry<'_>> {
+    fn read<T>(&self, access: impl FnOnce(&Index) -> T) -> io::Result<T> {
+        self.index.read(access).map_err(io::Error::other)
+    }
+
+    /// The result of `access` to entry `inode`.
+    fn entry<T>(&self, inode: u64, access: impl FnOnce(Entry<'_>) -> T) -> io::Result<T> {
         let ino = u32::try_from(inode).map(Ino);
-        let entry = with_loading(|| self.index.entry(ino.ok()?)).map_err(io::Error::other)?;
-        entry.ok_or_else(|| io::ErrorKind::NotFound.into())
+        let found = self.read(|index| Some(access(index.entry(ino.ok()?)?)))?;
+        found.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }
 
@@ -96,78 +102,82 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
     type Directory = Ino;
 
     fn open(&self, _: &Ino, name: Name<'_>) -> io::Result<Ino> {
-        match self.entry(name.inode)? {
-            entry if entry.kind() == EntryKind::Directory => Ok(entry.ino()),
-            _ => Err(io::ErrorKind::NotADirectory.into()),
+        let is_directory = |entry: Entry<'_>| entry.kind() == EntryKind::Directory;
+        match self.entry(name.inode, |entry| (entry.ino(), is_directory(entry)))? {
+            (ino, true) => Ok(ino),
+            (_, false) => Err(io::ErrorKind::NotADirectory.into()),
         }
     }
 
     fn read(&self, directory: &Ino, position: &mut u64, batch: &mut Batch) -> io::Result<()> {
         let from = u32::try_from(*position).unwrap_or(u32::MAX);
-        let read = with_loading(|| {
-            let names = self.index.names(*directory, from, self.is_sorted);
+        Self::read(self, |index| {
+            let names = index.names(*directory, from, self.is_sorted);
             for child in names.take(READ_NAMES) {
                 *position = u64::from(child.number) + 1;
                 if let Some(kind) = FileKind::from_mode(child.file_type.into()) {
                     batch.push(child.name, kind, child.ino.0.into());
                 }
             }
-        });
-        read.map_err(io::Error::other)
+        })
     }
 
     fn metadata(&self, _: &Ino, name: Name<'_>) -> io::Result<Metadata> {
         Ok(Metadata {
             file_system: self.file_system,
-            ..metadata(&self.entry(name.inode)?)
+            ..self.entry(name.inode, |entry| metadata(&entry))?
         })
     }
 
     fn target(&self, _: &Ino, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {
-        match self.entry(name.inode)?.kind() {
-            EntryKind::Symlink(target) => Ok(Cow::Borrowed(target)),
-            _ => Err(io::ErrorKind::InvalidInput.into()),
-        }
+        let target = self.entry(name.inode, |entry| match entry.kind() {
+            EntryKind::Symlink(target) => Some(target.to_vec()),
+            _ => None,
+        })?;
+        let target = target.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Cow::Owned(target))
     }
 
     fn content(&self, _: &Ino, name: Name<'_>) -> io::Result<Box<dyn Read + '_>> {
         let read = self.read_content.as_ref();
         Ok(Box::new(Content {
             read: read.ok_or(io::ErrorKind::Unsupported)?,
-            ino: self.entry(name.inode)?.ino(),
+            ino: self.entry(name.inode, |entry| entry.ino())?,
             offset: 0,
             bytes: Bytes::new(),
         }))
     }
 
     fn is_implied(&self, name: Name<'_>) -> bool {
-        self.entry(name.inode).is_ok_and(|it| it.is_implied())
+        self.entry(name.inode, |entry| entry.is_implied())
+            .unwrap_or(false)
     }
 
     fn xattrs(&self, _: &Ino, name: Name<'_>) -> io::Result<Vec<Xattr>> {
-        let entry = self.entry(name.inode)?;
-        let others = entry.xattrs().filter(|(name, _)| Kind::of(name).is_none());
-        let mut xattrs: Vec<_> = others
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect();
-        for kind in Kind::ALL {
-            // The image is for other machines, on which names without numbers mean nothing.
-            let found = posix_acl::find(entry.xattrs(), kind, &Accounts::default());
-            if let Ok(Some(acl)) = found {
-                xattrs.push((kind.attribute().into(), acl.bytes));
+        self.entry(name.inode, |entry| {
+            let others = entry.xattrs().filter(|(name, _)| Kind::of(name).is_none());
+            let mut xattrs: Vec<_> = others
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect();
+            for kind in Kind::ALL {
+                // The image is for other machines, on which names without numbers mean nothing.
+                let found = posix_acl::find(entry.xattrs(), kind, &Accounts::default());
+                if let Ok(Some(acl)) = found {
+                    xattrs.push((kind.attribute().into(), acl.bytes));
+                }
             }
-        }
-        Ok(xattrs)
+            xattrs
+        })
     }
 
     fn has_acl(&self, _: &Ino, name: Name<'_>) -> bool {
-        self.entry(name.inode)
-            .is_ok_and(|entry| entry.xattrs().any(|(name, _)| Kind::of(name).is_some()))
+        let has_acl = |entry: Entry<'_>| entry.xattrs().any(|(name, _)| Kind::of(name).is_some());
+        self.entry(name.inode, has_acl).unwrap_or(false)
     }
 
     fn offset(&self, name: Name<'_>) -> Option<u64> {
-        let piece = self.entry(name.inode).ok()?.pieces(0, u64::MAX).next()?;
-        Some(piece.plain.start().0)
+        let first = |entry: Entry<'_>| Some(entry.pieces(0, u64::MAX).next()?.plain.start().0);
+        self.entry(name.inode, first).ok()?
     }
 
     fn is_in_memory(&self) -> bool {
@@ -179,13 +189,13 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
     }
 
     fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
-        let name = self.entry(metadata.inode).ok()?.user();
-        (!name.is_empty()).then_some(Cow::Borrowed(name))
+        let name = self.entry(metadata.inode, |entry| entry.user().to_vec());
+        name.ok().filter(|name| !name.is_empty()).map(Cow::Owned)
     }
 
     fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
-        let name = self.entry(metadata.inode).ok()?.group();
-        (!name.is_empty()).then_some(Cow::Borrowed(name))
+        let name = self.entry(metadata.inode, |entry| entry.group().to_vec());
+        name.ok().filter(|name| !name.is_empty()).map(Cow::Owned)
     }
 }
 

@@ -12,6 +12,7 @@ use rustix::fs::{CWD, Mode, OFlags, XattrFlags, mkdirat, openat, setxattr};
 
 use crate::support::cli::Place;
 use crate::support::fixture::PROGRAM;
+use crate::support::http::{Resource, Response, Server};
 use crate::support::random_tree::make_tree;
 use crate::support::raw::Archive;
 use crate::support::rng::Rng;
@@ -894,4 +895,103 @@ fn index_file_is_listed_without_its_archive() {
         text.contains("a.tarfs") && damaged.stdout.is_empty(),
         "{text}"
     );
+}
+
+/// An archive whose index has several frames, and the name of one of its directories.
+fn many_directories() -> (Archive, &'static str) {
+    let names = (0..12_000).map(|number| format!("dir{:03}/{number:064x}", number / 100));
+    let archive = names.fold(Archive::new(), |archive, name| archive.file(&name, "x"));
+    (archive, "dir061")
+}
+
+#[test]
+fn damaged_saved_index_is_replaced_by_each_verb() {
+    let place = Place::new();
+    let (archive, directory) = many_directories();
+    fs::write(place.path("a.tar"), archive.end()).expect("space");
+    let saved = || {
+        let found = tarfs(&place, &["index", "a.tar", "--quiet"]);
+        assert!(found.status.success());
+        let directory = fs::read_dir(place.path("cache/index")).expect("saved");
+        let paths = directory.map(|entry| entry.expect("read").path());
+        paths
+            .filter(|path| path.extension() == Some(OsStr::new("idx")))
+            .collect::<Vec<_>>()
+    };
+    let [path] = &*saved() else {
+        panic!("one index");
+    };
+    let whole = fs::read(path).expect("saved");
+    for words in [
+        &["ls", "-d", "a.tar", directory][..],
+        &["ls", "-R", "a.tar"],
+        &["find", "a.tar"],
+        &["du", "a.tar"],
+        &["cat", "a.tar"],
+        &["diff", "a.tar", "a.tar"],
+        &["plan", "--shards=2", "a.tar"],
+        &["materialize", "a.tar", "-C", "out", directory],
+    ] {
+        let expected = tarfs(&place, words);
+        assert_eq!(expected.status.code(), Some(0), "{words:?}: {expected:?}");
+        for place_in_file in [2, 30, 60, 97] {
+            let mut damaged = whole.clone();
+            let position = whole.len() * place_in_file / 100;
+            *damaged.get_mut(position).expect("inside") ^= 0x55;
+            fs::write(path, &damaged).expect("ours");
+            fs::remove_dir_all(place.path("out")).ok();
+            fs::create_dir(place.path("out")).expect("free");
+            let got = tarfs(&place, words);
+            assert_eq!(got.status.code(), Some(0), "{words:?}: {got:?}");
+            assert!(
+                sorted(&got.stdout, b'\n') == sorted(&expected.stdout, b'\n'),
+                "{words:?}"
+            );
+            // A run that writes the tree reads the archive itself.
+            let is_used = words.first() != Some(&"materialize");
+            let is_replaced = fs::read(path).expect("saved") != damaged;
+            assert_eq!(is_replaced, is_used, "{words:?}");
+        }
+    }
+}
+
+#[test]
+fn missing_part_of_a_published_index_is_an_error_with_path_and_advice() {
+    let (place, server) = (Place::new(), Server::start());
+    let (archive, directory) = many_directories();
+    let bytes = archive.end();
+    fs::write(place.path("a.tar"), &bytes).expect("space");
+    server.route("/a.tar", move |request| {
+        Resource::new(bytes.clone()).etag("\"a\"").answer(request)
+    });
+    let url = server.url("/a.tar");
+    let indexed = tarfs(&place, &["index", &url, "--output", "a.tarfs"]);
+    assert!(indexed.status.success(), "{indexed:?}");
+    fs::remove_dir_all(place.path("cache")).ok();
+    let index = fs::read(place.path("a.tarfs")).expect("written");
+    assert!(index.len() > 128 << 10, "{}", index.len());
+    server.route("/a.tar.tarfs", move |request| match request.range() {
+        Some((start, _)) if start >= 64 << 10 => Response::new(404),
+        _ => Resource::new(index.clone()).etag("\"i\"").answer(request),
+    });
+    for words in [
+        &["ls", "-d", &url, directory][..],
+        &["ls", "-R", &url, directory],
+        &["find", &url, directory],
+        &["du", &url, directory],
+        &["plan", "--shards=2", &url],
+    ] {
+        let got = tarfs(&place, words);
+        let text = String::from_utf8_lossy(&got.stderr).into_owned();
+        assert!(!got.status.success(), "{words:?}: {got:?}");
+        assert!(!text.contains("not in the archive"), "{words:?}: {text}");
+        assert!(text.contains("--no-published-index"), "{words:?}: {text}");
+        assert!(!text.contains("tarfs: :"), "{words:?}: {text}");
+        fs::remove_dir_all(place.path("cache")).ok();
+    }
+    let whole = tarfs(
+        &place,
+        &["ls", "-d", "--no-published-index", &url, directory],
+    );
+    assert!(whole.status.success(), "{whole:?}");
 }

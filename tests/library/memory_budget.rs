@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use tarfs::Stats;
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{Archive, DiskCacheMode, OpenOptions, ReadError, Volume};
+use tarfs::archive::{Archive, DiskCacheMode, OpenError, OpenOptions, ReadError, Volume};
 use tarfs::fetch;
 use tarfs::index::Ino;
 use tarfs::internal::thread::Thread;
-use tarfs::source::{MemorySource, Pipe, RetryForever, Source};
+use tarfs::source::{MemorySource, Pipe, RetryForever, Source, Validator};
 use tarfs::tar::{self, Member};
 use tokio::runtime::{Builder, Runtime};
 use xxhash_rust::xxh32::xxh32;
@@ -348,6 +348,64 @@ fn decoder_needing_more_than_memory_reports_how_much() {
             }
         }
     }
+}
+
+#[test]
+fn saved_index_of_a_stream_that_needs_more_than_memory_is_refused() {
+    let payload = random_bytes(12 * MIB);
+    let plain = archive("a", &payload);
+    let formats = [
+        ("xz", xz_of_large_dictionaries(&plain)),
+        ("zstd", zstd_of_a_large_window(&plain)),
+    ];
+    for (name, packed) in formats {
+        let payload = payload.clone();
+        run_with_timeout(name, move || {
+            let (cache, network) = (tempfile::tempdir().expect("a directory"), runtime());
+            let open = |memory: u64, disk_cache| {
+                let mut options = options(cache.path());
+                options.scan.memory = memory << 20;
+                options.disk_cache = disk_cache;
+                let version = Validator::StrongEtag("\"1\"".to_owned());
+                let source = MemorySource::new("test", packed.clone()).with_validator(version);
+                Archive::open(
+                    Arc::new(source),
+                    &options,
+                    network.handle(),
+                    &Arc::default(),
+                )
+            };
+            let enabled = DiskCacheMode::Enabled { limit_bytes: None };
+            // The pools of the first scan are so large that the window of zstd fits them.
+            drop(open(2048, enabled).expect("opened"));
+            for mode in [enabled, DiskCacheMode::Disabled] {
+                let Err(OpenError::Archive { error, .. }) = open(85, mode) else {
+                    panic!("{name}: too little memory");
+                };
+                let hint = error.hint().expect("a hint");
+                assert_eq!(hint, "allow it with --memory 86MiB", "{name}");
+                let archive = open(86, mode).expect("the value that the hint names");
+                assert!(read(&archive, b"a", 500) == payload[500..600], "{name}");
+            }
+            let listed = open(85, DiskCacheMode::IndexOnly).expect("only the tree");
+            assert_eq!(listed.index().entry_count(), 2);
+        });
+    }
+}
+
+#[test]
+fn scan_for_a_mount_lends_decoders_what_the_hint_counts() {
+    let packed = xz_of_large_dictionaries(&archive("a", &random_bytes(MIB)));
+    run_with_timeout("xz", move || {
+        for (memory, fits) in [(85, false), (86, true)] {
+            let (cache, network) = (tempfile::tempdir().expect("a directory"), runtime());
+            let mut options = options(cache.path());
+            options.scan.memory = memory << 20;
+            let source = Arc::new(MemorySource::new("test", packed.clone()));
+            let opened = Archive::open(source, &options, network.handle(), &Arc::default());
+            assert_eq!(opened.is_ok(), fits, "{memory} MiB");
+        }
+    });
 }
 
 #[test]

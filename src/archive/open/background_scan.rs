@@ -193,6 +193,7 @@ impl ScanThread {
             compression: summary.compression,
             packed_bytes: summary.packed_len,
             plain_bytes: summary.plain_len,
+            decoder_bytes: summary.decoder_bytes,
         }
     }
 

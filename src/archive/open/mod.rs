@@ -19,7 +19,6 @@ use tokio::runtime::Handle;
 
 use self::background_scan::BackgroundScan;
 use self::opener::{Opener, locator};
-use self::resources::FREE_LIST_DIVISOR;
 use super::Archive;
 use super::directory::ScanTurn;
 use super::error::OpenError;
@@ -130,7 +129,10 @@ impl Archive {
             }
         };
         match found {
-            Some(reader) => Ok(Ok(opener.build_archive(Arc::new(reader))?)),
+            Some(reader) => {
+                opener.check_decoder_memory(&reader)?;
+                Ok(Ok(opener.build_archive(Arc::new(reader))?))
+            }
             None => Ok(Err(UnscannedArchive(opener))),
         }
     }
@@ -191,7 +193,7 @@ impl Opener {
         let (free_list, write_pool) = match &resources {
             Some((resources, _)) => (resources.free_list.clone(), resources.write_pool.clone()),
             None => (
-                FreeList::new(options.scan.memory / FREE_LIST_DIVISOR),
+                FreeList::new(options.free_list_bytes()),
                 BufferPool::new(options.queue_bytes()),
             ),
         };

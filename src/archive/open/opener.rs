@@ -234,6 +234,26 @@ impl Opener {
         Ok(())
     }
 
+    /// Checks that the memory suffices to decode the stream, as its scan would, if the caller wants to read it.
+    pub(super) fn check_decoder_memory(&self, reader: &Reader) -> Result<(), OpenError> {
+        let index = reader.live_index.read();
+        let origin = index.origin();
+        let (needed_bytes, limit_bytes) = (origin.decoder_bytes, reader.broker.limit_bytes());
+        let reads = self.options.disk_cache != DiskCacheMode::IndexOnly;
+        if !reads || needed_bytes <= limit_bytes {
+            return Ok(());
+        }
+        let error = codec::Error {
+            compression: origin.compression,
+            packed: Packed(0),
+            cause: codec::Cause::MemoryLimit {
+                needed_bytes,
+                limit_bytes,
+            },
+        };
+        Err(self.archive_error(Error::Codec(error), None))
+    }
+
     pub(crate) fn too_many_entries(&self, name: &[u8], at: Plain) -> Error {
         let limit = self.max_entries();
         Error::Tar(tar::Error {

@@ -17,9 +17,6 @@ use crate::cache::SpanCache;
 /// Threads for reads that miss memory. They mostly wait for the network, and more compete for processors.
 const READ_THREADS: usize = 4;
 
-/// Divisor of the memory that gives the size of the free list, by default three spans or their packed bytes.
-pub(super) const FREE_LIST_DIVISOR: u64 = 8;
-
 #[derive(Clone, Debug)]
 pub(super) struct MemoryBudgets {
     pub(crate) span_cache: SpanCache,
@@ -65,10 +62,15 @@ pub struct SharedResources {
 impl SharedResources {
     /// Creates the resources of `memory`, as [`MemoryBudgets::new`] does. Fails if the system cannot start a
     /// thread.
-    pub(crate) fn new(memory: u64, span_bytes: u64, queue_bytes: u64) -> io::Result<Self> {
+    pub(crate) fn new(
+        memory: u64,
+        span_bytes: u64,
+        free_list_bytes: u64,
+        queue_bytes: u64,
+    ) -> io::Result<Self> {
         Ok(Self {
             budgets: MemoryBudgets::new(memory, span_bytes),
-            free_list: FreeList::new(memory / FREE_LIST_DIVISOR),
+            free_list: FreeList::new(free_list_bytes),
             write_pool: BufferPool::new(queue_bytes),
             read_threads: start_read_threads()?,
             fill_threads: Arc::default(),

@@ -309,6 +309,7 @@ mod tests {
             compression: Compression::None,
             packed_bytes: 512,
             plain_bytes,
+            decoder_bytes: 0,
         };
         let mut builder = Builder::new(index::Options::default());
         builder.add_span(

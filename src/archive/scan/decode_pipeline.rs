@@ -117,6 +117,12 @@ impl Drop for PlainStream {
 }
 
 impl PlainStream {
+    /// Memory of the largest decoder state so far, in bytes.
+    pub(super) fn decoder_bytes(&self) -> u64 {
+        let broker = self.memory.as_ref().map(|(_, broker)| broker);
+        broker.map_or(0, MemoryBroker::largest_need)
+    }
+
     pub(super) fn start(
         chunks: fetch::Stream,
         options: Options,

@@ -52,6 +52,8 @@ pub struct Summary {
     pub packed_len: u64,
     /// Length of the plain stream.
     pub plain_len: u64,
+    /// Memory of the largest decoder state, in bytes.
+    pub decoder_bytes: u64,
     /// BLAKE3 digest of the packed bytes, if requested.
     pub content_id: Option<[u8; 32]>,
     /// SHA-256 of the packed bytes, if requested.
@@ -596,6 +598,7 @@ impl<'a, S: Sink> Scan<'a, S> {
             compression: finished.compression,
             packed_len: finished.packed_len,
             plain_len: self.plain_len,
+            decoder_bytes: plain.decoder_bytes(),
             content_id: finished.content_id.filter(|_| !self.has_skipped),
             sha256: finished.sha256,
             plain_sha256,

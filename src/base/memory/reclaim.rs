@@ -36,6 +36,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     granted: u64,
+    largest_need: u64,
     is_closed: bool,
 }
 
@@ -88,6 +89,17 @@ impl MemoryBroker {
     /// Bytes granted now.
     pub fn granted_bytes(&self) -> u64 {
         self.shared.state.lock().granted
+    }
+
+    /// Notes that a decoder has a state of `bytes`, which another broker may have to grant.
+    pub fn note_need(&self, bytes: u64) {
+        let mut state = self.shared.state.lock();
+        state.largest_need = state.largest_need.max(bytes);
+    }
+
+    /// The largest state that was noted.
+    pub fn largest_need(&self) -> u64 {
+        self.shared.state.lock().largest_need
     }
 
     /// Grants `bytes` within the limit, or waits. A grant's owner must not wait for a thread that wants one.

@@ -354,6 +354,8 @@ impl Serial {
         if region_len as u64 > context.pool.budget() / REGIONS_IN_POOL {
             return Stream::start(context.borrow_memory(needed_bytes)?).map(Self::Stream);
         }
+        // With less memory the window has to be borrowed.
+        context.broker.note_need(needed_bytes);
         let blocks = match last {
             Some(Self::Blocks { mut blocks, .. }) => {
                 blocks.begin_frame();

@@ -2,6 +2,7 @@
 //!
 //! docs/index-format.md describes the form. A zstd decoder turns it into the index file.
 
+mod checksum;
 mod frame_memory;
 mod on_demand;
 mod section;
@@ -14,6 +15,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zstd::bulk::Compressor;
 
+use self::checksum::checksum;
 use self::frame_memory::FrameMemory;
 use super::format::{self, Error, VERSION};
 use super::memory::{MemoryLimit, TooMuchMemory};
@@ -72,6 +74,14 @@ struct Front {
     index_bytes: U64,
 }
 
+/// A frame, in the table.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct FrameRow {
+    packed_len: U32,
+    checksum: U32,
+}
+
 impl Front {
     /// For an index file of `index_bytes`; `None` if it is too long for the form.
     fn new(index_bytes: u64) -> Option<Self> {
@@ -94,7 +104,10 @@ impl Front {
 
     /// End of the table of frames.
     fn end(&self) -> u64 {
-        size_of::<Self>() as u64 + self.frame_count().saturating_mul(4)
+        size_of::<Self>() as u64
+            + self
+                .frame_count()
+                .saturating_mul(size_of::<FrameRow>() as u64)
     }
 
     fn read(bytes: &[u8]) -> Result<Self, Error> {
@@ -150,8 +163,7 @@ struct FrameWriter<W> {
     out: W,
     encoder: Compressor<'static>,
     frame: Vec<u8>,
-    /// Packed lengths.
-    table: Vec<U32>,
+    table: Vec<FrameRow>,
 }
 
 impl<W: Write> FrameWriter<W> {
@@ -161,7 +173,10 @@ impl<W: Write> FrameWriter<W> {
         }
         let packed = self.encoder.compress(&self.frame)?;
         let len = u32::try_from(packed.len()).map_err(io::Error::other)?;
-        self.table.push(len.into());
+        self.table.push(FrameRow {
+            packed_len: len.into(),
+            checksum: checksum(&packed).into(),
+        });
         self.out.write_all(&packed)?;
         self.frame.clear();
         Ok(())
@@ -227,14 +242,18 @@ pub(super) fn open_saved(
     }
     let table = usize::try_from(table_end).ok();
     let table = table.and_then(|end| bytes.get(size_of::<Front>()..end));
-    let offsets = offsets(table.unwrap_or_default(), table_end);
+    let table = table.and_then(|table| <[FrameRow]>::ref_from_bytes(table).ok());
+    let table = table.ok_or(Error::Malformed("frames"))?;
+    let offsets = offsets(table, table_end);
     if offsets.last() != Some(&packed_len) {
         return Err(Error::Malformed("the frames do not fill the file"));
     }
     let no_memory = || Error::Memory(index_bytes);
     let len = usize::try_from(index_bytes).map_err(|_| no_memory())?;
     let memory = FrameMemory::new(len, front.frame_len.get() as usize).ok_or_else(no_memory)?;
-    let file = OnDemand::new(memory, offsets, packed).ok_or(Error::Malformed("frames"))?;
+    let checksums = table.iter().map(|frame| frame.checksum.get()).collect();
+    let file = OnDemand::new(memory, offsets, checksums, packed);
+    let file = file.ok_or(Error::Malformed("frames"))?;
     file.add_packed(0, &bytes)?;
     let mut index = format::open(&Arc::new(file), index_bytes)?;
     index.charge_to(limit)?;
@@ -242,14 +261,10 @@ pub(super) fn open_saved(
 }
 
 /// Offsets of the frames, from `start` on, and their end.
-fn offsets(table: &[u8], start: u64) -> Vec<u64> {
-    let lens = table.chunks_exact(4).map(|len| {
-        let len = U32::read_from_bytes(len).map_or(0, U32::get);
-        u64::from(len)
-    });
+fn offsets(table: &[FrameRow], start: u64) -> Vec<u64> {
     let mut end = start;
-    let ends = lens.map(|len| {
-        end = end.saturating_add(len);
+    let ends = table.iter().map(|frame| {
+        end = end.saturating_add(frame.packed_len.get().into());
         end
     });
     std::iter::once(start).chain(ends).collect()

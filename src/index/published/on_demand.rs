@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use zstd::bulk::Decompressor;
 
+use super::checksum::checksum;
 use super::frame_memory::FrameMemory;
 use crate::base::sync::{Condvar, Mutex};
 
@@ -42,7 +43,10 @@ pub enum MissingRow {
     #[error("a part of the index is not loaded yet")]
     NotLoaded,
     /// It could not be loaded.
-    #[error("a part of the index cannot be loaded")]
+    #[error(
+        "a part of the index cannot be loaded \
+         (--no-published-index reads the archive instead of a published index)"
+    )]
     Unavailable,
 }
 
@@ -81,12 +85,18 @@ fn with_wait<T>(wait: Wait, access: impl FnOnce() -> T) -> Result<T, MissingRow>
     missing.map_or(Ok(result), Err)
 }
 
+fn damaged(error: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
 /// The bytes of an index file, of which frames are loaded when they are needed.
 #[derive(Debug)]
 pub(crate) struct OnDemand {
     memory: FrameMemory,
     /// Offset of each frame's packed bytes, and their end.
     offsets: Vec<u64>,
+    /// Checksum of each frame's packed bytes.
+    checksums: Vec<u32>,
     packed: Box<dyn PackedIndex>,
     /// Frames that are being requested.
     in_flight: Mutex<Vec<Range<usize>>>,
@@ -99,11 +109,13 @@ impl OnDemand {
     pub(super) fn new(
         memory: FrameMemory,
         offsets: Vec<u64>,
+        checksums: Vec<u32>,
         packed: Box<dyn PackedIndex>,
     ) -> Option<Self> {
         (offsets.len() == memory.frame_count() + 1).then(|| Self {
             memory,
             offsets,
+            checksums,
             packed,
             in_flight: Mutex::default(),
             landed: Condvar::default(),
@@ -166,16 +178,52 @@ impl OnDemand {
         Ok(true)
     }
 
+    /// Reads the packed bytes of all frames that are not loaded, and compares their checksums.
+    ///
+    /// # Errors
+    /// When they cannot be read or are damaged.
+    pub(crate) fn verify(&self) -> io::Result<()> {
+        let count = self.memory.frame_count();
+        let mut frames = 0..count;
+        while let Some(first) = frames.find(|&frame| self.is_missing(frame)) {
+            let is_in_run = |&frame: &usize| {
+                let packed = self.packed_range(first..frame + 1);
+                self.is_missing(frame) && packed.end - packed.start <= MAX_REQUEST_BYTES
+            };
+            let end = (first + 1..count).find(|frame| !is_in_run(frame));
+            let run = first..end.unwrap_or(count);
+            let range = self.packed_range(run.clone());
+            let bytes = self.packed.read(range.clone())?;
+            for frame in run.clone() {
+                self.check(frame, self.frame_of(frame, &bytes, range.start)?)?;
+            }
+            frames.start = run.end;
+        }
+        Ok(())
+    }
+
+    /// Compares the packed bytes of `frame` with its checksum.
+    fn check(&self, frame: usize, packed: &[u8]) -> io::Result<()> {
+        let is_same = self.checksums.get(frame) == Some(&checksum(packed));
+        is_same
+            .then_some(())
+            .ok_or_else(|| damaged("a frame of the index has another checksum"))
+    }
+
+    /// The packed bytes of `frame` from `packed`, which starts at byte `start` of the packed file.
+    fn frame_of<'a>(&self, frame: usize, packed: &'a [u8], start: u64) -> io::Result<&'a [u8]> {
+        let own = self.packed_range(frame..frame + 1);
+        let within = |at: u64| usize::try_from(at.checked_sub(start)?).ok();
+        let range = within(own.start).zip(within(own.end));
+        let bytes = range.and_then(|(start, end)| packed.get(start..end));
+        bytes.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
     /// Stores the frames that `packed` holds, which starts at byte `start` of the packed file.
     pub(super) fn add_packed(&self, start: u64, packed: &[u8]) -> io::Result<()> {
         let mut decoder = Decompressor::new()?;
         for frame in 0..self.memory.frame_count() {
-            let range = self.packed_range(frame..frame + 1);
-            let bytes = range.start.checked_sub(start).and_then(|from| {
-                let until = range.end.checked_sub(start)?;
-                packed.get(usize::try_from(from).ok()?..usize::try_from(until).ok()?)
-            });
-            let Some(bytes) = bytes else {
+            let Ok(bytes) = self.frame_of(frame, packed, start) else {
                 break;
             };
             self.unpack(frame, bytes, &mut decoder)?;
@@ -239,11 +287,8 @@ impl OnDemand {
         let bytes = self.packed.read(range.clone())?;
         let mut decoder = Decompressor::new()?;
         for frame in run.clone() {
-            let own = self.packed_range(frame..frame + 1);
-            let within = |at: u64| usize::try_from(at - range.start).unwrap_or(usize::MAX);
-            let bytes = bytes.get(within(own.start)..within(own.end));
-            let bytes = bytes.ok_or(io::ErrorKind::UnexpectedEof)?;
-            self.unpack(frame, bytes, &mut decoder)?;
+            let packed = self.frame_of(frame, &bytes, range.start)?;
+            self.unpack(frame, packed, &mut decoder)?;
         }
         Ok(())
     }
@@ -254,8 +299,8 @@ impl OnDemand {
         packed: &[u8],
         decoder: &mut Decompressor<'_>,
     ) -> io::Result<()> {
-        let damaged = |error: &str| io::Error::new(io::ErrorKind::InvalidData, error);
         let written = self.memory.write(frame, |bytes| {
+            self.check(frame, packed)?;
             let decoded = decoder.decompress_to_buffer(packed, bytes);
             match decoded.map_err(|error| damaged(&error.to_string()))? {
                 len if len == bytes.len() => Ok(()),

@@ -75,6 +75,7 @@ fn origin(layers: &[&Index], whiteouts: WhiteoutFormat) -> Origin {
         compression: Compression::None,
         packed_bytes,
         plain_bytes: 0,
+        decoder_bytes: 0,
     }
 }
 

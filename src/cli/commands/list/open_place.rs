@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, stdout};
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -146,7 +146,7 @@ impl Place {
     /// Cuts SOURCE into `count` shards.
     pub(crate) fn plan(&self, count: u32) -> anyhow::Result<ShardPlan> {
         match (&self.archive, &self.tree) {
-            (None, OpenTree::Index(tree)) => Ok(ShardPlan::new(tree.index(), count)),
+            (None, OpenTree::Index(tree)) => Ok(ShardPlan::new(tree.index().tree()?, count)),
             (archive, _) => {
                 let (volume, _) = archive.as_ref().context("a directory has no shards")?;
                 let (_, _, plan) = shards::plan_of(&**volume, count)?;
@@ -187,8 +187,10 @@ impl Place {
         if let OpenTree::Index(tree) = &self.tree
             && self.has_problems
         {
-            let problems = output::report_problems(tree.index());
-            if problems != ExitCode::SUCCESS {
+            let problems = tree.index().read(output::report_problems);
+            if let Ok(problems) = problems
+                && problems != ExitCode::SUCCESS
+            {
                 return problems;
             }
         }
@@ -316,6 +318,10 @@ fn start_in_directory(
 
 fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> Option<StartPoint> {
     let clean = ArchivePath::sanitize(path.as_bytes()).path;
+    let shown = match path.as_bytes() {
+        b"" => b".",
+        path => path,
+    };
     let found = match tree.resolve(path.as_bytes(), false) {
         Ok((FileKind::Symlink, _)) if follows_links => {
             let target = tree.resolve(path.as_bytes(), true);
@@ -333,14 +339,11 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> O
             return None;
         }
         Err(error) => {
-            report(clean.as_bytes(), &error);
+            report(shown, &error);
             return None;
         }
     };
-    let path = match path.as_bytes() {
-        b"" => b".".to_vec(),
-        _ => path.clone().into_vec(),
-    };
+    let path = shown.to_vec();
     let inner_path = clean.as_bytes().to_owned();
     Some(StartPoint {
         path,
