@@ -4,6 +4,7 @@
 use std::sync as primitives;
 
 pub mod error_chain;
+pub mod escape;
 pub(crate) mod extent;
 pub(crate) mod file;
 pub(crate) mod hash;

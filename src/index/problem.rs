@@ -1,11 +1,12 @@
 //! Members that are damaged or not in the tree, and their form in an index file.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
 use crate::base::archive_path::ArchivePath;
+use crate::base::escape::escape_controls;
 use crate::base::extent::Plain;
 
 /// Maximum bytes of each text in an index file; the rest is cut.
@@ -33,13 +34,7 @@ impl fmt::Display for Problem {
             write!(f, "{path}: ")?;
         }
         // Escapes any text of a hostile archive or index file.
-        for character in self.what.chars() {
-            if character.is_control() {
-                write!(f, "{}", character.escape_default())?;
-            } else {
-                f.write_char(character)?;
-            }
-        }
+        f.write_str(&escape_controls(&self.what))?;
         match self.offset {
             Some(offset) => write!(f, " (header at byte {offset} of the tar stream)"),
             None => Ok(()),

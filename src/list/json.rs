@@ -21,6 +21,7 @@ use std::io::{self, Write};
 
 use super::item::Item;
 use super::tree::{FileKind, Tree};
+use crate::base::escape::is_control;
 use crate::tar::Timestamp;
 
 /// Appends the object for `item`, called `path`: one line, with a line feed.
@@ -107,7 +108,7 @@ fn write_text(output: &mut Vec<u8>, bytes: &[u8]) {
                 '"' => output.extend_from_slice(b"\\\""),
                 '\\' => output.extend_from_slice(b"\\\\"),
                 // Also DEL and C1, which are not safe for a terminal.
-                _ if character.is_control() => {
+                _ if is_control(character) => {
                     let escaped = format!("\\u{:04x}", u32::from(character));
                     output.extend_from_slice(escaped.as_bytes());
                 }

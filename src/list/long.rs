@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use super::escape::{escape, owner_text};
 use super::human_size::human_size;
 use super::item::Item;
 use super::tree::{FileKind, Tree};
+use crate::base::escape::{escape, owner_text};
 use crate::base::time::Civil;
 
 /// Widths of the columns. Measure every file first, then format the lines.

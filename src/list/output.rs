@@ -6,8 +6,8 @@ use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::escape::{escape, without_controls};
 use crate::base::error_chain::error_chain;
+use crate::base::escape::{escape, without_controls};
 use crate::base::sync::Mutex;
 
 /// Bytes that are written to a file or pipe at once.

@@ -2,7 +2,7 @@
 //!
 //! A directory gets its attributes when the walk leaves it, after everything below it was made.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ use super::options::{Existing, Summary};
 use super::selection::Selection;
 use super::write::{
     ADD_ENTRY, AttributeTarget, CAPABILITIES, Context, Directory, FileWriter, Identity, Job,
-    PendingDirectory, TreeWriter, is_on_remote,
+    PendingDirectory, TreeWriter, WeakDirectory, is_on_remote,
 };
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
@@ -75,6 +75,8 @@ impl Materializer {
         let copier = Arc::new(Copier {
             context: Arc::clone(&self.tree.context),
             top: top.clone(),
+            max_open: (self.tree.destination.max_open_directories / 2).max(1),
+            open: Mutex::default(),
             selects_all: filter.is_none() && self.tree.selection == Selection::default(),
             filter,
             tree: Mutex::new(self.tree),
@@ -107,8 +109,10 @@ pub(super) type Filter = Box<dyn Fn(&ArchivePath) -> bool + Send + Sync>;
 /// The destination of a directory.
 #[derive(Debug, Default)]
 struct Target {
+    /// It may be closed.
+    directory: Mutex<WeakDirectory>,
     /// Unknown until an entry in it is made, if the directory itself is not.
-    directory: OnceLock<Directory>,
+    identity: OnceLock<Identity>,
     /// Its attributes, if the copy made it.
     pending: Option<PendingDirectory>,
 }
@@ -118,6 +122,9 @@ struct Copier {
     context: Arc<Context>,
     source: DirectoryTree,
     top: Directory,
+    /// The directories that were opened last. Others are closed, and opened again by their paths.
+    open: Mutex<VecDeque<Directory>>,
+    max_open: usize,
     /// For steps that look up paths: directories that are not selected themselves, and hard links.
     tree: Mutex<TreeWriter>,
     selects_all: bool,
@@ -145,8 +152,35 @@ impl Copier {
                 target.pending = self.unless_deferred(pending);
             }
         }
-        target.directory.get_or_init(|| self.top.clone());
+        self.keep_open(&target, &self.top);
         target
+    }
+
+    /// Notes that `directory` is the target, and closes the one that was opened first if too many are open.
+    fn keep_open(&self, target: &Target, directory: &Directory) {
+        target.identity.get_or_init(|| directory.identity());
+        *target.directory.lock() = directory.downgrade();
+        let mut open = self.open.lock();
+        open.push_back(directory.clone());
+        let closed = (open.len() > self.max_open).then(|| open.pop_front());
+        drop(open);
+        drop(closed);
+    }
+
+    /// The directory of the entry at `path`, which `target` is; `None` after a reported error.
+    fn open_target(&self, target: &Target, path: &ArchivePath, size: u64) -> Option<Directory> {
+        let open = target.directory.lock().upgrade();
+        if open.is_some() {
+            return open;
+        }
+        let opened = self.tree.lock().parent_directory(path, size)?;
+        if *target.identity.get_or_init(|| opened.identity()) != opened.identity() {
+            let cause = Cause::LeftOut("its directory was replaced meanwhile".to_owned());
+            self.context.problems.add(path, cause);
+            return None;
+        }
+        self.keep_open(target, &opened);
+        Some(opened)
     }
 
     /// The path in the destination, if it is selected.
@@ -287,13 +321,10 @@ impl Copier {
                 .record_failure(&path, top, error, missing_bytes);
             return None;
         }
-        if target.directory.get().is_none() {
-            let opened = self.tree.lock().parent_directory(&path, member.size)?;
-            target.directory.get_or_init(|| opened);
-        }
+        let directory = self.open_target(target, &path, member.size)?;
         Some(Job {
             atime: Some(atime),
-            ..Job::new(target.directory.get()?.clone(), path, member)
+            ..Job::new(directory, path, member)
         })
     }
 
@@ -318,7 +349,7 @@ impl Copier {
                 let pending = PendingDirectory::new(path, identity, is_new, member, policy);
                 let pending = pending.with_atime(job.atime);
                 target.pending = self.unless_deferred(pending);
-                target.directory.get_or_init(|| opened);
+                self.keep_open(&target, &opened);
             }
             Ok(())
         });
@@ -361,6 +392,11 @@ impl Copier {
 impl Visitor<DirectoryTree> for Copier {
     type State = Target;
 
+    /// Those of the source and of the destination.
+    fn open_trees(&self) -> usize {
+        2
+    }
+
     fn chunk(&self) -> usize {
         self.chunk
     }
@@ -387,10 +423,14 @@ impl Visitor<DirectoryTree> for Copier {
 
     fn leave(&self, level: &Arc<Level<DirectoryTree, Target>>) -> ControlFlow<()> {
         let target = &level.state;
-        if let (Some(pending), Some(directory)) = (&target.pending, target.directory.get())
-            && let Err(error) = pending.apply_to(directory, &self.context)
-        {
-            self.context.problems.add(&pending.path, error);
+        let Some(pending) = &target.pending else {
+            return ControlFlow::Continue(());
+        };
+        let open = target.directory.lock().upgrade();
+        match open.map(|directory| pending.apply_to(&directory, &self.context)) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => self.context.problems.add(&pending.path, error),
+            None => pending.apply_closed(&mut self.tree.lock().destination),
         }
         ControlFlow::Continue(())
     }

@@ -1,5 +1,6 @@
 //! Errors, warnings and damage of an archive.
 
+use crate::base::escape::without_controls;
 use crate::base::extent::Plain;
 
 /// Why the parser cannot continue.
@@ -137,12 +138,8 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     const MAX_BYTES: usize = 200;
     let head = bytes.get(..MAX_BYTES).unwrap_or(bytes);
     let dots = if head.len() < bytes.len() { "…" } else { "" };
-    let text = String::from_utf8_lossy(head);
-    let line: String = text
-        .chars()
-        .map(|letter| if letter.is_control() { '?' } else { letter })
-        .collect();
-    line + dots
+    let text = without_controls(head);
+    String::from_utf8_lossy(&text).into_owned() + dots
 }
 
 #[cfg(test)]
@@ -151,7 +148,7 @@ mod tests {
 
     #[test]
     fn names_are_shown_on_one_line_of_bounded_length() {
-        assert_eq!(printable(b"a\nb\xff"), "a?b\u{fffd}");
+        assert_eq!(printable(b"a\nb\xff"), "a?b?");
         assert_eq!(printable(&[b'x'; 300]).chars().count(), 201);
     }
 }

@@ -632,6 +632,30 @@ fn tree_deeper_than_the_limit_of_open_files_is_walked() {
             ours.len()
         );
     }
+    let listed = run_limited(&place, &format!("exec {PROGRAM} ls -R deep"));
+    assert_eq!(String::from_utf8_lossy(&listed.stderr), "");
+    let all = run(
+        &place,
+        "deep",
+        &["find", ".", "-mindepth", "1", "-printf", "%P\\n"],
+    );
+    assert_eq!(sorted(&listed.stdout, b'\n'), sorted(&all.stdout, b'\n'));
+    fs::create_dir(place.path("copy")).expect("new");
+    for words in [
+        "materialize -q deep -C copy",
+        "diff deep copy",
+        "materialize -q --update --delete deep -C copy",
+        "diff deep copy",
+    ] {
+        let ours = run_limited(&place, &format!("exec {PROGRAM} {words}"));
+        assert_eq!(String::from_utf8_lossy(&ours.stderr), "", "{words}");
+        assert!(ours.status.success() && ours.stdout.is_empty(), "{words}");
+        // The update has something to do at each level.
+        let times = "find copy -depth -name f -exec touch -d @1 {} +; rm -r copy/e";
+        if words.ends_with("diff deep copy") {
+            run(&place, "", &["sh", "-c", times]);
+        }
+    }
     for words in ["chmod -R go= deep", "rm -r deep"] {
         let ours = run_limited(&place, &format!("exec {PROGRAM} {words}"));
         assert_eq!(String::from_utf8_lossy(&ours.stderr), "", "{words}");

@@ -6,12 +6,10 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags};
 use rustix::io::Errno;
 
-use super::chmod::chmod_at;
+use super::chmod::{chmod_at, open_for_attributes};
 use super::syscalls;
 use crate::base::time::Timestamp;
-
-/// Maximum size of a name list (`XATTR_LIST_MAX`) and of a value (`XATTR_SIZE_MAX`) on Linux.
-const MAX_XATTR_BYTES: usize = 64 * 1024;
+use crate::base::xattr::{XATTR_LIST_MAX, XATTR_SIZE_MAX};
 
 /// Names and values of extended attributes.
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
@@ -76,41 +74,33 @@ impl<'a> AttributeTarget<'a> {
 
     pub(crate) fn set_xattr(self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
         let flags = XattrFlags::empty();
-        match self {
-            Self::Open(fd) => rustix::fs::fsetxattr(fd, name, value, flags),
-            Self::Name(directory, file) => {
-                let set = syscalls::setxattrat(directory, file, name, value);
-                or_by_path(set, directory, file, |path| {
-                    rustix::fs::lsetxattr(path, name, value, flags)
-                })
-            }
-        }
+        let set = |way: Way<'_>| match way {
+            Way::Open(fd) => rustix::fs::fsetxattr(fd, name, value, flags),
+            Way::Name(directory, file) => syscalls::setxattrat(directory, file, name, value),
+            Way::Path(path) => rustix::fs::setxattr(path, name, value, flags),
+            Way::Link(path) => rustix::fs::lsetxattr(path, name, value, flags),
+        };
+        self.with_xattrs(set)
     }
 
     pub(crate) fn remove_xattr(self, name: &[u8]) -> Result<(), Errno> {
-        match self {
-            Self::Open(fd) => rustix::fs::fremovexattr(fd, name),
-            Self::Name(directory, file) => {
-                let removed = syscalls::removexattrat(directory, file, name);
-                or_by_path(removed, directory, file, |path| {
-                    rustix::fs::lremovexattr(path, name)
-                })
-            }
-        }
+        self.with_xattrs(|way| match way {
+            Way::Open(fd) => rustix::fs::fremovexattr(fd, name),
+            Way::Name(directory, file) => syscalls::removexattrat(directory, file, name),
+            Way::Path(path) => rustix::fs::removexattr(path, name),
+            Way::Link(path) => rustix::fs::lremovexattr(path, name),
+        })
     }
 
     /// Names of the extended attributes; none if the file system has none.
     fn xattr_names(self) -> Result<Vec<u8>, Errno> {
-        let mut names = Vec::with_capacity(MAX_XATTR_BYTES);
-        let listed = match self {
-            Self::Open(fd) => rustix::fs::flistxattr(fd, spare_capacity(&mut names)).map(drop),
-            Self::Name(directory, file) => {
-                let listed = syscalls::listxattrat(directory, file, &mut names);
-                or_by_path(listed, directory, file, |path| {
-                    rustix::fs::llistxattr(path, spare_capacity(&mut names)).map(drop)
-                })
-            }
-        };
+        let mut names = Vec::with_capacity(XATTR_LIST_MAX);
+        let listed = self.with_xattrs(|way| match way {
+            Way::Open(fd) => rustix::fs::flistxattr(fd, spare_capacity(&mut names)).map(drop),
+            Way::Name(directory, file) => syscalls::listxattrat(directory, file, &mut names),
+            Way::Path(path) => rustix::fs::listxattr(path, spare_capacity(&mut names)).map(drop),
+            Way::Link(path) => rustix::fs::llistxattr(path, spare_capacity(&mut names)).map(drop),
+        });
         match listed {
             Err(Errno::OPNOTSUPP) => Ok(Vec::new()),
             listed => listed.map(|()| names),
@@ -118,20 +108,56 @@ impl<'a> AttributeTarget<'a> {
     }
 
     pub(crate) fn xattr(self, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let mut value = Vec::with_capacity(MAX_XATTR_BYTES);
-        match self {
-            Self::Open(fd) => {
-                rustix::fs::fgetxattr(fd, name, spare_capacity(&mut value))?;
+        let mut value = Vec::with_capacity(XATTR_SIZE_MAX);
+        self.with_xattrs(|way| {
+            let room = |value| spare_capacity(value);
+            match way {
+                Way::Open(fd) => rustix::fs::fgetxattr(fd, name, room(&mut value)).map(drop),
+                Way::Name(directory, file) => {
+                    syscalls::getxattrat(directory, file, name, &mut value)
+                }
+                Way::Path(path) => rustix::fs::getxattr(path, name, room(&mut value)).map(drop),
+                Way::Link(path) => rustix::fs::lgetxattr(path, name, room(&mut value)).map(drop),
             }
-            Self::Name(directory, file) => {
-                let read = syscalls::getxattrat(directory, file, name, &mut value);
-                or_by_path(read, directory, file, |path| {
-                    rustix::fs::lgetxattr(path, name, spare_capacity(&mut value)).map(drop)
-                })?;
-            }
-        }
+        })?;
         value.shrink_to_fit();
         Ok(value)
+    }
+
+    /// Calls `call` for the file, in the first way that the kernel has.
+    fn with_xattrs(self, call: impl FnMut(Way<'_>) -> Result<(), Errno>) -> Result<(), Errno> {
+        self.with_ways(call, |errno| {
+            // Linux before 6.13, or a filter of system calls that is older. A descriptor that is open for its path alone is
+            // refused, too.
+            matches!(errno, Errno::NOSYS | Errno::PERM | Errno::BADF)
+        })
+    }
+
+    fn with_ways(
+        self,
+        mut call: impl FnMut(Way<'_>) -> Result<(), Errno>,
+        is_missing: impl FnOnce(Errno) -> bool,
+    ) -> Result<(), Errno> {
+        let (directory, name) = match self {
+            Self::Open(fd) => return call(Way::Open(fd)),
+            Self::Name(directory, name) => (directory, name),
+        };
+        match call(Way::Name(directory, name)) {
+            Err(errno) if is_missing(errno) => {}
+            done => return done,
+        }
+        // The kernel follows only the link of the descriptor in it.
+        let above = format!("/proc/self/fd/{}", directory.as_raw_fd()).into_bytes();
+        let done = match name {
+            b"" => call(Way::Path(&above)),
+            [b'/', ..] => call(Way::Link(name)),
+            name => call(Way::Link(&[&*above, b"/", name].concat())),
+        };
+        match done {
+            // Without /proc.
+            Err(Errno::NOENT) => call(Way::Open(open_for_attributes(directory, name)?.as_fd())),
+            done => done,
+        }
     }
 
     /// Whether it has an extended attribute whose name `selects` accepts.
@@ -156,28 +182,66 @@ impl<'a> AttributeTarget<'a> {
     }
 }
 
-/// `result`, or for kernels before 6.13 that of `by_path`, whose calls take no directory.
-fn or_by_path(
-    result: Result<(), Errno>,
-    directory: BorrowedFd<'_>,
-    name: &[u8],
-    by_path: impl FnOnce(&[u8]) -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    match result {
-        // A descriptor that is open for its path alone is refused, too.
-        Err(Errno::NOSYS | Errno::PERM | Errno::BADF) => {
-            // The kernel follows only the link of the descriptor in it.
-            let directory = descriptor_path(directory).into_bytes();
-            match name {
-                b"" => by_path(&directory),
-                [b'/', ..] => by_path(name),
-                name => by_path(&[&*directory, b"/", name].concat()),
-            }
-        }
-        result => result,
-    }
+/// A way to name a file in a call about extended attributes.
+enum Way<'a> {
+    /// A call that takes an open file.
+    Open(BorrowedFd<'a>),
+    /// A call that takes a name in a directory, which Linux has since 6.13.
+    Name(BorrowedFd<'a>, &'a [u8]),
+    /// A call that follows a link at the end of a path.
+    Path(&'a [u8]),
+    /// A call that follows none.
+    Link(&'a [u8]),
 }
 
-fn descriptor_path(file: BorrowedFd<'_>) -> String {
-    format!("/proc/self/fd/{}", file.as_raw_fd())
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::{OFlags, openat};
+
+    use super::*;
+
+    #[test]
+    fn extended_attributes_are_set_in_each_way_and_no_link_is_followed() {
+        let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        fs::write(place.path().join("f"), "").expect("space");
+        symlink("f", place.path().join("l")).expect("new");
+        let at = File::open(place.path()).expect("a directory");
+        let path_only = OFlags::PATH | OFlags::CLOEXEC;
+        let file = openat(&at, "f", path_only, Mode::empty()).expect("there");
+        let set = |target: AttributeTarget<'_>, value: &[u8], is_missing: bool| {
+            let flags = XattrFlags::empty();
+            let call = |way: Way<'_>| match way {
+                Way::Open(fd) => rustix::fs::fsetxattr(fd, "user.a", value, flags),
+                Way::Name(..) if is_missing => Err(Errno::NOSYS),
+                Way::Name(at, name) => syscalls::setxattrat(at, name, b"user.a", value),
+                Way::Path(path) => rustix::fs::setxattr(path, "user.a", value, flags),
+                Way::Link(path) => rustix::fs::lsetxattr(path, "user.a", value, flags),
+            };
+            target.with_ways(call, |errno| {
+                matches!(errno, Errno::NOSYS | Errno::BADF | Errno::PERM)
+            })
+        };
+        let value = |target: AttributeTarget<'_>| target.xattr(b"user.a");
+        let targets = [
+            AttributeTarget::named(&at, b"f"),
+            AttributeTarget::named(&file, b""),
+            AttributeTarget::named(&at, b""),
+        ];
+        for (number, is_missing) in [(1, false), (2, true)] {
+            for target in targets {
+                assert_eq!(set(target, &[number], is_missing), Ok(()), "{target:?}");
+                assert_eq!(value(target), Ok(vec![number]), "{target:?}");
+            }
+            let link = AttributeTarget::named(&at, b"l");
+            assert!(set(link, b"3", is_missing).is_err());
+            assert_eq!(value(targets[0]), Ok(vec![number]));
+        }
+        let reopened = open_for_attributes(at.as_fd(), b"f").expect("a regular file");
+        assert_eq!(value(AttributeTarget::Open(reopened.as_fd())), Ok(vec![2]));
+        let link = open_for_attributes(at.as_fd(), b"l");
+        assert_eq!(link.err(), Some(Errno::OPNOTSUPP));
+    }
 }

@@ -1,6 +1,6 @@
 //! Changes the mode of a file without following a link.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, chmodat, fchmod, openat, statat};
 use rustix::io::Errno;
@@ -44,19 +44,26 @@ fn chmod_by_descriptor(directory: BorrowedFd<'_>, name: &[u8], mode: u32) -> Res
         Err(Errno::NOENT) => {}
         changed => return changed,
     }
-    // Without /proc. Opening another type would have side effects.
-    let found = statat(file, "", AtFlags::EMPTY_PATH)?;
-    match FileType::from_raw_mode(found.st_mode) {
-        FileType::Directory => {
-            let directory = openat(file, ".", flags | OFlags::DIRECTORY, Mode::empty())?;
-            fchmod(directory, mode)
-        }
-        FileType::RegularFile => {
-            let file = openat(directory, name, flags | OFlags::NONBLOCK, Mode::empty())?;
-            fchmod(file, mode)
-        }
-        _ => Err(Errno::OPNOTSUPP),
-    }
+    fchmod(open_for_attributes(directory, name)?, mode)
+}
+
+/// Opens the file `name` in `directory`, or with an empty name the directory itself, without `/proc`. `OPNOTSUPP` for other
+/// types than regular files and directories, whose opening would have side effects.
+pub(super) fn open_for_attributes(
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+) -> Result<OwnedFd, Errno> {
+    let mut found = AtFlags::SYMLINK_NOFOLLOW;
+    found.set(AtFlags::EMPTY_PATH, name.is_empty());
+    let found = statat(directory, name, found)?;
+    let name = if name.is_empty() { b"." } else { name };
+    let flags = match FileType::from_raw_mode(found.st_mode) {
+        FileType::Directory => OFlags::DIRECTORY,
+        FileType::RegularFile => OFlags::NONBLOCK,
+        _ => return Err(Errno::OPNOTSUPP),
+    };
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(directory, name, flags, Mode::empty())
 }
 
 #[cfg(test)]

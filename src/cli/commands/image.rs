@@ -11,6 +11,7 @@ use crate::cli::args::{CacheDirArgs, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::image::{Image, Layer};
+use tarfs::internal::escape::escape_controls;
 
 /// Arguments of `tarfs image`.
 #[derive(clap::Args, Debug)]
@@ -139,17 +140,9 @@ fn to_text(image: &Image) -> String {
     }
     let lines = lines.iter().map(|(name, value)| {
         // The image's text must not control the terminal.
-        format!("{name:13} {}", escape_control_characters(value))
+        format!("{name:13} {}", escape_controls(value))
     });
     lines.collect::<Vec<_>>().join("\n")
-}
-
-fn escape_control_characters(text: &str) -> String {
-    let letters = text.chars().map(|letter| match letter {
-        letter if letter.is_control() => letter.escape_unicode().to_string(),
-        letter => letter.to_string(),
-    });
-    letters.collect()
 }
 
 /// Quotes words so that their boundaries are visible.

@@ -13,12 +13,12 @@ use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat, openat};
 use crate::base::chmod::chmod_at;
 
 use super::super::directory_tree::{DirectoryTree, is_root, metadata_of, metadata_of_open};
-use super::super::escape::{escape, owner_text};
 use super::super::find::apply_mode;
 use super::super::long::mode_string;
 use super::super::parallel_walk::{Level, Start, Visit, Visitor};
 use super::super::tree::{FileKind, Metadata, Tree};
 use super::log::{ChangeLog, Verbosity, quote};
+use crate::base::escape::{escape, owner_text};
 
 /// An owner and a group; `None` for any, or to keep it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -57,6 +57,8 @@ pub enum Attributes {
         from: Owner,
         /// Names of those to set, for messages.
         names: (String, Option<String>),
+        /// Whether messages are about the group alone.
+        is_group: bool,
     },
 }
 
@@ -152,9 +154,11 @@ impl Changer {
         self.log
             .write(Verbosity::All, || match &self.change.attributes {
                 Attributes::Mode { .. } => format!("{} could not be accessed", quote(path)),
-                Attributes::Owner { names, .. } => {
-                    let wanted = joined(&names.0, names.1.as_ref());
-                    format!("failed to change ownership of {} to {wanted}", quote(path))
+                Attributes::Owner {
+                    names, is_group, ..
+                } => {
+                    let (what, wanted) = (owner_word(*is_group), wanted_owner(names, *is_group));
+                    format!("failed to change {what} of {} to {wanted}", quote(path))
                 }
             });
     }
@@ -272,14 +276,20 @@ impl Changer {
             Attributes::Owner { names, .. } if names.0.is_empty() && names.1.is_none() => {
                 return format!("ownership of {path} retained");
             }
-            Attributes::Owner { names, .. } => {
+            Attributes::Owner {
+                names, is_group, ..
+            } => {
                 let user = owner_text(self.tree.user(found), found.uid);
                 let group = owner_text(self.tree.group(found), found.gid);
-                let group = names.1.is_some().then_some(group);
+                let current = if *is_group {
+                    group
+                } else {
+                    joined(&user, names.1.is_some().then_some(&group))
+                };
                 (
-                    "ownership",
-                    joined(&user, group.as_ref()),
-                    joined(&names.0, names.1.as_ref()),
+                    owner_word(*is_group),
+                    current,
+                    wanted_owner(names, *is_group),
                 )
             }
         };
@@ -291,6 +301,17 @@ impl Changer {
             (Some(true), "mode") => format!("mode of {path} changed from {before} to {after}"),
             (Some(true), _) => format!("changed {what} of {path} from {before} to {after}"),
         }
+    }
+}
+
+fn owner_word(is_group: bool) -> &'static str {
+    if is_group { "group" } else { "ownership" }
+}
+
+fn wanted_owner((user, group): &(String, Option<String>), is_group: bool) -> String {
+    match group {
+        Some(group) if is_group => group.clone(),
+        group => joined(user, group.as_ref()),
     }
 }
 

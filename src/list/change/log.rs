@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use crate::base::error_chain::error_chain;
+use crate::base::escape::{escape, is_control};
 
-use super::super::escape::escape;
 use super::super::output::SharedOutput;
 
 /// The files that have a line.
@@ -88,7 +88,7 @@ pub fn quote(name: &[u8]) -> String {
             let character_text = &*character.encode_utf8(&mut bytes);
             match character {
                 '\'' => push("'\\''", false),
-                _ if character.is_control() => push(&escape(character_text.as_bytes()), true),
+                _ if is_control(character) => push(&escape(character_text.as_bytes()), true),
                 _ => push(character_text, false),
             }
         }

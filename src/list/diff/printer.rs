@@ -6,12 +6,12 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::super::escape::escape;
 use super::super::item::Item;
 use super::super::json;
 use super::super::output::SharedOutput;
 use super::super::tree::{FileId, Metadata, Tree};
 use super::compare::{Difference, Differences, Property};
+use crate::base::escape::escape;
 use crate::base::sync::Mutex;
 use crate::base::time::Civil;
 

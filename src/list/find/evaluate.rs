@@ -6,7 +6,7 @@ use super::number::{Comparison, Size, TimeRange};
 use super::pattern::{Pattern, Regex};
 use super::permissions::Permissions;
 use super::printf::{self, Format};
-use crate::list::escape::without_controls;
+use crate::base::escape::without_controls;
 use crate::list::item::Item;
 use crate::list::tree::{FileId, FileKind, Metadata, Tree};
 use crate::tar::Timestamp;

@@ -11,8 +11,8 @@ use thiserror::Error;
 use super::dialect::Dialect;
 use super::evaluate::Node;
 use super::number::{DAY, nanoseconds};
+use crate::base::escape::escape;
 use crate::base::posix_acl::IdResolver;
-use crate::list::escape::escape;
 use crate::list::tree::Metadata;
 use crate::tar::Timestamp;
 

@@ -11,8 +11,8 @@ use super::pattern::{Pattern, Regex, to_text};
 use super::permissions::Permissions;
 use super::printf::Format;
 use crate::base::error_chain::error_chain;
+use crate::base::escape::escape;
 use crate::base::time::parse_rfc3339;
-use crate::list::escape::escape;
 use crate::list::tree::{FileKind, Metadata};
 use crate::tar::Timestamp;
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 
 use super::strftime;
-use crate::list::escape::{escape, owner_text, without_controls};
+use crate::base::escape::{escape, owner_text, without_controls};
 use crate::list::item::Item;
 use crate::list::long::mode_string;
 use crate::list::tree::{FileKind, Metadata, Tree};

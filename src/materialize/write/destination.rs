@@ -42,7 +42,7 @@ pub(crate) struct Destination {
     pub(super) cache: DirectoryCache,
     last: Option<(Vec<u8>, Directory)>,
     /// Open directories at which the cache is dropped and the queues are drained.
-    max_open_directories: usize,
+    pub(crate) max_open_directories: usize,
     /// Number of replaced links and directories when the cache was last valid.
     seen_replacements: usize,
     /// Whether a lookup has ever followed links.

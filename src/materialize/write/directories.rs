@@ -70,18 +70,7 @@ pub(super) fn apply_all(mut pending: Vec<PendingDirectory>, destination: &mut De
     pending.sort_unstable_by(|one, other| Reverse(&one.path).cmp(&Reverse(&other.path)));
     for mut pending in pending {
         pending.is_new = new.contains(&pending.identity);
-        let applied = pending.reopen_and_apply(destination);
-        let problems = &destination.context.problems;
-        match applied {
-            Ok(()) => {}
-            // The directory was replaced, or another user owns it.
-            Err(_) if pending.is_implied => {}
-            Err(RestoreError::Replaced) => problems.warn(&format!(
-                "{}: the directory was replaced before it got its attributes, left as it is",
-                pending.path
-            )),
-            Err(RestoreError::Step(error)) => problems.add(&pending.path, error),
-        }
+        pending.apply_closed(destination);
     }
 }
 
@@ -206,6 +195,22 @@ impl PendingDirectory {
             },
             removes_xattrs: false,
         })
+    }
+
+    /// Opens the directory, sets its attributes, and reports an error.
+    pub(crate) fn apply_closed(&self, destination: &mut Destination) {
+        let applied = self.reopen_and_apply(destination);
+        let problems = &destination.context.problems;
+        match applied {
+            Ok(()) => {}
+            // The directory was replaced, or another user owns it.
+            Err(_) if self.is_implied => {}
+            Err(RestoreError::Replaced) => problems.warn(&format!(
+                "{}: the directory was replaced before it got its attributes, left as it is",
+                self.path
+            )),
+            Err(RestoreError::Step(error)) => problems.add(&self.path, error),
+        }
     }
 
     fn reopen_and_apply(&self, destination: &mut Destination) -> Result<(), RestoreError> {

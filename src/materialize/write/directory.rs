@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -14,6 +14,16 @@ use crate::base::posix_acl;
 /// An open directory; clones share the descriptor.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory(Arc<Handle>);
+
+/// A directory that may have been closed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WeakDirectory(Weak<Handle>);
+
+impl WeakDirectory {
+    pub(crate) fn upgrade(&self) -> Option<Directory> {
+        self.0.upgrade().map(Directory)
+    }
+}
 
 #[derive(Debug)]
 struct Handle {
@@ -93,6 +103,10 @@ impl Directory {
             child.set_resolved_path(path);
         }
         Ok(child)
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakDirectory {
+        WeakDirectory(Arc::downgrade(&self.0))
     }
 
     pub(crate) fn identity(&self) -> Identity {

@@ -22,7 +22,9 @@ pub(super) use self::attributes::{
 pub(super) use self::context::{Context, FileObserver};
 pub(super) use self::destination::{Destination, IfMissing};
 pub(super) use self::directories::PendingDirectory;
-pub(super) use self::directory::{Directory, Identity, lstat_at, name_of, parent_of};
+pub(super) use self::directory::{
+    Directory, Identity, WeakDirectory, lstat_at, name_of, parent_of,
+};
 pub(super) use self::file::FileWriter;
 pub(super) use self::file_system::{default_writer_count, is_on_remote, sync_file_system};
 pub(crate) use self::job::member_of;

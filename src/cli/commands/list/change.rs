@@ -6,11 +6,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Context;
-
 use super::open_place::{self, EXIT_PARTIAL};
 use crate::cli::args::JobsArg;
 use crate::cli::ui::output;
+use tarfs::internal::error_chain::error_chain;
 use tarfs::list::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
 use tarfs::list::{DirectoryTree, Metadata, Start, Visitor, metadata_of, walk_parallel};
 
@@ -51,15 +50,17 @@ pub(crate) struct ChangeFlags {
 }
 
 impl ChangeFlags {
-    /// The attributes of the file `--reference`.
-    pub(crate) fn reference(&self) -> anyhow::Result<Option<Metadata>> {
+    /// The attributes of the file `--reference`, or the exit code after a reported error.
+    pub(crate) fn reference(&self) -> Result<Option<Metadata>, ExitCode> {
         let Some(path) = &self.reference else {
             return Ok(None);
         };
         let found = path.canonicalize().and_then(|path| metadata_of(&path));
-        let name = quote(path.as_os_str().as_bytes());
-        let found = found.with_context(|| format!("failed to get attributes of {name}"))?;
-        Ok(Some(found))
+        found.map(Some).map_err(|error| {
+            let (name, error) = (quote(path.as_os_str().as_bytes()), error_chain(&error));
+            output::print_error(format_args!("failed to get attributes of {name}: {error}"));
+            ExitCode::from(EXIT_PARTIAL)
+        })
     }
 
     /// Sets `attributes` of the files at `paths`.

@@ -28,13 +28,14 @@ pub(crate) struct ChmodArgs {
 
 pub(crate) fn run(args: &ChmodArgs) -> anyhow::Result<ExitCode> {
     let mut paths = args.paths.clone();
-    let mode = match args.flags.reference()? {
-        Some(found) => {
+    let mode = match args.flags.reference() {
+        Err(code) => return Ok(code),
+        Ok(Some(found)) => {
             paths.insert(0, args.mode.clone());
             // Five digits set all bits of directories, too.
             format!("{:05o}", found.mode)
         }
-        None => args.mode.to_string_lossy().into_owned(),
+        Ok(None) => args.mode.to_string_lossy().into_owned(),
     };
     if apply_mode(&mode, 0, false, 0).is_none() {
         return Ok(change::invalid("mode", args.mode.as_bytes()));

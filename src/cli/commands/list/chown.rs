@@ -5,9 +5,10 @@ use std::fs;
 use std::process::ExitCode;
 
 use super::change::{self, ChangeFlags};
+use crate::cli::ui::output;
 use tarfs::internal::passwd::{AccountNames, Accounts, parse_lines};
 use tarfs::internal::posix_acl::IdResolver;
-use tarfs::list::change::{Attributes, Owner};
+use tarfs::list::change::{Attributes, Owner, quote};
 use tarfs::list::escape;
 
 /// Number of the field with the group of a user in `/etc/passwd`.
@@ -44,9 +45,13 @@ pub(crate) struct ChownArgs {
 
 pub(crate) fn run(args: &ChownArgs) -> anyhow::Result<ExitCode> {
     let (mut paths, mut owner) = (args.paths.clone(), args.owner.clone());
-    if let Some(found) = args.flags.reference()? {
-        paths.insert(0, owner);
-        owner = format!("+{}:+{}", found.uid, found.gid).into();
+    match args.flags.reference() {
+        Err(code) => return Ok(code),
+        Ok(Some(found)) => {
+            paths.insert(0, owner);
+            owner = format!("+{}:+{}", found.uid, found.gid).into();
+        }
+        Ok(None) => {}
     }
     let parsed = parse(&owner).and_then(|to| Ok((to, args.from.as_ref().map(parse).transpose()?)));
     let ((to, mut names), from) = match parsed {
@@ -54,49 +59,82 @@ pub(crate) fn run(args: &ChownArgs) -> anyhow::Result<ExitCode> {
         Err((what, word)) => return Ok(change::invalid(what, word.as_bytes())),
     };
     let from = from.map_or_else(Owner::default, |from| from.0);
+    // GNU chown tells of the group alone if it is a number.
+    let mut is_group =
+        to.user.is_none() && names.1.as_deref().is_some_and(|it| number(it).is_some());
     if args.flags.reference.is_some() {
         let known = AccountNames::load_system();
         let user = to.user.and_then(|id| known.user(id)).map(escape);
         let group = to.group.and_then(|id| known.group(id)).map(escape);
         names = (user.unwrap_or(names.0), group.or(names.1));
+        is_group = false;
     }
-    let attributes = Attributes::Owner { to, from, names };
+    let attributes = Attributes::Owner {
+        to,
+        from,
+        names,
+        is_group,
+    };
     args.flags.run(attributes, args.no_dereference, &paths)
 }
 
 type Names = (String, Option<String>);
 
-/// Parses `OWNER[:GROUP]`. An error tells what is invalid.
+/// Parses `OWNER[:GROUP]`, or with a warning `OWNER.GROUP`. An error tells what is invalid.
 fn parse(word: &OsString) -> Result<(Owner, Names), (&'static str, String)> {
     let text = word.to_string_lossy().into_owned();
     let accounts = Accounts::load_system();
-    let (user_name, group_name) = match text.split_once(':') {
-        Some((user, group)) => (user, Some(group)),
-        None => (&*text, None),
-    };
-    let known = |what, name, id: Option<u32>| {
-        let id = id.or_else(|| number(name));
-        id.ok_or_else(|| (what, text.clone()))
-    };
-    let user = match user_name {
-        "" => None,
-        name => Some(known("user", name, accounts.user(name.as_bytes()))?),
-    };
-    let group_name = match group_name {
-        Some("") if user.is_some() => {
-            let group = login_group(user_name).ok_or_else(|| ("spec", text.clone()))?;
-            let name = AccountNames::load_system().group(group).map(escape);
-            Some(name.unwrap_or_else(|| group.to_string()))
+    let invalid = |what| (what, text.clone());
+    if let Some((user, group)) = text.split_once(':') {
+        return parse_names(&accounts, user, Some(group)).map_err(invalid);
+    }
+    parse_names(&accounts, &text, None).or_else(|what| {
+        let (user, group) = text.split_once('.').ok_or_else(|| invalid(what))?;
+        let parsed = parse_names(&accounts, user, Some(group)).map_err(|_| invalid(what))?;
+        let text = quote(text.as_bytes());
+        output::print_warning(format_args!("'.' should be ':': {text}"));
+        Ok(parsed)
+    })
+}
+
+fn parse_names(
+    accounts: &Accounts,
+    user: &str,
+    group: Option<&str>,
+) -> Result<(Owner, Names), &'static str> {
+    let needs_login_group = group == Some("") && !user.is_empty();
+    let (user_id, user_name) = match user {
+        "" => (None, String::new()),
+        name => {
+            let id = accounts.user(name.as_bytes());
+            let (id, name) =
+                named(name, id).ok_or(if needs_login_group { "spec" } else { "user" })?;
+            (Some(id), name)
         }
-        name => name.filter(|name| !name.is_empty()).map(str::to_owned),
     };
-    let group = match &group_name {
-        None => None,
-        Some(name) => Some(known("group", name, accounts.group(name.as_bytes()))?),
+    let group = match group {
+        Some("") if needs_login_group => {
+            let id = login_group(user).ok_or("spec")?;
+            let name = AccountNames::load_system().group(id).map(escape);
+            Some((id, name.unwrap_or_else(|| id.to_string())))
+        }
+        Some("") | None => None,
+        Some(name) => Some(named(name, accounts.group(name.as_bytes())).ok_or("group")?),
     };
-    let plain = |name: &str| name.trim_start_matches('+').to_owned();
-    let names = (plain(user_name), group_name.as_deref().map(plain));
-    Ok((Owner { user, group }, names))
+    let (group_id, group_name) = group.unzip();
+    let owner = Owner {
+        user: user_id,
+        group: group_id,
+    };
+    Ok((owner, (user_name, group_name)))
+}
+
+/// The number that `name` has or is, and how messages show it.
+fn named(name: &str, id: Option<u32>) -> Option<(u32, String)> {
+    match id {
+        Some(id) => Some((id, name.to_owned())),
+        None => number(name).map(|id| (id, id.to_string())),
+    }
 }
 
 /// An ID. The largest number is none.

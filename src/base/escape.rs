@@ -1,7 +1,12 @@
-//! Escapes names for terminals.
+//! Names and texts of others for people, whom no character may deceive, and for terminals, which obey some.
 
 use std::borrow::Cow;
 use std::fmt::Write;
+
+/// Whether a terminal may obey it, or it ends a line.
+pub(crate) fn is_control(character: char) -> bool {
+    character.is_control() || matches!(character, '\u{2028}' | '\u{2029}')
+}
 
 /// Escapes `name` as `ls --escape` does, to one line. Different names stay different. Backslash, space,
 /// terminal controls and bytes that are not UTF-8 become C escapes or `\ooo`.
@@ -17,23 +22,34 @@ pub fn escape(name: &[u8]) -> String {
 }
 
 /// A name as it is written to a terminal, where each character that a terminal may obey becomes `?`, as find(1) does.
-pub(super) fn without_controls(name: &[u8]) -> Cow<'_, [u8]> {
-    let is_obeyed =
-        |character: char| character.is_control() || matches!(character, '\u{2028}' | '\u{2029}');
-    let is_plain = |text: &str| !text.contains(is_obeyed);
+pub(crate) fn without_controls(name: &[u8]) -> Cow<'_, [u8]> {
+    let is_plain = |text: &str| !text.contains(is_control);
     if std::str::from_utf8(name).is_ok_and(is_plain) {
         return Cow::Borrowed(name);
     }
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
-        text.push_str(&chunk.valid().replace(is_obeyed, "?"));
+        text.push_str(&chunk.valid().replace(is_control, "?"));
         text.extend(chunk.invalid().iter().map(|_| '?'));
     }
     Cow::Owned(text.into_bytes())
 }
 
+/// A text in which each character that a terminal may obey is escaped as in Rust.
+pub fn escape_controls(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        if is_control(character) {
+            escaped.extend(character.escape_default());
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped
+}
+
 /// The name of an owner, or its number if it has none.
-pub(super) fn owner_text(name: Option<Cow<'_, [u8]>>, id: u32) -> String {
+pub(crate) fn owner_text(name: Option<Cow<'_, [u8]>>, id: u32) -> String {
     name.map_or_else(|| id.to_string(), |name| escape(&name))
 }
 
@@ -44,7 +60,7 @@ fn push(text: &mut String, character: char) {
         '\n' => text.push_str("\\n"),
         '\r' => text.push_str("\\r"),
         '\t' => text.push_str("\\t"),
-        _ if character.is_control() || matches!(character, '\u{2028}' | '\u{2029}') => {
+        _ if is_control(character) => {
             push_octal(text, character.encode_utf8(&mut [0; 4]).as_bytes());
         }
         _ => text.push(character),
@@ -68,6 +84,8 @@ mod tests {
             "a\\ b\\\\c\\nd\\033[31m\\177"
         );
         assert_eq!(escape("\u{9b}".as_bytes()), "\\302\\233");
+        assert_eq!(escape("\u{2028}".as_bytes()), "\\342\\200\\250");
+        assert_eq!(escape_controls("a b\n\u{2029}\\"), "a b\\n\\u{2029}\\");
         assert_eq!(without_controls(b"a b\n\x1b[31m"), &b"a b??[31m"[..]);
         assert_eq!(without_controls(b"\xff\xc2\x9b"), &b"??"[..]);
         assert_eq!(
