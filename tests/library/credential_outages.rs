@@ -251,3 +251,26 @@ fn credential_process_that_fails_is_an_outage_of_a_run() {
     succeeds(&run(&place, &server, &words, &[]));
     assert!(std::fs::read(place.path("out/data")).expect("read") == content);
 }
+
+/// The end of a failed run cuts off whatever still renews credentials, which is no failure of their source.
+#[test]
+fn end_of_a_failed_run_is_no_failure_of_credentials() {
+    let (place, server) = (TestDir::new(&["cache", "bin", ".aws"]), Server::start());
+    server.route("*", |_| {
+        Response::new(403).with_body("<Error><Code>InvalidAccessKeyId</Code></Error>")
+    });
+    let answer = r#"{"Version":1,"AccessKeyId":"K","SecretAccessKey":"s"}"#;
+    put_program(&place, "bin/keys", &format!("sleep 0.05; echo '{answer}'"));
+    let process = place.path("bin/keys").display().to_string();
+    place.put(
+        ".aws/config",
+        format!("[default]\ncredential_process = {process}\n"),
+    );
+    for _ in 0..8 {
+        let done = run(&place, &server, &["ls", "s3://bucket/a.tar"], &[]);
+        let error = stderr_text(&done);
+        assert_eq!(done.status.code(), Some(2), "{error}");
+        assert!(error.contains("InvalidAccessKeyId"), "{error}");
+        assert!(!error.contains("cannot renew"), "{error}");
+    }
+}

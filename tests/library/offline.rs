@@ -33,6 +33,29 @@ fn saved_index_is_listed_without_the_server() {
 }
 
 #[test]
+fn warning_of_a_cached_start_has_its_reason() {
+    let (place, server) = (TestDir::new(&["cache"]), Server::start());
+    let tar = Tree::mixed().tar.clone();
+    server.serve("/a.tar", Resource::new(tar).etag("\"1\""));
+    let url = server.url("/a.tar");
+    let listed = place.succeeds(&["ls", "-R", &url]);
+    let failures = [
+        (503, "status 503"),
+        (429, "status 429"),
+        (522, "status 522"),
+    ];
+    for (status, reason) in failures {
+        server.route("/a.tar", move |_| {
+            crate::support::http::Response::new(status)
+        });
+        let done = place.tarfs(&["ls", "--retries", "0", "-R", &url]);
+        let text = stderr_text(&done);
+        assert!(text.contains(&url) && text.contains(reason), "{text}");
+        assert_eq!(String::from_utf8_lossy(&done.stdout), listed);
+    }
+}
+
+#[test]
 fn answer_of_a_server_is_no_outage() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
     let resource = |etag: &str| Resource::new(Tree::mixed().tar.clone()).etag(etag);

@@ -5,6 +5,8 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
@@ -101,6 +103,58 @@ fn image_is_mounted_while_a_mirror_of_its_registry_is_silent() {
         !silent.requests("/v2/me/tool/manifests/1").is_empty(),
         "it was asked first"
     );
+}
+
+/// A mount whose data is cached needs no token, so it starts while no token can be had.
+#[test]
+fn cached_image_is_mounted_while_its_token_server_is_down() {
+    let (registry, is_down) = (Server::start(), Arc::<AtomicBool>::default());
+    let mut files = Files::default();
+    let manifest = files.manifest(&one());
+    let realm = registry.url("/token");
+    let serve = |path: &str, bytes: &[u8]| {
+        let (resource, realm) = (Resource::new(bytes.to_vec()).etag("\"1\""), realm.clone());
+        registry.route(path, move |request| {
+            if request.header("authorization") == Some("Bearer T") {
+                return resource.answer(request);
+            }
+            let challenge = format!("Bearer realm=\"{realm}\",service=\"s\"");
+            Response::new(401).with("WWW-Authenticate", challenge)
+        });
+    };
+    for (name, bytes) in &files.0 {
+        let digest = name.strip_prefix("blobs/sha256/").expect("a blob");
+        for kind in ["blobs", "manifests"] {
+            serve(&format!("/v2/me/tool/{kind}/sha256:{digest}"), bytes);
+        }
+        if manifest["digest"] == format!("sha256:{digest}") {
+            serve("/v2/me/tool/manifests/1", bytes);
+        }
+    }
+    let switch = Arc::clone(&is_down);
+    registry.route("/token", move |_| {
+        if switch.load(Ordering::Relaxed) {
+            return Response::new(503);
+        }
+        Response::new(200).with_body(r#"{"token":"T","expires_in":300}"#)
+    });
+    let place = TestMount::new(&[]);
+    let url = registry.url("");
+    let source = format!("oci://{}/me/tool:1", url.replace("http://", ""));
+    let read = || {
+        let noise = fs::read(place.path("mnt/d/noise")).expect("readable");
+        (noise, fs::read(place.path("mnt/d/text")).expect("readable"))
+    };
+    place.succeeds(&["mount", &source, "mnt"]);
+    let first = read();
+    place.umount();
+    is_down.store(true, Ordering::Relaxed);
+    let tokens = registry.requests("/token").len();
+    place.succeeds(&["mount", &source, "mnt"]);
+    let again = read();
+    place.umount();
+    assert!(first == again, "other bytes");
+    assert!(registry.requests("/token").len() > tokens, "it was asked");
 }
 
 #[test]

@@ -221,6 +221,55 @@ fn https_trusts_only_ssl_cert_file() {
     assert!(complaint.contains("certificate"), "{complaint}");
 }
 
+/// Objects of S3 are read with the certificates that the AWS CLI trusts. Other URLs are not.
+#[test]
+fn certificates_of_aws_are_trusted_for_objects_of_s3() {
+    let server = TlsServer::start();
+    let served = server.directory.path().join("served");
+    fs::create_dir(served.join("bucket")).expect("made");
+    archive(&served.join("bucket/a.tar"));
+    let place = tempfile::tempdir().expect("a directory");
+    let put = |name: &str, text: String| {
+        let path = place.path().join(name);
+        fs::write(&path, text).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let certificate = server.certificate().display().to_string();
+    let config = put("config", format!("[default]\nca_bundle = {certificate}\n"));
+    let wrong = put("wrong", "[default]\nca_bundle = /missing.pem\n".to_owned());
+    let endpoint = format!("https://localhost:{}", server.port);
+    let home = place.path().to_str().expect("UTF-8");
+    let with = |name, value| {
+        vec![
+            ("HOME", home),
+            ("AWS_EC2_METADATA_DISABLED", "true"),
+            ("AWS_ENDPOINT_URL_S3", &*endpoint),
+            (name, value),
+        ]
+    };
+    for variables in [
+        with("AWS_CA_BUNDLE", &certificate),
+        with("AWS_CONFIG_FILE", &config),
+    ] {
+        let listed = list("s3://bucket/a.tar", &variables);
+        assert!(listed.status.success(), "{listed:?}");
+        let refused = list(&server.url(), &variables);
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    }
+    for (variables, expected) in [
+        (with("OTHER", ""), "no secure connection"),
+        (
+            with("AWS_CA_BUNDLE", "/missing.pem"),
+            "/missing.pem: not found",
+        ),
+        (with("AWS_CONFIG_FILE", &wrong), "/missing.pem: not found"),
+    ] {
+        let refused = list("s3://bucket/a.tar", &variables);
+        let complaint = String::from_utf8_lossy(&refused.stderr);
+        assert!(complaint.contains(expected), "{complaint}");
+    }
+}
+
 #[test]
 fn tls_of_a_registry_follows_hosts_toml() {
     let settings = "ssl_client_certificate certificate.pem; ssl_verify_client optional;

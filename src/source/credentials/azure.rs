@@ -26,6 +26,11 @@ const VERSION: (&str, &str) = ("x-ms-version", "2023-11-03");
 /// Variable with the account, its endpoint, and a key or token.
 const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
 
+/// Account, key and endpoint of the emulator on this machine, which are the same everywhere.
+const EMULATOR: &str = "AccountName=devstoreaccount1;\
+    AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==;\
+    BlobEndpoint=http://127.0.0.1:10000/devstoreaccount1";
+
 /// Variable with the account of the other variables of the Azure CLI.
 const ACCOUNT: &str = "AZURE_STORAGE_ACCOUNT";
 
@@ -199,6 +204,16 @@ struct IdentityToken {
 
 /// The setting `name` of a connection string, `NAME=VALUE;NAME=VALUE`, unless that is of another account.
 fn setting<'a>(text: &'a str, account: &str, name: &str) -> Option<&'a str> {
+    let is_emulator = |setting: &str| {
+        setting
+            .trim()
+            .eq_ignore_ascii_case("UseDevelopmentStorage=true")
+    };
+    let text = if text.split(';').any(is_emulator) {
+        EMULATOR
+    } else {
+        text
+    };
     let find = |name: &str| {
         let mut settings = text.split(';').filter_map(|text| text.split_once('='));
         let found = settings.find(|(known, _)| known.trim().eq_ignore_ascii_case(name));
@@ -206,4 +221,21 @@ fn setting<'a>(text: &'a str, account: &str, name: &str) -> Option<&'a str> {
     };
     let is_other = find("AccountName").is_some_and(|name| name != account);
     find(name).filter(|_| !is_other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn emulator_of_azure_has_a_short_connection_string() {
+        let text = "UseDevelopmentStorage=true";
+        let get = |name: &str| setting(text, "devstoreaccount1", name);
+        assert_eq!(
+            get("BlobEndpoint"),
+            Some("http://127.0.0.1:10000/devstoreaccount1")
+        );
+        assert!(get("AccountKey").is_some_and(|key| key.ends_with("==")));
+        assert_eq!(setting(text, "other", "AccountKey"), None);
+    }
 }

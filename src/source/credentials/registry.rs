@@ -178,7 +178,10 @@ impl Authorizer for RegistryLogin {
         let challenge = Challenge::parse(&refusal.headers, is_plain_http);
         let challenge = challenge.filter(|challenge| matches!(challenge, Challenge::Bearer(_)))?;
         let path = url.path().strip_prefix("/v2/").unwrap_or_default();
-        let (repository, _) = path.split_once("/blobs/").unwrap_or_default();
+        let mut kinds = ["/blobs/", "/manifests/"].into_iter();
+        let (repository, _) = kinds
+            .find_map(|kind| path.rsplit_once(kind))
+            .unwrap_or_default();
         let shared = Arc::new(Shared {
             registry: url.host_str()?.to_owned(),
             repository: repository.to_owned(),

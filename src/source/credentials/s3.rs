@@ -33,6 +33,8 @@ struct S3 {
     bucket: String,
     /// Access point in place of a bucket.
     access_point: Option<AccessPoint>,
+    /// Whether the bucket has a host of its own at the user's endpoint, too.
+    has_own_host: bool,
     /// The user's endpoint, instead of Amazon's.
     endpoint: Option<Url>,
     /// First labels of Amazon's endpoints.
@@ -51,14 +53,20 @@ pub(super) async fn open(
 ) -> Result<(Url, Arc<dyn Authorizer>), Cause> {
     let variable = |name: &str| context.context.env_var(name);
     let flag = |name: &str| variable(name).is_some_and(|value| value == "true");
+    // The provider of credentials reports files that cannot be read.
+    let files = profile::Files::load(&context.context).await;
+    let name = profile::name(&context.context);
+    let profile = files.unwrap_or_default().profile(&name).unwrap_or_default();
+    let style = profile.get("s3.addressing_style");
     let access_point = object.access_point();
     let region = match &access_point {
         Some(point) => point.region.clone(),
-        None => region(&context.context).await?,
+        None => region(&context.context, &profile)?,
     };
     let s3 = S3 {
         bucket: object.bucket.to_owned(),
         access_point,
+        has_own_host: style.as_deref() == Some("virtual"),
         endpoint: endpoint.url()?,
         service: service(
             flag("AWS_USE_FIPS_ENDPOINT"),
@@ -83,12 +91,9 @@ fn service(is_fips: bool, is_dual_stack: bool) -> String {
     format!("{service}{stack}")
 }
 
-/// Region of the environment or of the profile.
-async fn region(context: &Context) -> Result<String, Cause> {
-    // The provider of credentials reports files that cannot be read.
-    let files = profile::Files::load(context).await.unwrap_or_default();
-    let profile = files.profile(&profile::name(context));
-    let region = profile::region(context, &profile.unwrap_or_default());
+/// Region of the environment or of `profile`.
+fn region(context: &Context, profile: &profile::Profile) -> Result<String, Cause> {
+    let region = profile::region(context, profile);
     if is_region(&region) {
         return Ok(region);
     }
@@ -124,11 +129,12 @@ impl S3 {
         let (bucket, point) = (&self.bucket, self.access_point.as_ref());
         let malformed = || Cause::Malformed("the name of the bucket is not valid".to_owned());
         if let Some(endpoint) = &self.endpoint {
-            let Some(point) = point else {
+            let label = point.map(|point| &point.label);
+            let Some(label) = label.or(self.has_own_host.then_some(bucket)) else {
                 return Ok(url_below(endpoint, bucket));
             };
             let mut url = endpoint.clone();
-            let host = format!("{}.{}", point.label, url.host_str().unwrap_or_default());
+            let host = format!("{label}.{}", url.host_str().unwrap_or_default());
             let changed = url.set_host(Some(&host));
             return changed.map(|()| url).map_err(|_| malformed());
         }
@@ -235,6 +241,7 @@ mod tests {
             cache: CredentialCache::new(Vec::new(), Context::new().into(), secret_of),
             bucket: bucket.to_owned(),
             access_point: None,
+            has_own_host: false,
             endpoint: endpoint.map(|url| Url::parse(url).expect("well-formed")),
             service: service.to_owned(),
             region: Mutex::new(region.to_owned()),
@@ -301,6 +308,14 @@ mod tests {
             let url = s3(bucket, region, service, endpoint).bucket_url(region);
             assert_eq!(url.expect("valid").as_str(), expected);
         }
+    }
+
+    #[test]
+    fn buckets_have_hosts_of_their_own_if_the_profile_says_so() {
+        let mut s3 = s3("b", "x", PLAIN, Some("https://oss.example.com/"));
+        s3.has_own_host = true;
+        let url = s3.bucket_url("x").expect("valid");
+        assert_eq!(url.as_str(), "https://b.oss.example.com/");
     }
 
     #[test]
