@@ -38,7 +38,9 @@ impl FilesystemState {
                 (Some(reply), Ok(()), Some(content)) => answer(&state, &content, reply),
                 (Some(reply), Err(error), Some(content)) => {
                     let mut path = content.index().path(ino).unwrap_or_default();
-                    wanted_name.iter().for_each(|name| path.push(name));
+                    if let Some(name) = &wanted_name {
+                        path.push(name);
+                    }
                     let archive = state.archive_path.as_deref().unwrap_or_default();
                     state
                         .recent_errors

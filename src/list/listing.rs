@@ -157,7 +157,9 @@ impl<T: Tree + Send + 'static> Lister<T> {
     pub fn list_items(&self, items: &[(Item<'_, T>, &[u8])]) -> ControlFlow<()> {
         let (mut columns, mut lines) = (self.columns, Vec::new());
         if self.needs_widths() {
-            items.iter().for_each(|(item, _)| columns.measure(item));
+            for (item, _) in items {
+                columns.measure(item);
+            }
         }
         for (item, name) in items {
             self.write_line(&mut lines, &columns, name, item);

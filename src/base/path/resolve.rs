@@ -88,13 +88,16 @@ pub(crate) fn directory_with_path<'a, T: Tree>(
     Ok((walk.current(), path))
 }
 
+/// A directory, and the name of a file in it unless the directory itself is meant.
+type Place<T> = (<T as Tree>::Directory, Option<Vec<u8>>);
+
 /// Resolves `path` to a directory and the name of a file in it, or to a directory alone if the path ends with a slash,
 /// a dot, or at the root. A link is followed at the end only if `follows_last`.
 pub(crate) fn file<T: Tree>(
     tree: &mut T,
     path: &[u8],
     follows_last: bool,
-) -> Result<(T::Directory, Option<Vec<u8>>), ResolveError<T::Error>> {
+) -> Result<Place<T>, ResolveError<T::Error>> {
     let last = if follows_last {
         Last::Followed
     } else {
