@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ffi::CString;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use crate::base::passwd::AccountNames;
 use crate::base::posix_acl;
 use crate::tar::Timestamp;
 
-use super::tree::{Batch, FileId, FileKind, Metadata, Name, Tree, Xattr};
+use super::tree::{Batch, Content, FileId, FileKind, Metadata, Name, Tree, Xattr};
 
 /// Room for the names that one system call reads, in bytes. Half a page less than what the allocator maps anew.
 const READ_BYTES: usize = 126 << 10;
@@ -228,7 +228,11 @@ impl Tree for DirectoryTree {
         Ok(Cow::Owned(CString::into_bytes(target)))
     }
 
-    fn content(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Box<dyn Read + '_>> {
+    fn content(
+        &self,
+        directory: &OpenDirectory,
+        name: Name<'_>,
+    ) -> io::Result<Box<dyn Content + '_>> {
         // Without waiting, if it is a FIFO by now.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(openat(directory, name.name, flags, Mode::empty())?);
@@ -244,6 +248,27 @@ impl Tree for DirectoryTree {
 
     fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
         self.names.group(metadata.gid).map(Cow::Borrowed)
+    }
+}
+
+impl Content for File {
+    fn hole(&mut self) -> io::Result<u64> {
+        let position = self.stream_position()?;
+        let end = match seek(&*self, SeekFrom::Data(position)) {
+            Ok(data) => data,
+            // No data follows.
+            Err(Errno::NXIO) => self.metadata()?.len(),
+            // A file system that cannot report holes has none.
+            Err(Errno::INVAL | Errno::NOTSUP) => position,
+            Err(error) => return Err(error.into()),
+        };
+        self.seek(io::SeekFrom::Start(position))?;
+        Ok(end.saturating_sub(position))
+    }
+
+    fn skip(&mut self, len: u64) -> io::Result<()> {
+        let len = i64::try_from(len).unwrap_or(i64::MAX);
+        self.seek_relative(len)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::base::passwd::Accounts;
 use crate::base::posix_acl::{self, Kind};
 use crate::index::{Entry, EntryKind, Index, Ino, LazyIndex};
 
-use super::tree::{Batch, FileKind, Metadata, Name, Tree, Xattr};
+use super::tree::{Batch, Content, FileKind, Metadata, Name, Tree, Xattr};
 
 /// Names that are read at once.
 const READ_NAMES: usize = 32 << 10;
@@ -138,10 +138,11 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
         Ok(Cow::Owned(target))
     }
 
-    fn content(&self, _: &Ino, name: Name<'_>) -> io::Result<Box<dyn Read + '_>> {
+    fn content(&self, _: &Ino, name: Name<'_>) -> io::Result<Box<dyn Content + '_>> {
         let read = self.read_content.as_ref();
-        Ok(Box::new(Content {
+        Ok(Box::new(EntryContent {
             read: read.ok_or(io::ErrorKind::Unsupported)?,
+            tree: self,
             ino: self.entry(name.inode, |entry| entry.ino())?,
             offset: 0,
             bytes: Bytes::new(),
@@ -200,14 +201,16 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
 }
 
 /// The content of an entry, from front to back.
-struct Content<'a> {
+struct EntryContent<'a, I> {
+    tree: &'a IndexTree<I>,
     read: &'a ReadContent,
     ino: Ino,
+    /// End of `bytes` in the file.
     offset: u64,
     bytes: Bytes,
 }
 
-impl Read for Content<'_> {
+impl<I> Read for EntryContent<'_, I> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.bytes.is_empty() {
             self.bytes = (self.read)(self.ino, self.offset, READ_BYTES)?;
@@ -217,6 +220,26 @@ impl Read for Content<'_> {
         let (taken, _) = buffer.split_at_mut(len);
         self.bytes.copy_to_slice(taken);
         Ok(len)
+    }
+}
+
+impl<I: Deref<Target = Index>> Content for EntryContent<'_, I> {
+    fn hole(&mut self) -> io::Result<u64> {
+        let position = self.offset.saturating_sub(self.bytes.len() as u64);
+        self.tree.entry(self.ino.0.into(), |entry| {
+            let left = entry.size().saturating_sub(position);
+            let mut pieces = entry.pieces(position, left);
+            let next = pieces.find(|piece| !piece.plain.is_empty());
+            next.map_or(left, |piece| piece.offset.saturating_sub(position))
+        })
+    }
+
+    fn skip(&mut self, len: u64) -> io::Result<()> {
+        let buffered =
+            usize::try_from(len).map_or(self.bytes.len(), |len| len.min(self.bytes.len()));
+        self.bytes.advance(buffered);
+        self.offset = self.offset.saturating_add(len - buffered as u64);
+        Ok(())
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
-use std::io::{self, Read};
+use std::io;
 
-use super::tree::{Batch, FileKind, Metadata, Name, Tree, Xattr, push_component};
+use super::tree::{Batch, Content, FileKind, Metadata, Name, Tree, Xattr, push_component};
 
 /// A file in a directory, whose attributes are read at most once.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// Opens a regular file for reading.
-    pub(super) fn content(&self) -> io::Result<Box<dyn Read + '_>> {
+    pub(super) fn content(&self) -> io::Result<Box<dyn Content + '_>> {
         self.tree.content(self.directory, self.name)
     }
 

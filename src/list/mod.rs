@@ -33,4 +33,4 @@ pub use listing::{ListOptions, Lister, Order};
 pub use long::{Columns, Style};
 pub use output::SharedOutput;
 pub use parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
-pub use tree::{Batch, FileId, FileKind, Metadata, Name, Tree, Xattr};
+pub use tree::{Batch, Content, FileId, FileKind, Metadata, Name, Tree, Xattr};

@@ -214,6 +214,21 @@ pub(super) fn push_component(path: &mut Vec<u8>, name: &[u8]) {
 /// Name and value of an extended attribute.
 pub type Xattr = (Vec<u8>, Vec<u8>);
 
+/// The content of a file, from front to back.
+pub trait Content: Read {
+    /// Length of the hole at the position; 0 where bytes are stored, and at the end.
+    ///
+    /// # Errors
+    /// It cannot be found out.
+    fn hole(&mut self) -> io::Result<u64>;
+
+    /// Moves the position over `len` bytes of the hole there.
+    ///
+    /// # Errors
+    /// The position cannot be moved.
+    fn skip(&mut self, len: u64) -> io::Result<()>;
+}
+
 /// A tree of files. Several threads use it at the same time.
 pub trait Tree: Sync {
     /// An open directory.
@@ -279,7 +294,7 @@ pub trait Tree: Sync {
     ///
     /// # Errors
     /// It is gone, no regular file, or may not be read.
-    fn content(&self, _: &Self::Directory, _: Name<'_>) -> io::Result<Box<dyn Read + '_>> {
+    fn content(&self, _: &Self::Directory, _: Name<'_>) -> io::Result<Box<dyn Content + '_>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

@@ -1,7 +1,7 @@
 //! `tarfs diff` between archives, indexes and directories.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -196,6 +196,62 @@ fn diff_compares_contents_only_with_checksum() {
         let found: Value = serde_json::from_str(lines(&outcome, 1)[0]).expect("JSON");
         assert_eq!(found["properties"], json!(["content"]));
     }
+}
+
+/// Two trees with files of a tebibyte that have few bytes, and archives of both. Those of `equal` have the same bytes.
+fn sparse_pair() -> Place {
+    let place = Place::new();
+    let file = |name: &str, stored: &[(u64, &[u8])]| {
+        let file = fs::File::create(place.path(name)).expect("made");
+        file.set_len(1 << 40).expect("sparse");
+        for (at, bytes) in stored {
+            file.write_all_at(bytes, *at).expect("written");
+        }
+    };
+    for name in ["one", "two"] {
+        fs::create_dir(place.path(name)).expect("made");
+    }
+    let (middle, end) = ((1 << 39) + 12_345, (1 << 40) - 1);
+    file("one/equal", &[(middle, b"x")]);
+    file(
+        "two/equal",
+        &[(0, &[0; 1 << 20]), (middle, b"x"), (end, b"\0")],
+    );
+    file("one/end", &[(middle, b"x")]);
+    file("two/end", &[(middle, b"x"), (end, b"y")]);
+    file("one/none", &[]);
+    file("two/none", &[(middle, b"x")]);
+    for name in ["one", "two"] {
+        set_times(&place.path(name));
+        let packed = Command::new("tar")
+            .args(["--create", "--sparse", "--format=posix", "--file"])
+            .arg(place.path(&format!("{name}.tar")))
+            .arg("--directory")
+            .arg(place.path(name))
+            .arg(".")
+            .status();
+        assert!(packed.expect("GNU tar").success());
+    }
+    place
+}
+
+#[test]
+fn comparison_of_contents_skips_common_holes() {
+    let place = sparse_pair();
+    for (one, two) in FORMS {
+        let outcome = place.run(&["diff", "--checksum", one, two]);
+        let mut found = lines(&outcome, 1);
+        found.sort_unstable();
+        assert_eq!(found, ["./end: content", "./none: content"], "{one} {two}");
+        let same = [one, one.strip_suffix(".tar").unwrap_or(one)];
+        let outcome = place.run(&["diff", "--checksum", same[0], same[1]]);
+        assert!(lines(&outcome, 0).is_empty(), "{one}");
+    }
+    let update = ["materialize", "--update", "--checksum", "--dry-run", "-C"];
+    let outcome = place.run(&[&update[..], &["two", "one.tar"]].concat());
+    let mut found = lines(&outcome, 0);
+    found.sort_unstable();
+    assert_eq!(found, ["write end", "write none"]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::super::item::{Item, Place};
 use super::super::parallel_walk::{Level, OpenLevels, Start, Visit, Visitor, walk_parallel};
-use super::super::tree::{Batch, FileKind, Metadata, Name, Tree};
+use super::super::tree::{Batch, Content, FileKind, Metadata, Name, Tree};
 
 /// Trees of which a comparison keeps directories open.
 const OPEN_TREES: usize = 2;
@@ -327,14 +327,43 @@ fn has_equal_contents<A: Tree, B: Tree>(
     let (mut first, mut second) = (first.content()?, second.content()?);
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     loop {
-        ours.clear();
-        theirs.clear();
-        first.by_ref().take(PIECE_BYTES).read_to_end(&mut ours)?;
-        second.by_ref().take(PIECE_BYTES).read_to_end(&mut theirs)?;
-        if ours != theirs || ours.is_empty() {
-            return Ok(ours == theirs);
+        let holes = (first.hole()?, second.hole()?);
+        let common = holes.0.min(holes.1);
+        first.skip(common)?;
+        second.skip(common)?;
+        let is_equal = match (holes.0 - common, holes.1 - common) {
+            (0, 0) if common > 0 => true,
+            (0, 0) => {
+                ours.clear();
+                theirs.clear();
+                first.by_ref().take(PIECE_BYTES).read_to_end(&mut ours)?;
+                second.by_ref().take(PIECE_BYTES).read_to_end(&mut theirs)?;
+                if ours.is_empty() {
+                    return Ok(theirs.is_empty());
+                }
+                ours == theirs
+            }
+            (hole, 0) => has_zeros(&mut *first, &mut *second, hole, &mut theirs)?,
+            (_, hole) => has_zeros(&mut *second, &mut *first, hole, &mut ours)?,
+        };
+        if !is_equal {
+            return Ok(false);
         }
     }
+}
+
+/// Whether `stored` continues with zeros in place of the `hole` of `sparse`. Both are passed, at most a piece at once.
+fn has_zeros(
+    sparse: &mut dyn Content,
+    stored: &mut dyn Content,
+    hole: u64,
+    bytes: &mut Vec<u8>,
+) -> io::Result<bool> {
+    let len = hole.min(PIECE_BYTES);
+    bytes.clear();
+    stored.take(len).read_to_end(bytes)?;
+    sparse.skip(len)?;
+    Ok(bytes.len() as u64 == len && bytes.iter().all(|&byte| byte == 0))
 }
 
 impl<A, B, D> Visitor<A> for Comparison<A, B, D>
