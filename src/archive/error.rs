@@ -60,6 +60,9 @@ pub enum Error {
     /// An HTML document.
     #[error("this is an HTML document, perhaps an error page, and no archive")]
     WebPage,
+    /// A file that Git LFS has not replaced by its content.
+    #[error("this is a pointer of Git LFS, and not the file itself")]
+    GitLfsPointer,
     /// The packed bytes do not have the expected digest.
     #[error("its SHA-256 is {found}, not {expected}")]
     DigestMismatch {
@@ -147,6 +150,7 @@ impl Error {
             Self::TooMuchMemory(_) => HINT_RAISE_INDEX_MEMORY,
             Self::EndlessZeros => HINT_SAVE_TO_FILE,
             Self::UnsupportedFormat(_) => HINT_REPACK,
+            Self::GitLfsPointer => "run `git lfs pull` to get it",
             Self::Encrypted(encryption) => {
                 let command = encryption.decrypt_command();
                 let hint = format!(

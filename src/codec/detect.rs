@@ -84,6 +84,8 @@ pub enum Detected {
     Encrypted(Encryption),
     /// A web page.
     WebPage,
+    /// A file that Git LFS has not replaced by its content yet.
+    GitLfsPointer,
     /// Frames that lz4 and zstd skip, with so many bytes, after which the format is visible.
     Skippable(u64),
     /// Neither packed nor a tar archive, as far as known.
@@ -123,7 +125,7 @@ impl Encryption {
 pub(crate) const DETECT_LEN: usize = 512;
 
 /// Magics at the start of a file, in any order, because none is a prefix of another.
-const MAGICS: [(&[u8], Detected); 17] = [
+const MAGICS: [(&[u8], Detected); 26] = [
     (b"\x1f\x8b", Detected::Supported(Compression::Gzip)),
     (b"\x04\x22\x4d\x18", Detected::Supported(Compression::Lz4)),
     (b"\x02\x21\x4c\x18", Detected::Supported(Compression::Lz4)),
@@ -136,6 +138,21 @@ const MAGICS: [(&[u8], Detected); 17] = [
     (b"PK\x05\x06", Detected::Unsupported("zip")),
     (b"7z\xbc\xaf\x27\x1c", Detected::Unsupported("7-Zip")),
     (b"Rar!\x1a\x07", Detected::Unsupported("RAR")),
+    (b"070701", Detected::Unsupported("cpio")),
+    (b"070702", Detected::Unsupported("cpio")),
+    (b"070707", Detected::Unsupported("cpio")),
+    (b"\xc7\x71", Detected::Unsupported("cpio")),
+    (b"\xed\xab\xee\xdb", Detected::Unsupported("RPM")),
+    (
+        b"!<arch>\ndebian",
+        Detected::Unsupported("a Debian package"),
+    ),
+    (b"hsqs", Detected::Unsupported("squashfs")),
+    (b"sqsh", Detected::Unsupported("squashfs")),
+    (
+        b"version https://git-lfs.github.com/",
+        Detected::GitLfsPointer,
+    ),
     (
         b"-----BEGIN PGP MESSAGE-----",
         Detected::Encrypted(Encryption::OpenPgp),

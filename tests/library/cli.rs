@@ -76,13 +76,17 @@ fn source_that_is_no_archive_has_its_own_error() {
     place.fails(&["ls", "empty"], &["empty:", "it is empty"]);
     let mut lzma = vec![0x5d, 0, 0, 0x80, 0];
     lzma.extend([0xff; 8]);
-    let magics: [(&[u8], &str); 6] = [
+    let magics: [(&[u8], &str); 10] = [
         (b"LZIP\x01", "lzip"),
         (&lzma, "lzma"),
         (b"\x1f\x9d\x90", "compress (.Z)"),
         (b"\x89LZO\0\r\n\x1a\n", "lzop"),
         (b"PK\x03\x04", "zip"),
         (b"7z\xbc\xaf\x27\x1c", "7-Zip"),
+        (b"070701", "cpio"),
+        (b"\xed\xab\xee\xdb", "RPM"),
+        (b"!<arch>\ndebian-binary", "a Debian package"),
+        (b"hsqs", "squashfs"),
     ];
     for (magic, name) in magics {
         place.put("packed", [magic, &[7; 600]].concat());
@@ -90,6 +94,8 @@ fn source_that_is_no_archive_has_its_own_error() {
         assert!(text.contains(&format!(" {name} is")), "{text}");
         assert!(text.contains("repack it as"), "{text}");
     }
+    place.put("pointer", "version https://git-lfs.github.com/spec/v1\n");
+    place.fails(&["ls", "pointer"], &["Git LFS", "git lfs pull"]);
 }
 
 #[test]

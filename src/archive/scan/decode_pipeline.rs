@@ -452,6 +452,7 @@ fn detect_format(first: &[u8], skipped: Packed, ignores_zeros: bool) -> Result<C
         Detected::Unsupported(format) => Err(Error::UnsupportedFormat(format)),
         Detected::Encrypted(encryption) => Err(Error::Encrypted(encryption)),
         Detected::WebPage => Err(Error::WebPage),
+        Detected::GitLfsPointer => Err(Error::GitLfsPointer),
         Detected::Unknown if first.is_empty() => Err(Error::Empty),
         Detected::Unknown if ignores_zeros && record.is_some_and(is_zero) => Ok(Compression::None),
         Detected::Skippable(_) | Detected::Unknown => Err(Error::NotAnArchive),
