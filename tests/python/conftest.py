@@ -50,6 +50,8 @@ class Server(ThreadingHTTPServer):
         self.directory, self.user, self.etag = directory, "", ""
         #: While it is set, the first request interrupts this process, and none is answered before its end.
         self.silence: threading.Event | None = None
+        #: Set when the call begins that is interrupted. A request of an earlier one may still be on its way.
+        self.is_called = threading.Event()
         self.was_waited_for = False
         self.lock, self.sent, self.requests = threading.Lock(), 0, 0
 
@@ -65,7 +67,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        if self.server.silence is not None:
+        # Earlier calls may still look for a published index.
+        is_for_an_archive = not self.path.endswith(".tarfs")
+        if self.server.silence is not None and is_for_an_archive:
             self.keep_silent(self.server.silence)
             return
         data = b""
@@ -103,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests += 1
             is_first = self.server.requests == 1
-        if is_first:
+        if is_first and self.server.is_called.wait(40):
             os.kill(os.getpid(), signal.SIGINT)
         self.server.was_waited_for |= not end.wait(40)
         self.close_connection = True

@@ -399,6 +399,22 @@ def test_other_version_is_never_read(server: Server, suffix: str, is_local: bool
         again.shards_of(entries, 2)
 
 
+def test_path_that_is_not_utf8_is_read(tmp_path: Path) -> None:
+    directory = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(directory)
+    write_tar(tmp_path / "a.tar", {"f": b"x"}).rename(os.fsdecode(directory + b"/a.tar"))
+    for number, path in enumerate((directory + b"/a.tar", os.fsdecode(directory + b"/a.tar"))):
+        with tarfs.open(path) as archive:
+            assert archive.read_range("f") == b"x"
+            assert pickle.loads(pickle.dumps(archive)).read_range("f") == b"x"
+            out = directory + b"/%d" % number
+            os.mkdir(out)
+            archive.materialize(out, 1, 1)
+            archive.finish(out)
+            assert Path(os.fsdecode(out + b"/f")).read_bytes() == b"x"
+        assert [member.name for member in tarfs.stream(path)] == ["f"]
+
+
 def test_many_archives_need_few_files_and_threads(tmp_path: Path) -> None:
     for number in range(60):
         write_tar(tmp_path / f"{number}.tar.gz", {"t": b"%d" % number})
@@ -438,11 +454,13 @@ def test_interrupt_ends_what_waits(server: Server, tmp_path: Path, work: str) ->
     server.requests, server.silence, server.was_waited_for = 0, threading.Event(), False
     try:
         with pytest.raises(KeyboardInterrupt):
+            server.is_called.set()
             calls[work]()
         assert not server.was_waited_for
     finally:
         server.silence.set()
         server.silence = None
+        server.is_called.clear()
 
 
 def test_iteration_goes_on_after_damage(server: Server) -> None:

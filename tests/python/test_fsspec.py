@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -54,6 +56,27 @@ def test_names_of_hadoop_are_archives(
             assert archive.open("table.csv").read() == contents["table.csv"]
         fs = fsspec.filesystem("tarfs", fo=fo, **options)
         assert fs.cat("table.csv") == contents["table.csv"]
+def test_copy_of_an_archive_is_removed_by_its_process_only(server: Server) -> None:
+    packed = (server.directory / "a.tar.gz").read_bytes()
+    fs = fsspec.filesystem("tarfs", fo=io.BytesIO(packed))
+    copy = fs.fo
+    child = os.fork()
+    if child == 0:
+        del fs
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert Path(copy).read_bytes() == packed
+    del fs
+    gc.collect()
+    assert not os.path.exists(copy)
+
+
+def test_path_may_have_bytes_that_are_not_utf8(server: Server, tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.tar.gz"
+    shutil.copy(server.directory / "a.tar.gz", path)
+    for fo in (path, os.fsdecode(path), Path(os.fsdecode(path))):
+        assert fsspec.filesystem("tarfs", fo=fo).exists("table.csv")
 
 
 def test_listings_are_those_of_the_archive(server: Server, contents: dict[str, bytes]) -> None:

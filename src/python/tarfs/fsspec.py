@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import io
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -32,6 +34,13 @@ _OPTIONS_OF_FSSPEC = {"batch_size"}
 
 _BUFFER_BYTES = 256 << 10
 _CONCURRENT_READS = 8
+
+
+def _remove_copy(path: str, pid: int) -> None:
+    """Removes a copy that the process ``pid`` made. Its forked children read the same file."""
+    if os.getpid() == pid:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 class TarfsFileSystem(AbstractArchiveFileSystem):
@@ -63,7 +72,7 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
         """
         super().__init__(**options)
         own = _own_options(options)
-        target, fo = dict(target_options or {}), os.fspath(fo) if _is_path(fo) else fo
+        target, fo = dict(target_options or {}), os.fsdecode(fo) if _is_path(fo) else fo
         #: What keeps a local copy, if the archive is one.
         self._copy: list[Any] = []
         if isinstance(fo, str):
@@ -90,11 +99,10 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
                 return os.path.abspath(os.fsdecode(file.name))
         except (AttributeError, OSError, TypeError):
             pass
-        # It is removed with this object.
-        copy = tempfile.NamedTemporaryFile(prefix="tarfs-")
-        self._copy.append(copy)
-        shutil.copyfileobj(file, copy, _BUFFER_BYTES)
-        copy.flush()
+        with tempfile.NamedTemporaryFile(prefix="tarfs-", delete=False) as copy:
+            # It is removed with this object.
+            self._copy.append(weakref.finalize(self, _remove_copy, copy.name, os.getpid()))
+            shutil.copyfileobj(file, copy, _BUFFER_BYTES)
         return copy.name
 
     def __reduce__(self) -> Any:
@@ -239,7 +247,7 @@ class OpenedFile(io.BufferedReader):
 
 
 def _is_path(fo: Any) -> bool:
-    return isinstance(fo, (os.PathLike, str)) and not hasattr(fo, "read")
+    return isinstance(fo, (os.PathLike, str, bytes)) and not hasattr(fo, "read")
 
 
 def _own_name(protocol: str, name: str) -> str | None:

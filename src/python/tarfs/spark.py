@@ -37,7 +37,7 @@ from ._archive import Archive, Entry
 from ._errors import Damaged, InvalidArgument
 from ._options import complete
 
-#: Packed bytes of a shard, unless the option ``shards`` gives their number.
+#: Packed bytes of an archive for each of its shards, unless the option ``shards`` gives their number.
 SHARD_BYTES = 32 << 20
 
 #: Maximum number of shards of an archive.
