@@ -29,7 +29,7 @@ use crate::index::{Locator, MemoryLimit};
 use crate::layers::{Layer, LayeredArchive};
 use crate::source::{
     self, Access, Fingerprint, FirstContact, Join, MemorySource, Repository, RetryForever, Slice,
-    Source, SourceDirectory,
+    Source, SourceDirectory, location_text,
 };
 use crate::tar;
 
@@ -335,10 +335,9 @@ impl OpenContext {
 
     pub(super) fn open_in_registry(
         &self,
-        name: &OsStr,
+        name: &str,
     ) -> Result<(Contents, Arc<Repository>), Error> {
         self.check_image_options()?;
-        let name = name.to_str().ok_or(Error::NotUtf8)?;
         let opening = Repository::open(name, self.source_options(name));
         let repository = Arc::new(self.network.block_on(opening)?);
         let platform = self.platform.as_ref();
@@ -474,7 +473,7 @@ impl OpenContext {
     }
 
     async fn open_location(&self, location: &OsStr) -> Result<Arc<dyn Source>, Error> {
-        let location = location.to_str().ok_or(Error::NotUtf8)?;
+        let location = &*location_text(location);
         if location.is_empty() {
             return Err(Error::Empty);
         }

@@ -13,7 +13,7 @@ use crate::archive::{
 };
 use crate::base::extent::Plain;
 use crate::index::{self, Builder, Origin, published};
-use crate::source::{ArchivePlace, MemorySource, Validator};
+use crate::source::{ArchivePlace, MemorySource, Validator, location_text};
 use crate::tar::{Member, MemberKind, Timestamp};
 
 /// Maximum number of archives that are scanned at once. The scans share the memory.
@@ -41,7 +41,7 @@ pub struct SourceArchives {
 impl SourceSpec {
     /// Whether it names a place of archives: a local directory, or a prefix in an object store.
     pub fn is_place(&self) -> bool {
-        matches!(self, Self::Plain(location) if location.to_str().is_some_and(ArchivePlace::is_place))
+        matches!(self, Self::Plain(location) if ArchivePlace::is_place(&location_text(location)))
     }
 }
 
@@ -111,8 +111,8 @@ impl OpenContext {
     }
 
     fn open_place(&self, spec: &SourceSpec) -> Result<ArchivePlace, Error> {
-        let location = spec.origin().to_str().ok_or(Error::NotUtf8)?;
-        let opening = ArchivePlace::open(location, self.source_options(location));
+        let location = location_text(spec.origin());
+        let opening = ArchivePlace::open(&location, self.source_options(&location));
         Ok(self.network.block_on(opening)?)
     }
 }

@@ -33,9 +33,6 @@ pub enum Error {
     /// The system cannot start a thread.
     #[error("cannot start a thread")]
     Threads(#[source] std::io::Error),
-    /// The text has bytes that are not UTF-8.
-    #[error("SOURCE is not UTF-8; rename it")]
-    NotUtf8,
     /// The text is empty.
     #[error("SOURCE is empty (name a path or a URL)")]
     Empty,

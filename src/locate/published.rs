@@ -105,7 +105,7 @@ impl OpenContext {
             options.retry.attempts = 1;
         }
         let archive: Option<String> = match spec {
-            SourceSpec::Plain(archive) => archive.to_str().map(str::to_owned),
+            SourceSpec::Plain(archive) => Some(source::location_text(archive)),
             _ => None,
         };
         let is_saved = archive
@@ -155,7 +155,7 @@ impl OpenContext {
         let SourceSpec::Plain(archive) = spec else {
             return None;
         };
-        let archive = archive.to_str()?;
+        let archive = &*source::location_text(archive);
         let beside = |url: &str| {
             let is_versioned = url.contains("://") && url.contains(['?', '#']);
             (url != "-" && !is_versioned).then(|| format!("{url}{}", published::SUFFIX))

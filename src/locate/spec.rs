@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{self, PathBuf};
 
 use super::glob;
@@ -52,14 +53,18 @@ pub enum SourceSpec {
     },
     /// An image or artifact in a registry: `oci://REGISTRY/REPOSITORY[:TAG|@DIGEST]`, or the same with
     /// `docker://`.
-    Registry(OsString),
+    Registry(String),
 }
 
 impl From<OsString> for SourceSpec {
     fn from(text: OsString) -> Self {
-        let parsed = text
-            .to_str()
-            .and_then(|text| parse_image(text).or_else(|| parse_outer(text)));
+        let parse = |text: &str| parse_image(text).or_else(|| parse_outer(text));
+        let parsed = match text.to_str() {
+            Some(text) => parse(text),
+            None => mark_bytes(&text)
+                .and_then(|text| parse(&text))
+                .and_then(Self::without_marks),
+        };
         parsed.unwrap_or_else(|| Self::plain(&text))
     }
 }
@@ -68,6 +73,42 @@ impl From<&str> for SourceSpec {
     fn from(text: &str) -> Self {
         OsString::from(text).into()
     }
+}
+
+/// First of the private characters that stand for bytes that are not UTF-8 while a text is parsed.
+const FIRST_MARK: u32 = 0x10_ff00;
+
+/// `text` with marks for bytes that are not UTF-8; `None` if it has marks already.
+fn mark_bytes(text: &OsStr) -> Option<String> {
+    let mut marked = String::new();
+    for chunk in text.as_bytes().utf8_chunks() {
+        if is_marked(chunk.valid()) {
+            return None;
+        }
+        marked.push_str(chunk.valid());
+        let marks = chunk.invalid().iter();
+        marked.extend(marks.filter_map(|&byte| char::from_u32(FIRST_MARK + u32::from(byte))));
+    }
+    Some(marked)
+}
+
+fn is_marked(text: &str) -> bool {
+    text.chars().any(|it| u32::from(it) >= FIRST_MARK)
+}
+
+/// The bytes of a part of a marked text.
+fn unmark_bytes(text: &str) -> OsString {
+    let mut bytes = Vec::new();
+    for character in text.chars() {
+        match u32::from(character)
+            .checked_sub(FIRST_MARK)
+            .map(u8::try_from)
+        {
+            Some(Ok(byte)) => bytes.push(byte),
+            _ => bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    OsString::from_vec(bytes)
 }
 
 fn parse_image(text: &str) -> Option<SourceSpec> {
@@ -195,7 +236,8 @@ impl fmt::Display for SourceSpec {
     /// Writes the form that [`From`] parses, with secrets. See [`redacted`](Self::redacted).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Plain(location) | Self::Registry(location) => location.display().fmt(f),
+            Self::Plain(location) => f.write_str(&source::location_text(location)),
+            Self::Registry(name) => f.write_str(name),
             Self::Member { outer, path } => write!(f, "tar:{outer}{MEMBER_SEPARATOR}{path}"),
             Self::Slice { outer, start, len } => {
                 write!(f, "slice:{start}")?;
@@ -227,6 +269,27 @@ impl SourceSpec {
         Self::Plain(source::canonical_os_name(location))
     }
 
+    /// Replaces the marks in paths by their bytes. `None` if the text has them elsewhere.
+    fn without_marks(mut self) -> Option<Self> {
+        match &mut self {
+            Self::Plain(location) => *location = unmark_bytes(&location.to_string_lossy()),
+            Self::Registry(name) if is_marked(name) => return None,
+            Self::Registry(_) => {}
+            Self::Member { path, .. } if is_marked(path) => return None,
+            Self::Image {
+                name: Some(name), ..
+            } if is_marked(name) => return None,
+            Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
+                **outer = outer.clone().without_marks()?;
+            }
+            Self::Join(parts) => {
+                let plain = parts.drain(..).map(Self::without_marks);
+                *parts = plain.collect::<Option<_>>()?;
+            }
+        }
+        Some(self)
+    }
+
     /// Returns its text without secrets of URLs.
     pub fn redacted(&self) -> String {
         source::redact(&self.to_string())
@@ -250,7 +313,8 @@ impl SourceSpec {
     /// Returns the path or URL of the file or directory that contains it, or its first part.
     pub fn origin(&self) -> &OsStr {
         match self {
-            Self::Plain(location) | Self::Registry(location) => location,
+            Self::Plain(location) => location,
+            Self::Registry(name) => OsStr::new(name),
             Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
                 outer.origin()
             }
@@ -331,7 +395,7 @@ fn make_path_absolute(location: &mut OsString) {
     let is_url = location.to_str().is_some_and(|text| text.contains("://"));
     // Fails only for an empty path.
     if !is_url && let Ok(path) = path::absolute(&*location) {
-        *location = path.into();
+        *location = source::location_text(path.as_os_str()).into();
     }
 }
 

@@ -3,13 +3,13 @@
 use std::fs::Metadata;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat};
 use rustix::io::Errno;
 
-use super::{Cause, Error, Source, file};
+use super::{Cause, Error, Source, file, location_text};
 use crate::base::regular_file;
 use crate::base::stats::Stats;
 
@@ -19,6 +19,7 @@ const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGIC
 #[derive(Debug)]
 pub(crate) struct SourceDirectory {
     directory: OwnedFd,
+    path: PathBuf,
     name: String,
     stats: Arc<Stats>,
 }
@@ -29,16 +30,22 @@ impl SourceDirectory {
     /// # Errors
     /// If it is missing or may not be read.
     pub(crate) fn open(path: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
-        let name = path.to_string_lossy().into_owned();
+        let name = location_text(path.as_os_str());
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         match openat(CWD, path, flags, Mode::empty()) {
             Ok(directory) => Ok(Self {
                 directory,
+                path: path.to_owned(),
                 name,
                 stats,
             }),
             Err(error) => Err(Error::new(name, std::io::Error::from(error).into())),
         }
+    }
+
+    /// Its path, as it was given.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Name for the user.

@@ -14,6 +14,7 @@ use rustix::fs::{CWD, ResolveFlags, fstatfs};
 use rustix::process::geteuid;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
+use super::open::location_text;
 use super::pipe::Pipe;
 use super::{Access, Cause, Doubt, Error, Fingerprint, Location, Source, SourceInfo, Validator};
 use crate::base::buffer_pool::Buffer;
@@ -64,7 +65,7 @@ pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Ca
     let mut file = StdFile::open(path)?;
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
-    let name = path.to_string_lossy();
+    let name = location_text(path.as_os_str());
     if kind.is_dir() {
         return Err(Cause::Unsupported("a directory".to_owned()));
     }
@@ -100,18 +101,17 @@ pub(super) fn open_beside(
     archive: &Path,
     stats: Arc<Stats>,
 ) -> Result<Arc<dyn Source>, Cause> {
-    let name = path.to_string_lossy();
-    let opened = regular_file::open(CWD, &name, ResolveFlags::empty())?;
+    let opened = regular_file::open(CWD, path, ResolveFlags::empty())?;
     let opened = opened.ok_or_else(|| Cause::Unsupported("a file that is not regular".into()))?;
     let owner = std::fs::metadata(archive)?.uid();
-    check_writers(CWD, &name, &opened, owner)?;
-    from_file(opened, &name, stats)
+    check_writers(CWD, path, &opened, owner)?;
+    from_file(opened, &location_text(path.as_os_str()), stats)
 }
 
 /// Checks that only root, this user and the owner of an archive can have written `file`, found at `path`.
 pub(super) fn check_writers(
     directory: impl AsFd,
-    path: &str,
+    path: impl AsRef<Path>,
     file: &StdFile,
     archive_owner: u32,
 ) -> Result<(), Cause> {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
 
 use reqwest::header::AUTHORIZATION;
@@ -53,7 +53,7 @@ pub(crate) async fn open_beside(
     let (Ok(path), Ok(archive)) = (file_path(spec), file_path(archive)) else {
         return open(spec, options).await;
     };
-    let shown = path.to_string_lossy().into_owned();
+    let shown = location_text(path.as_os_str());
     let opening = move || file::open_beside(&path, &archive, options.stats);
     // The task fails only if the runtime ends.
     let done = tokio::task::spawn_blocking(opening).await;
@@ -75,6 +75,17 @@ pub fn own_name(spec: &str) -> Option<String> {
     let (scheme, _) = name.split_once("://")?;
     let is_server = matches!(scheme, "http" | "https" | "oci" | "docker");
     (is_server || credentials::is_object(&name)).then(|| name.into_owned())
+}
+
+/// Returns `location`, or the URL of a file if it is a path that is not UTF-8.
+pub fn location_text(location: &OsStr) -> String {
+    let url = || {
+        let path = path::absolute(location).ok()?;
+        Url::from_file_path(path).ok().map(String::from)
+    };
+    let text = location.to_str().map(str::to_owned);
+    text.or_else(url)
+        .unwrap_or_else(|| location.to_string_lossy().into_owned())
 }
 
 /// Returns the path of the local file `spec`, which is a path or a URL.
@@ -204,7 +215,7 @@ pub(crate) fn is_same_origin(one: &str, other: &str) -> bool {
 }
 
 async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Error> {
-    let opening = move || match (file::open(&path, stats), path.to_string_lossy()) {
+    let opening = move || match (file::open(&path, stats), location_text(path.as_os_str())) {
         (Err(Cause::NotFound), name) if let Some(url) = with_scheme(&name) => {
             let url = Location::from_url(&url).to_string();
             let (_, place) = url.split_once("://").unwrap_or_default();

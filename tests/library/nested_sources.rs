@@ -2,6 +2,10 @@
 //!
 //! `tests/mount` has the tests that mount them.
 
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+
 use crate::support::fixture::TestDir;
 use crate::support::http::{Fault, Resource, Server};
 use crate::support::nested::{inner, outer};
@@ -26,6 +30,44 @@ fn nested_sources_nest_and_slices_begin_anywhere() {
     assert_eq!(place.succeeds(&["ls", rest]), "c\n");
     let digest = sha256(&packed);
     place.succeeds(&["verify", "-q", "--expect-sha256", &digest, &all]);
+}
+
+#[test]
+fn paths_of_sources_may_have_any_bytes() {
+    let place = TestDir::new(&["out"]);
+    let directory = place.path(OsStr::from_bytes(b"caf\xe9"));
+    fs::create_dir(&directory).expect("made");
+    let packed = inner(Packing::Gzip);
+    for (name, bytes) in [
+        ("outer", &outer(Packing::Gzip)),
+        ("inner.a", &packed.slice(..9)),
+    ] {
+        fs::write(directory.join(name), bytes).expect("space");
+    }
+    fs::write(directory.join("inner.b"), &packed[9..]).expect("space");
+    let sources = [
+        &b"tar:caf\xe9/outer!/kept/inner"[..],
+        b"join:caf\xe9/inner.a,caf\xe9/inner.b",
+        b"join:caf\xe9/inner.?",
+    ];
+    for source in sources {
+        for verb in [
+            &["ls", "-R"][..],
+            &["verify", "-q"],
+            &["materialize", "-q", "-C", "out"],
+        ] {
+            let mut command = place.command(verb);
+            let output = command.arg(OsStr::from_bytes(source)).output();
+            let output = output.expect("started");
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{verb:?}: {text}");
+        }
+    }
+    // An archive that is missing is named by its URL, so that the error shows its bytes.
+    let mut command = place.command(&["ls"]);
+    let output = command.arg(OsStr::from_bytes(b"caf\xe9/none.tar")).output();
+    let text = String::from_utf8_lossy(&output.expect("started").stderr).into_owned();
+    assert!(text.contains("/caf%E9/none.tar: not found"), "{text}");
 }
 
 #[test]

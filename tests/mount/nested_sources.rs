@@ -2,12 +2,16 @@
 //!
 //! `tests/library` has the tests without a mount.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 
 use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
 use crate::support::nested::{content, outer};
 use crate::support::packing::Packing;
+use crate::support::program::stderr_text;
+use crate::support::wait;
 
 #[test]
 fn nested_archive_is_a_source_of_every_verb() {
@@ -38,6 +42,41 @@ fn nested_archive_is_a_source_of_every_verb() {
             "{listed}"
         );
     }
+}
+
+#[test]
+fn sources_and_copies_with_any_bytes_in_their_paths_are_mounted() {
+    let place = TestMount::new(&[]);
+    let bytes = |path: &[u8]| OsString::from_vec(path.to_vec());
+    let directory = place.path(bytes(b"caf\xe9"));
+    fs::create_dir(&directory).expect("made");
+    fs::write(directory.join("outer.tar"), outer(Packing::Gzip)).expect("space");
+    let inner = b"caf\xe9/outer.tar!/kept/inner";
+    let source = bytes(&[b"tar:", &inner[..]].concat());
+    let mount = |source: &OsStr, more: &[&OsStr]| {
+        let mut command = place.command(&["mount"]);
+        let output = command.arg(source).arg("mnt").args(more).output();
+        let output = output.expect("started");
+        assert!(output.status.success(), "{}", stderr_text(&output));
+    };
+    let copy = bytes(b"caf\xe9/copy");
+    mount(&source, &[OsStr::new("--copy-to"), &copy]);
+    assert!(fs::read(place.path("mnt/d/f")).expect("readable") == content());
+    let status = place.succeeds(&["status", "--json", "mnt"]);
+    assert!(
+        status.contains("/caf%E9/outer.tar: kept/inner\""),
+        "{status}"
+    );
+    let copied = directory.join("copy/d/f");
+    wait::wait_until("it is copied", || {
+        fs::read(&copied).is_ok_and(|bytes| bytes == content())
+    });
+    place.succeeds(&["umount", "mnt"]);
+    mount(&bytes(b"caf\xe9"), &[]);
+    assert!(place.path("mnt/outer.tar/kept").exists());
+    place.succeeds(&["umount", "mnt"]);
+    mount(&bytes(b"caf\xe9/outer.tar"), &[]);
+    assert!(place.path("mnt/kept").exists());
 }
 
 #[test]

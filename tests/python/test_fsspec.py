@@ -56,6 +56,8 @@ def test_names_of_hadoop_are_archives(
             assert archive.open("table.csv").read() == contents["table.csv"]
         fs = fsspec.filesystem("tarfs", fo=fo, **options)
         assert fs.cat("table.csv") == contents["table.csv"]
+
+
 def test_copy_of_an_archive_is_removed_by_its_process_only(server: Server) -> None:
     packed = (server.directory / "a.tar.gz").read_bytes()
     fs = fsspec.filesystem("tarfs", fo=io.BytesIO(packed))

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 
@@ -10,9 +11,13 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, opena
 ///
 /// # Errors
 /// If nothing is there, or it cannot be opened.
-pub fn open(directory: impl AsFd, path: &str, resolve: ResolveFlags) -> io::Result<Option<File>> {
+pub fn open(
+    directory: impl AsFd,
+    path: impl AsRef<Path>,
+    resolve: ResolveFlags,
+) -> io::Result<Option<File>> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let found = openat2(directory, path, flags, Mode::empty(), resolve)?;
+    let found = openat2(directory, path.as_ref(), flags, Mode::empty(), resolve)?;
     if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::RegularFile {
         return Ok(None);
     }
@@ -27,13 +32,13 @@ pub fn open(directory: impl AsFd, path: &str, resolve: ResolveFlags) -> io::Resu
 /// As [`open`].
 pub fn foreign_writer(
     directory: impl AsFd,
-    path: &str,
+    path: impl AsRef<Path>,
     file: &File,
     owners: &[u32],
 ) -> io::Result<Option<ForeignWriter>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // The entry may be a symbolic link, whose owner chooses the file.
-    let entry = fstat(openat(directory, path, flags, Mode::empty())?)?;
+    let entry = fstat(openat(directory, path.as_ref(), flags, Mode::empty())?)?;
     let found = fstat(file)?;
     let mut owners_found = [entry.st_uid, found.st_uid].into_iter();
     let others = Mode::WGRP | Mode::WOTH;

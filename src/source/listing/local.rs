@@ -3,7 +3,6 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 use super::page::{ListedArchive, Listing, MAX_DEPTH, is_archive_name};
 use crate::source::SourceDirectory;
@@ -14,9 +13,9 @@ const MAX_ENTRIES: usize = 1_000_000;
 /// Lists all files with names of archives below `top`. It stays on the file system of the directory, and follows
 /// only links to files below it.
 pub(super) fn list(top: &SourceDirectory, listing: &mut Listing) -> io::Result<()> {
-    let root = Path::new(top.name());
+    let root = top.path();
     let device = fs::metadata(root)?.dev();
-    let (mut pending, mut count) = (vec![(String::new(), 0)], 0);
+    let (mut pending, mut count, mut unnamed) = (vec![(String::new(), 0)], 0, 0_u32);
     while let Some((directory, depth)) = pending.pop() {
         let entries = match fs::read_dir(root.join(&directory)) {
             Ok(entries) => entries,
@@ -35,8 +34,12 @@ pub(super) fn list(top: &SourceDirectory, listing: &mut Listing) -> io::Result<(
                 return Ok(());
             }
             // Archives are opened by names in UTF-8.
-            let Ok(name) = entry.file_name().into_string() else {
-                continue;
+            let name = match entry.file_name().into_string() {
+                Ok(name) => name,
+                Err(name) => {
+                    unnamed += u32::from(is_archive_name(&name.to_string_lossy()));
+                    continue;
+                }
             };
             let path = format!("{directory}{name}");
             if entry.file_type()?.is_dir() {
@@ -53,11 +56,17 @@ pub(super) fn list(top: &SourceDirectory, listing: &mut Listing) -> io::Result<(
             }
         }
     }
+    if unnamed > 0 {
+        let note = format!("{unnamed} archives are not listed, because their names are not UTF-8");
+        listing.notes.push(note);
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::symlink;
     use std::sync::Arc;
 
@@ -91,5 +100,21 @@ mod tests {
         let mut paths: Vec<_> = listing.archives.iter().map(|found| &*found.path).collect();
         paths.sort_unstable();
         assert_eq!(paths, ["a.tar", "deep/er/b.tgz", "link.tar"]);
+    }
+
+    #[test]
+    fn archives_with_other_names_are_counted() {
+        let top = tempfile::tempdir().expect("a directory");
+        for name in [&b"a.tar"[..], b"caf\xe9.tar", b"caf\xe8.tar.gz", b"caf\xe9"] {
+            fs::write(top.path().join(OsStr::from_bytes(name)), "bytes").expect("written");
+        }
+        let top = SourceDirectory::open(top.path(), Arc::default()).expect("a directory");
+        let mut listing = Listing::default();
+        list(&top, &mut listing).expect("listed");
+        assert_eq!(listing.archives.len(), 1);
+        assert_eq!(
+            listing.notes,
+            ["2 archives are not listed, because their names are not UTF-8"]
+        );
     }
 }

@@ -4,11 +4,11 @@ mod local;
 mod page;
 mod s3;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use self::s3::S3Place;
 use super::credentials::split_bucket;
+use super::open::file_path;
 use super::{Cause, Error, Options, Source, SourceDirectory, canonical_name, redact};
 
 pub use self::page::{ListedArchive, Listing};
@@ -34,7 +34,7 @@ impl ArchivePlace {
             Some(name) => {
                 split_bucket(name).is_none_or(|(_, key)| key.is_empty() || key.ends_with('/'))
             }
-            None => !spec.contains("://") && Path::new(&*spec).is_dir(),
+            None => file_path(&spec).is_ok_and(|path| path.is_dir()),
         }
     }
 
@@ -49,7 +49,7 @@ impl ArchivePlace {
             let place = S3Place::open(spec, options).await;
             Kind::S3(Box::new(place.map_err(|cause| Error::new(&name, cause))?))
         } else {
-            Kind::Local(SourceDirectory::open(Path::new(spec), options.stats)?)
+            Kind::Local(SourceDirectory::open(&file_path(spec)?, options.stats)?)
         };
         Ok(Self { name, kind })
     }
