@@ -215,7 +215,7 @@ fn sparse_pair() -> Place {
     file("one/equal", &[(middle, b"x")]);
     file(
         "two/equal",
-        &[(0, &[0; 1 << 20]), (middle, b"x"), (end, b"\0")],
+        &[(0, &vec![0; 1 << 20]), (middle, b"x"), (end, b"\0")],
     );
     file("one/end", &[(middle, b"x")]);
     file("two/end", &[(middle, b"x"), (end, b"y")]);
