@@ -14,9 +14,11 @@ use rustix::fs::{CWD, ResolveFlags, fstatfs};
 use rustix::process::geteuid;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use super::open::location_text;
 use super::pipe::Pipe;
-use super::{Access, Cause, Doubt, Error, Fingerprint, Location, Source, SourceInfo, Validator};
+use super::{
+    Access, Cause, Doubt, Error, Fingerprint, Location, Source, SourceInfo, Validator,
+    location_text,
+};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 use crate::base::random_reads::{RandomReads, Wait};

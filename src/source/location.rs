@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::path;
 
 use url::Url;
 
@@ -74,6 +75,17 @@ pub fn canonical_os_name(name: &OsStr) -> OsString {
         || name.to_owned(),
         |text| canonical_name(text).as_ref().into(),
     )
+}
+
+/// Returns `location`, or the URL of a file if it is a path that is not UTF-8.
+pub fn location_text(location: &OsStr) -> String {
+    let url = || {
+        let path = path::absolute(location).ok()?;
+        Url::from_file_path(path).ok().map(String::from)
+    };
+    let text = location.to_str().map(str::to_owned);
+    text.or_else(url)
+        .unwrap_or_else(|| location.to_string_lossy().into_owned())
 }
 
 /// Whether `url` is one of an HTTP server, without user, password and query.

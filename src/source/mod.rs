@@ -49,12 +49,12 @@ pub use http::{
 };
 pub(crate) use join::Join;
 pub use listing::{ArchivePlace, ListedArchive, Listing, paths_of_page};
-pub use location::{Location, canonical_name, canonical_os_name, redact};
+pub use location::{Location, canonical_name, canonical_os_name, location_text, redact};
 pub use memory::MemorySource;
 #[doc(hidden)]
 pub use mirrors::{MirrorPlace, in_order, open as open_mirrors};
 pub(crate) use open::{is_same_origin, lacks_scheme, open_beside};
-pub use open::{local_path, location_text, locator, open, own_name};
+pub use open::{local_path, locator, open, own_name};
 pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
 pub use pipe::Pipe;
 pub use read_handle::{Continuation, ReadHandle, RetryForever};

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::net::Ipv4Addr;
-use std::path::{self, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use reqwest::header::AUTHORIZATION;
@@ -10,7 +10,7 @@ use url::Url;
 
 use super::authorizer::parse_headers;
 use super::credentials::{self, Netrc, ReloadedHeaders};
-use super::location::{canonical_name, redact};
+use super::location::{canonical_name, location_text, redact};
 use super::mirrors::MirrorPlace;
 use super::{
     Cause, Error, FirstContact, HeaderLoader, Http, Location, Options, Pipe, Source, Target, file,
@@ -75,17 +75,6 @@ pub fn own_name(spec: &str) -> Option<String> {
     let (scheme, _) = name.split_once("://")?;
     let is_server = matches!(scheme, "http" | "https" | "oci" | "docker");
     (is_server || credentials::is_object(&name)).then(|| name.into_owned())
-}
-
-/// Returns `location`, or the URL of a file if it is a path that is not UTF-8.
-pub fn location_text(location: &OsStr) -> String {
-    let url = || {
-        let path = path::absolute(location).ok()?;
-        Url::from_file_path(path).ok().map(String::from)
-    };
-    let text = location.to_str().map(str::to_owned);
-    text.or_else(url)
-        .unwrap_or_else(|| location.to_string_lossy().into_owned())
 }
 
 /// Returns the path of the local file `spec`, which is a path or a URL.
