@@ -42,6 +42,14 @@ pub enum Error {
         /// Maximum number of entries.
         limit: u64,
     },
+    /// A saved index has more bytes of files than [`size`](crate::tar::Limits::size) allows.
+    #[error("the files of the archive have {bytes} bytes, and {limit} are allowed")]
+    TooLarge {
+        /// Bytes of its files, holes included.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// The index exceeds its memory limit.
     #[error(transparent)]
     TooMuchMemory(#[from] TooMuchMemory),
@@ -113,7 +121,8 @@ pub const HINT_RAISE_INDEX_MEMORY: &str =
     "if that is to be expected, allow it with a larger --index-memory";
 const HINT_SAVE_TO_FILE: &str =
     "the source may be endless; if it is not, save it to a file and use that";
-const HINT_RAISE_MAX_UNPACKED_SIZE: &str =
+/// Hint for a limit on the bytes of files.
+pub const HINT_RAISE_MAX_UNPACKED_SIZE: &str =
     "if that is to be expected, allow it with a larger --max-unpacked-size";
 
 impl Error {
@@ -147,6 +156,7 @@ impl Error {
             },
             Self::NotAnArchive | Self::WebPage | Self::Empty => HINT_CHECK_SOURCE,
             Self::TooManyEntries { .. } => HINT_RAISE_MAX_ENTRIES,
+            Self::TooLarge { .. } => HINT_RAISE_MAX_UNPACKED_SIZE,
             Self::TooMuchMemory(_) => HINT_RAISE_INDEX_MEMORY,
             Self::EndlessZeros => HINT_SAVE_TO_FILE,
             Self::UnsupportedFormat(_) => HINT_REPACK,

@@ -31,7 +31,10 @@ use read::Reader;
 use read::assemble::required_scan_end;
 
 pub use crate::cache::DiskCacheUsage;
-pub use error::{Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, ReadError};
+pub use error::{
+    Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, HINT_RAISE_MAX_UNPACKED_SIZE,
+    OpenError, ReadError,
+};
 pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
 pub(crate) use open::opener::detect_compression;
 pub use open::published_index::{

@@ -35,12 +35,10 @@ pub(crate) fn send<S: Sink<Error = tarfs::materialize::Error>>(
     shard: ShardArg,
     sink: &mut S,
 ) -> anyhow::Result<bool> {
-    let limits = tarfs::tar::Limits::default();
     whether_complete(read_entries(
         archive,
         index,
         plan.entries(shard.number),
-        &limits,
         sink,
     ))
 }
@@ -52,7 +50,6 @@ pub(crate) fn whether_complete(
     match read {
         Ok(damaged) => Ok(damaged == 0),
         Err(EntryError::Sink(error)) => Err(error.into()),
-        Err(EntryError::Limit(error)) => Err(error.into()),
         Err(EntryError::Read(path, error)) => {
             Err(anyhow::Error::new(error).context(format!("{path}: cannot read it")))
         }

@@ -265,6 +265,17 @@ impl BuildTree {
         }
     }
 
+    /// Counts one more member or implied directory.
+    pub(super) fn count_member(&mut self) -> Result<(), MemberError> {
+        let members = &mut self.index.totals.members;
+        *members += 1;
+        // Two numbers are those of the root and of no entry.
+        if *members + 2 > self.options.max_entries.into() {
+            return Err(MemberError::TooManyEntries);
+        }
+        Ok(())
+    }
+
     fn increment_links(&mut self, ino: u32) {
         self.mark_dirty(ino);
         self.inode_mut(ino).add_links(1);
@@ -404,6 +415,7 @@ impl resolve::Tree for CreatingResolver<'_> {
     }
 
     fn imply(&mut self, parent: &u32, name: &[u8]) -> Result<u32, MemberError> {
+        self.0.count_member()?;
         self.0.add(*parent, name, implied_directory())
     }
 }

@@ -168,9 +168,19 @@ impl Builder {
     /// # Errors
     /// When the tree cannot contain it. Then it becomes a problem, and the previous entry stays.
     pub fn add_member(&mut self, member: &Member) -> Result<Placement, MemberError> {
-        self.tree.index.totals.has_global_keywords |= member.has_global_keywords;
         let name = ArchivePath::sanitize(&member.name);
-        let placed = if name.has_parent_component {
+        let is_root = name.path.is_root() && !name.has_parent_component;
+        let totals = &mut self.tree.index.totals;
+        totals.has_global_keywords |= member.has_global_keywords;
+        totals.file_bytes = totals.file_bytes.saturating_add(member.size);
+        let counted = if is_root {
+            Ok(())
+        } else {
+            self.tree.count_member()
+        };
+        let placed = if let Err(error) = counted {
+            Err(error)
+        } else if name.has_parent_component {
             Err(MemberError::ParentComponent)
         } else if let Some((directory, meaning)) = self.whiteout(&name.path) {
             self.insert_whiteout(&directory, meaning)
@@ -296,10 +306,7 @@ impl Builder {
         let Index { arrays, totals, .. } = &self.tree.index;
         Completion {
             names: SortedNames::of(arrays),
-            totals: Totals {
-                has_global_keywords: totals.has_global_keywords,
-                ..Totals::of(arrays, totals.problems)
-            },
+            totals: totals.recount(arrays),
             old_names: None,
         }
     }

@@ -87,12 +87,14 @@ struct Header {
     magic: [u8; 8],
     version: U32,
     section_count: U32,
-    file_bytes: U64,
+    index_bytes: U64,
     entries: U64,
     stored_bytes: U64,
     problems: U64,
     flags: U32,
     reserved: U32,
+    members: U64,
+    file_bytes: U64,
     sections: [Section; SECTIONS as usize],
 }
 
@@ -151,7 +153,7 @@ pub fn len(index: &Index, locator: &Locator) -> u64 {
     let (layer, texts) = (Layer::of(index), encode_texts(locator));
     let problems = problem::encode(&index.problems);
     let sections = sections(index, &layer, &texts, &problems);
-    Header::of(index, &sections).file_bytes.get()
+    Header::of(index, &sections).index_bytes.get()
 }
 
 fn sections<'a>(
@@ -296,6 +298,8 @@ impl Contents {
             totals: Totals {
                 entries: header.entries.get(),
                 stored_bytes: header.stored_bytes.get(),
+                members: header.members.get(),
+                file_bytes: header.file_bytes.get(),
                 has_xattrs: header.flags.get() & HAS_XATTRS != 0,
                 has_global_keywords: header.flags.get() & HAS_GLOBAL_KEYWORDS != 0,
                 problems: header.problems.get(),
@@ -383,12 +387,14 @@ impl Header {
             magic: MAGIC,
             version: VERSION.into(),
             section_count: SECTIONS.into(),
-            file_bytes: (offset + size_of::<Footer>() as u64).into(),
+            index_bytes: (offset + size_of::<Footer>() as u64).into(),
             entries: totals.entries.into(),
             stored_bytes: totals.stored_bytes.into(),
             problems: totals.problems.into(),
             flags: flags.into(),
             reserved: 0.into(),
+            members: totals.members.into(),
+            file_bytes: totals.file_bytes.into(),
             sections,
         }
     }
@@ -406,9 +412,9 @@ impl Header {
         if header.version.get() != VERSION {
             return Err(Error::Version(header.version.get()));
         }
-        if header.file_bytes.get() != len {
+        if header.index_bytes.get() != len {
             return Err(Error::Length {
-                expected: header.file_bytes.get(),
+                expected: header.index_bytes.get(),
                 actual: len,
             });
         }

@@ -99,6 +99,10 @@ pub struct Index {
 pub(super) struct Totals {
     pub(super) entries: u64,
     pub(super) stored_bytes: u64,
+    /// Members that were added, without the root, and implied directories.
+    pub(super) members: u64,
+    /// Bytes of the files among them, holes included.
+    pub(super) file_bytes: u64,
     pub(super) has_xattrs: bool,
     /// Whether global pax headers set attributes of members.
     pub(super) has_global_keywords: bool,
@@ -107,10 +111,20 @@ pub(super) struct Totals {
 
 impl Totals {
     pub(super) fn of(arrays: &Arrays, problems: u64) -> Self {
-        let mut totals = Self {
+        let totals = Self {
             problems,
-            has_xattrs: !arrays.xattrs.is_empty(),
             ..Self::default()
+        };
+        totals.recount(arrays)
+    }
+
+    /// The same totals, but with those of the live entries in `arrays`.
+    pub(super) fn recount(self, arrays: &Arrays) -> Self {
+        let mut totals = Self {
+            entries: 0,
+            stored_bytes: 0,
+            has_xattrs: !arrays.xattrs.is_empty(),
+            ..self
         };
         for inode in &arrays.inodes {
             totals.entries += u64::from(inode.mode.get() != 0);
@@ -374,6 +388,17 @@ impl Index {
     /// Number of live entries, including the root.
     pub fn entry_count(&self) -> u64 {
         self.totals.entries
+    }
+
+    /// Number of members of the archive, without the root, and of implied directories. Members that later ones replaced,
+    /// that have no place in the tree, and hard links count.
+    pub fn member_count(&self) -> u64 {
+        self.totals.members
+    }
+
+    /// Bytes of the files of these members, holes included.
+    pub fn file_bytes(&self) -> u64 {
+        self.totals.file_bytes
     }
 
     /// Whether any entry has an extended attribute or ACL.

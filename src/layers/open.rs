@@ -43,6 +43,14 @@ pub enum LayeredArchiveError {
         /// The limit.
         limit: u64,
     },
+    /// They exceed the limit on bytes of files.
+    #[error("the files of the layers together have {bytes} bytes, and {limit} are allowed")]
+    TooLarge {
+        /// Bytes of their files, holes included.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// The layers are more than layer numbers.
     #[error("there are {0} layers, and {most} are the most", most = u16::MAX)]
     TooManyLayers(usize),
@@ -86,13 +94,18 @@ impl LayeredArchive {
             }),
         });
         let layers = opener.open_all(options)?;
-        let limit = options.scan.tar.limits.entries;
-        let entries = layers.iter().map(|layer| layer.index().entry_count());
-        let entries = entries.fold(0_u64, |sum, entries| {
-            sum.saturating_add(entries.saturating_sub(1))
-        });
+        let limits = &options.scan.tar.limits;
+        let sum = |count: fn(&Index) -> u64| {
+            let counts = layers.iter().map(|layer| count(&layer.index()));
+            counts.fold(0, u64::saturating_add)
+        };
+        let (entries, limit) = (sum(Index::member_count), limits.entries);
         if entries > limit {
             return Err(LayeredArchiveError::TooManyEntries { entries, limit });
+        }
+        let (bytes, limit) = (sum(Index::file_bytes), limits.size);
+        if bytes > limit {
+            return Err(LayeredArchiveError::TooLarge { bytes, limit });
         }
         let indexes = layers.iter().filter_map(|layer| layer.complete_index());
         let indexes: Vec<_> = indexes.collect();

@@ -41,6 +41,9 @@ pub fn hint(error: &(dyn std::error::Error + 'static)) -> Option<Cow<'static, st
         LayeredArchiveError::TooManyEntries { .. } => {
             Some(Cow::from(archive::HINT_RAISE_MAX_ENTRIES))
         }
+        LayeredArchiveError::TooLarge { .. } => {
+            Some(Cow::from(archive::HINT_RAISE_MAX_UNPACKED_SIZE))
+        }
         LayeredArchiveError::Merge(MergeError::TooMuchMemory(_)) => {
             Some(Cow::from(archive::HINT_RAISE_INDEX_MEMORY))
         }

@@ -17,7 +17,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Plain};
 use crate::index::{Entry, EntryKind, Index, Ino, Piece};
-use crate::tar::{self, Limits, Member, MemberKind, MemberTotals};
+use crate::tar::{Member, MemberKind};
 
 /// Memory for contents that the sink has not written yet.
 const BUFFER_BYTES: u64 = 32 << 20;
@@ -37,24 +37,21 @@ pub enum EntryError<E> {
     Sink(E),
     /// The content of this entry could not be read.
     Read(ArchivePath, ReadError),
-    /// The entries exceed a limit.
-    Limit(Box<crate::archive::Error>),
 }
 
 /// Sends `entries`, which are in archive order, to `sink`, and each hard link after its file. Returns the number of
 /// damaged or cut files.
 ///
 /// # Errors
-/// When the archive cannot be read, the entries exceed one of `limits`, or the sink stops.
+/// When the archive cannot be read, or the sink stops.
 pub fn read_entries<S: Sink>(
     volume: &dyn Volume,
     index: &Index,
     entries: &[Ino],
-    limits: &Limits,
     sink: &mut S,
 ) -> Result<u64, EntryError<S::Error>> {
     let names = CopyPlan::new(index, Ino::ROOT);
-    let mut reader = EntryReader::new(volume, index, entries, limits);
+    let mut reader = EntryReader::new(volume, index, entries);
     let mut damaged = 0;
     for &ino in entries {
         let found = index.entry(ino).filter(|entry| !entry.is_implied());
@@ -122,20 +119,13 @@ type Request = (Ino, u64, u32);
 
 /// Reads entries in a given order.
 pub(super) struct EntryReader<'a> {
-    limits: Limits,
-    totals: MemberTotals,
     contents: Contents<'a>,
     /// Copies for the sink, because a queued slice would keep the memory of a whole span.
     pool: BufferPool,
 }
 
 impl<'a> EntryReader<'a> {
-    pub(super) fn new(
-        volume: &'a dyn Volume,
-        index: &'a Index,
-        entries: &'a [Ino],
-        limits: &Limits,
-    ) -> Self {
+    pub(super) fn new(volume: &'a dyn Volume, index: &'a Index, entries: &'a [Ino]) -> Self {
         let found = || entries.iter().filter_map(move |ino| index.entry(*ino));
         let pieces = || found().flat_map(|entry| available_pieces(volume, entry));
         let bytes: u64 = pieces().map(|piece| piece.plain.len()).sum();
@@ -161,12 +151,6 @@ impl<'a> EntryReader<'a> {
             }
         };
         Self {
-            // The index has all metadata in memory already.
-            limits: Limits {
-                metadata_bytes: u64::MAX,
-                ..limits.clone()
-            },
-            totals: MemberTotals::default(),
             contents: Contents { volume, way },
             pool: BufferPool::new(BUFFER_BYTES),
         }
@@ -180,7 +164,6 @@ impl<'a> EntryReader<'a> {
         sink: &mut S,
     ) -> Result<bool, EntryError<S::Error>> {
         let member = named(entry, path);
-        self.count(&member)?;
         let compared = (self.contents.volume).compare_blocking(TreePart::Entry(entry.ino()));
         compared.map_err(|error| EntryError::Read(path.clone(), error))?;
         sink.member(member).map_err(EntryError::Sink)?;
@@ -192,15 +175,6 @@ impl<'a> EntryReader<'a> {
         }
         sink.member_end(sent.is_err()).map_err(EntryError::Sink)?;
         Ok(sent.is_ok())
-    }
-
-    fn count<E>(&mut self, member: &Member) -> Result<(), EntryError<E>> {
-        let counted = self.totals.add(member, &self.limits);
-        counted.map_err(|cause| {
-            let offset = member.payload.start();
-            let error = crate::archive::Error::Tar(tar::Error { offset, cause });
-            EntryError::Limit(Box::new(error))
-        })
     }
 
     /// Sends the content of `entry`. The result within is why it is not whole.

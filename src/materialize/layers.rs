@@ -67,9 +67,8 @@ impl LayerState {
 
     /// Starts the next layer. All layers together have at most `max_inodes` inodes.
     pub(super) fn begin_layer(&mut self, max_inodes: u32) {
-        // Each index has the root and inode 0.
-        let used = self.indexes.iter().map(|index| index.last_ino().0 - 1);
-        let used = used.fold(0, u32::saturating_add);
+        let used = self.indexes.iter().map(Index::member_count);
+        let used = u32::try_from(used.fold(0, u64::saturating_add)).unwrap_or(u32::MAX);
         let builder = Builder::new(Options {
             max_entries: max_inodes.saturating_sub(used),
             whiteouts: Some(self.whiteouts),

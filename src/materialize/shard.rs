@@ -12,7 +12,6 @@ use super::write::{Identity, PendingDirectory, member_of};
 use crate::archive::{Archive, Version};
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, EntryKind, Index, Ino, ShardPlan};
-use crate::tar::Limits;
 
 /// Maximum number of problems that the end of a run reports one by one.
 const MAX_REPORTED_PROBLEMS: u64 = 20;
@@ -29,7 +28,6 @@ impl Materializer {
         index: &Index,
         plan: &ShardPlan,
         number: u32,
-        limits: &Limits,
     ) -> (Result<u64, EntryError<Error>>, Result<Summary, Error>) {
         let version = Version::of(archive);
         let top = self.tree.destination.top.clone();
@@ -38,7 +36,7 @@ impl Materializer {
             self.tree.context.problems.stop(error);
             return (Ok(0), self.close());
         }
-        let read = read_entries(archive, index, plan.entries(number), limits, &mut self);
+        let read = read_entries(archive, index, plan.entries(number), &mut self);
         self.cut_payload();
         self.tree.make_deferred_links();
         let closed = self.close();

@@ -22,7 +22,7 @@ use crate::base::thread::Thread;
 use crate::index::Ino;
 use crate::locate::SourceSpec;
 use crate::materialize::{ContentSink, Error, Selection, read_entries};
-use crate::tar::{Limits, Member};
+use crate::tar::Member;
 
 /// Maximum number of messages that wait for the caller.
 const MAX_PENDING_MESSAGES: usize = 16;
@@ -48,8 +48,7 @@ impl Members {
     /// Reads `entries` of an indexed archive, which are in its order.
     pub(super) fn of_entries(opened: Arc<Opened>, entries: Vec<Ino>) -> PyResult<Self> {
         Self::start(move |sink| {
-            let (volume, limits) = (&*opened.volume, Limits::default());
-            let read = read_entries(volume, &opened.index, &entries, &limits, sink);
+            let read = read_entries(&*opened.volume, &opened.index, &entries, sink);
             read.map(drop).map_err(cause)
         })
     }

@@ -17,7 +17,6 @@ use crate::base::sync::Mutex;
 use crate::index::{Index, Ino, ShardPlan};
 use crate::locate::{self, OpenContext, SourceSpec};
 use crate::materialize::{self, EntryError, Materializer, Summary};
-use crate::tar::Limits;
 
 /// Maximum length of one read of the archive.
 pub(super) const MAX_READ_BYTES: usize = 8 << 20;
@@ -117,8 +116,7 @@ impl Opened {
             return Ok(writer.finish_shards(&self.index, &self.version)?);
         }
         let archive = self.volume.as_archive().ok_or(ReadError::NotAFile)?;
-        let (read, summary) =
-            writer.write_shard(archive, &self.index, plan, number, &Limits::default());
+        let (read, summary) = writer.write_shard(archive, &self.index, plan, number);
         // An error of the destination stops the reading, too.
         let summary = summary?;
         read.map_err(cause)?;
@@ -175,6 +173,5 @@ pub(super) fn cause(error: EntryError<materialize::Error>) -> Box<dyn Error + Se
     match error {
         EntryError::Read(_, error) => error.into(),
         EntryError::Sink(error) => error.into(),
-        EntryError::Limit(error) => error,
     }
 }

@@ -13,7 +13,7 @@ use tarfs::archive::scan::Sink;
 use tarfs::archive::{Archive, OpenOptions, Volume};
 use tarfs::index::{EntryKind, Index, Ino, ShardPlan, published};
 use tarfs::materialize::read_entries;
-use tarfs::tar::{Limits, Member, MemberKind};
+use tarfs::tar::{Member, MemberKind};
 
 use crate::support::archive_env::TestEnv;
 use crate::support::packing::Packing;
@@ -283,13 +283,7 @@ fn union(archives: &[Archive; 3], count: u32, random: &mut Rng) -> Tree {
     for number in 1..=count {
         let form = usize::try_from(random.below(3)).expect("small");
         let (archive, index, plan) = forms.get(form).expect("one of three");
-        let read = read_entries(
-            *archive,
-            index,
-            plan.entries(number),
-            &Limits::default(),
-            &mut union,
-        );
+        let read = read_entries(*archive, index, plan.entries(number), &mut union);
         assert_eq!(read.expect("read"), 0, "damaged files");
     }
     union.tree

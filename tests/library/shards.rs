@@ -12,7 +12,7 @@ use tarfs::archive::scan::Sink;
 use tarfs::archive::{Archive, ReadError, Version, Volume};
 use tarfs::index::{EntryKind, Index, Ino, ShardPlan};
 use tarfs::materialize::read_entries;
-use tarfs::tar::{Limits, Member, MemberKind};
+use tarfs::tar::{Member, MemberKind};
 
 use crate::support::archive_env::TestEnv;
 use crate::support::cli::Place;
@@ -91,14 +91,7 @@ impl Sink for Collector {
 
 fn collect(archive: &Archive, index: &Index, plan: &ShardPlan, number: u32) -> Collector {
     let mut collector = Collector::default();
-    let damaged = read_entries(
-        archive,
-        index,
-        plan.entries(number),
-        &Limits::default(),
-        &mut collector,
-    )
-    .expect("read");
+    let damaged = read_entries(archive, index, plan.entries(number), &mut collector).expect("read");
     assert_eq!(damaged, 0);
     collector
 }
@@ -251,14 +244,8 @@ fn damaged_content_is_cut_and_the_others_are_read() {
     let mut whole = 0;
     for number in 1..=2 {
         let mut collector = DamageCollector::default();
-        damaged += read_entries(
-            &archive,
-            &index,
-            plan.entries(number),
-            &Limits::default(),
-            &mut collector,
-        )
-        .expect("read");
+        damaged +=
+            read_entries(&archive, &index, plan.entries(number), &mut collector).expect("read");
         let found = collector.collector.files;
         whole += found
             .iter()

@@ -11,7 +11,7 @@ use tarfs::index::{EntryKind, ShardPlan};
 use tarfs::layers::{Layer, LayeredArchive, WhiteoutFormat};
 use tarfs::materialize::read_entries;
 use tarfs::source::{MemorySource, Source};
-use tarfs::tar::{Limits, Member};
+use tarfs::tar::Member;
 
 use crate::support::archive_env::{TestEnv, scan_options};
 use crate::support::cli::Place;
@@ -95,8 +95,8 @@ fn shards_of_a_truncated_archive_have_every_byte_before_the_cut() {
             let (mut found, mut damaged) = (Collector::default(), 0);
             for number in 1..=3 {
                 // The root is implied.
-                let (entries, limits) = (plan.entries(number), Limits::default());
-                let read = read_entries(&archive, &index, entries, &limits, &mut found);
+                let entries = plan.entries(number);
+                let read = read_entries(&archive, &index, entries, &mut found);
                 damaged += read.expect("read");
             }
             found.current.clear();
@@ -136,7 +136,7 @@ fn entries_of_a_truncated_layer_have_every_byte_before_the_cut() {
         let index = volume.complete_index().expect("complete");
         let entries: Vec<_> = index.entries().map(|entry| entry.ino()).collect();
         let mut found = Collector::default();
-        let read = read_entries(&volume, &index, &entries, &Limits::default(), &mut found);
+        let read = read_entries(&volume, &index, &entries, &mut found);
         let cut = expected
             .files
             .values()

@@ -121,7 +121,7 @@ impl Archive {
         } else {
             let found = opener.find_saved_index()?;
             if let Some(reader) = &found {
-                opener.check_entry_count(&reader.live_index.read())?;
+                opener.check_limits(&reader.live_index.read())?;
             }
             match found {
                 Some(reader) => Some(reader),

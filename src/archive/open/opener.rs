@@ -176,7 +176,7 @@ impl Opener {
         if self.options.scan.expects_digest() || self.must_rescan() {
             return Ok(None);
         }
-        self.check_entry_count(&index)?;
+        self.check_limits(&index)?;
         // The file may come from another machine or URL, so only the bytes prove that it matches.
         let disk_cache = self.open_disk_cache(&index);
         if !index.is_hashed() {
@@ -224,12 +224,26 @@ impl Opener {
         self.options.scan.tar.limits.entries.min(most.into())
     }
 
-    /// Checks the entry limit for an index that was built with another limit, or none.
-    pub(super) fn check_entry_count(&self, index: &Index) -> Result<(), OpenError> {
-        let entries = index.entry_count().saturating_sub(1);
-        let limit = self.max_entries();
+    /// Checks the limits for an index that was built with other limits, or none, as a scan does.
+    pub(super) fn check_limits(&self, index: &Index) -> Result<(), OpenError> {
+        let limits = &self.options.scan.tar.limits;
+        let (entries, limit) = (index.member_count(), self.max_entries());
         if entries > limit {
             return Err(self.archive_error(Error::TooManyEntries { entries, limit }, None));
+        }
+        let (bytes, limit) = (index.file_bytes(), limits.size);
+        if bytes > limit {
+            return Err(self.archive_error(Error::TooLarge { bytes, limit }, None));
+        }
+        let origin = index.origin();
+        let limit = limits.stream_bytes(entries);
+        if origin.plain_bytes > limit {
+            let cause = tar::Cause::TooLong {
+                members: entries,
+                limit,
+            };
+            let offset = Plain(limit);
+            return Err(self.archive_error(tar::Error { offset, cause }.into(), None));
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ impl Opener {
                 IndexPlace::Index(find, publisher) => {
                     let locator = self.copy_locator(publisher);
                     if let Some(reader) = self.find_saved_copy(published, *origin, &locator) {
-                        self.check_entry_count(&reader.live_index.read())?;
+                        self.check_limits(&reader.live_index.read())?;
                         return Ok(Some(reader));
                     }
                     let opened = self.try_published_index(published, find, *origin, &locator);
@@ -48,7 +48,7 @@ impl Opener {
             };
             match opened {
                 Ok(Some(reader)) => {
-                    self.check_entry_count(&reader.live_index.read())?;
+                    self.check_limits(&reader.live_index.read())?;
                     self.stats.published_indexes.increment();
                     return Ok(Some(reader));
                 }

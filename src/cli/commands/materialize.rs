@@ -42,7 +42,7 @@ use tarfs::materialize::{
     SelectedPath, Selection, Staging, Step, Summary, UpdateLock, UpdatePlan, UpdatePlanner,
 };
 use tarfs::source::{Access, Source, local_path};
-use tarfs::tar::{Limits, Member};
+use tarfs::tar::Member;
 
 /// Flags for layers. They conflict with all flags that select a part of SOURCE.
 const LAYER_FLAGS: [&str; 2] = ["layers", "whiteouts"];
@@ -354,7 +354,7 @@ fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::R
     materialize::check_empty_destination(args.directory())?;
     let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
     let output = Output::new(source_args, args, &stats);
-    let (volume, limits) = output.open_indexed(&network, "shards need")?;
+    let volume = output.open_indexed(&network, "shards need")?;
     let count = args.shard.map_or(1, |shard| shard.count);
     let (archive, index, plan) = shards::plan_of(&*volume, count)?;
     let write = |sink: Materializer| {
@@ -362,7 +362,7 @@ fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::R
             let version = Version::of(archive);
             return (Ok(true), sink.finish_shards(&index, &version));
         };
-        let (read, finished) = sink.write_shard(archive, &index, &plan, shard.number, &limits);
+        let (read, finished) = sink.write_shard(archive, &index, &plan, shard.number);
         (shards::whether_complete(read), finished)
     };
     let outcome = output.to_disk("run the same command again", None, write);
@@ -382,7 +382,7 @@ fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result
     }
     let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
     let output = Output::new(source_args, args, &stats);
-    let (volume, limits) = output.open_indexed(&network, "--update needs")?;
+    let volume = output.open_indexed(&network, "--update needs")?;
     let index = volume.complete_index();
     let index = index.context("the archive is not indexed")?;
     index.load_tree_rows().context("cannot list the tree")?;
@@ -392,7 +392,7 @@ fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result
     let root = (b".".as_slice(), Ino::ROOT.0.into());
     let plan = args.plan_update(source, &Ino::ROOT, root, &output.options())?;
     output.update(&plan, is_whole, |sink, delete| {
-        let (read, finished) = sink.update(&*volume, &index, &plan, delete, &limits);
+        let (read, finished) = sink.update(&*volume, &index, &plan, delete);
         (shards::whether_complete(read), finished)
     })
 }
@@ -789,11 +789,7 @@ impl<'a> Output<'a> {
     }
 
     /// Opens and indexes SOURCE, which the flag or noun `user` needs.
-    fn open_indexed(
-        &self,
-        network: &Runtime,
-        user: &str,
-    ) -> anyhow::Result<(Arc<dyn Volume>, Limits)> {
+    fn open_indexed(&self, network: &Runtime, user: &str) -> anyhow::Result<Arc<dyn Volume>> {
         let tree = self.args.layers.tree(self.source_args);
         ensure!(
             !tree.source.is_stdin(),
@@ -803,8 +799,7 @@ impl<'a> Output<'a> {
             .args
             .open_context(self.source_args, network, self.stats)?;
         context.archive.scan.allow_skipping = true;
-        let volume = context.open(&tree)?;
-        Ok((volume, context.archive.scan.tar.limits))
+        Ok(context.open(&tree)?)
     }
 
     /// Writes to the destination by `write`, with files of layers in `layers_directory`. An interrupted run gives

@@ -22,7 +22,7 @@ use crate::materialize::write::{
     AttributeTarget, Attributes, CAPABILITIES, Directory, IfMissing, PendingDirectory,
     ReplaceRules, name_of, parent_of,
 };
-use crate::tar::{Limits, Member, MemberKind};
+use crate::tar::{Member, MemberKind};
 
 /// Number of damaged files, or why the archive was not read to its end.
 type Read = Result<u64, EntryError<Error>>;
@@ -39,12 +39,11 @@ impl Materializer {
         index: &Index,
         plan: &UpdatePlan,
         delete: bool,
-        limits: &Limits,
     ) -> (Read, Result<Summary, Error>) {
         let root = index.entry(Ino::ROOT);
         self.tree.was_empty &= root.is_some_and(|root| root.is_implied());
         self.prepare(plan, delete);
-        let read = self.write_entries(volume, index, plan, limits);
+        let read = self.write_entries(volume, index, plan);
         self.cut_payload();
         if read.is_ok() && self.tree.context.problems.fatal().is_none() {
             self.change_existing(plan, delete && matches!(read, Ok(0)));
@@ -146,13 +145,7 @@ impl Materializer {
         }
     }
 
-    fn write_entries(
-        &mut self,
-        volume: &dyn Volume,
-        index: &Index,
-        plan: &UpdatePlan,
-        limits: &Limits,
-    ) -> Read {
+    fn write_entries(&mut self, volume: &dyn Volume, index: &Index, plan: &UpdatePlan) -> Read {
         let mut names: BTreeMap<Ino, Vec<&ArchivePath>> = BTreeMap::new();
         for (path, &inode) in &plan.written {
             let ino = u32::try_from(inode);
@@ -168,7 +161,7 @@ impl Materializer {
             (!is_directory, start(entry), entry.ino())
         });
         let order: Vec<_> = entries.iter().map(Entry::ino).collect();
-        let mut reader = EntryReader::new(volume, index, &order, limits);
+        let mut reader = EntryReader::new(volume, index, &order);
         let mut damaged = 0;
         let mut linked = Vec::new();
         for entry in entries {
@@ -194,7 +187,7 @@ impl Materializer {
                 }
                 // The next name is written instead. Its content is read once more.
                 let only = [entry.ino()];
-                let mut reader = EntryReader::new(volume, index, &only, limits);
+                let mut reader = EntryReader::new(volume, index, &only);
                 if !reader.read_entry(entry, other, self)? {
                     damaged += 1;
                     break;

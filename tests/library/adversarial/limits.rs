@@ -3,6 +3,7 @@
 use std::fs;
 
 use crate::support::adversarial::{Place, tree};
+use crate::support::cli;
 use crate::support::fixture::PROGRAM;
 use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::packing::Packing;
@@ -213,6 +214,43 @@ fn saved_index_with_too_many_entries_is_rejected() {
     let outcome = run(&place, "ls", &["--index=index", "--max-entries=1"]);
     assert_rejected(&outcome, &["2 entries, and 1 are allowed"]);
     assert_success(&run(&place, "ls", &["--index=index", "--max-entries=2"]));
+}
+
+/// Limits are about the archive, whichever part of it is written, and whether its index is saved or not.
+#[test]
+fn limits_count_the_same_with_a_saved_index() {
+    // Two of the five members are replaced or further names, and there is an implied directory.
+    let archive = Archive::new()
+        .directory("./")
+        .file("a", [1; 3000])
+        .file("a", [2; 4000])
+        .hard_link("h", "a")
+        .file("d/e", [3; 5000])
+        .symlink("l", "a");
+    let place = cli::Place::new();
+    place.put("a.tar", archive.end());
+    let ways: [&[&str]; 3] = [&[], &["--update"], &["--shard", "1/1"]];
+    for (limit, is_enough) in [
+        ("--max-entries=6", true),
+        ("--max-entries=5", false),
+        ("--max-unpacked-size=12000", true),
+        ("--max-unpacked-size=11999", false),
+    ] {
+        for way in ways {
+            for has_index in [false, true] {
+                place.succeeds(&["cache", "clear"]);
+                if has_index {
+                    place.succeeds(&["index", "-q", "a.tar"]);
+                }
+                fs::create_dir(place.path("limited")).expect("made");
+                let words = ["materialize", "-q", limit, "a.tar", "-C", "limited"];
+                let outcome = place.run(&[&words, way].concat());
+                let what = format!("{limit} {way:?} {has_index}: {}", outcome.complaints);
+                assert_eq!(outcome.code, if is_enough { 0 } else { 2 }, "{what}");
+                fs::remove_dir_all(place.path("limited")).expect("ours");
+            }
+        }
+    }
 }
 
 #[test]
