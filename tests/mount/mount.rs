@@ -710,7 +710,7 @@ impl SilentMount {
         assert!(len > 16);
         // The header: length, error and number. The body: version 7.31, no flags, and writes of 4 KiB.
         let mut reply = [80_u32.to_ne_bytes(), [0; 4]].concat();
-        reply.extend_from_slice(&request[8..16]);
+        reply.extend(request.iter().skip(8).take(8));
         for word in [7_u32, 31, 0, 0, 0, 4096] {
             reply.extend_from_slice(&word.to_ne_bytes());
         }

@@ -257,6 +257,9 @@ fn assert_forged<T>(result: io::Result<T>, what: &str) {
     assert_eq!(error.raw_os_error(), Some(errno), "{what}");
 }
 
+/// Something that a user does with the tree of a mount.
+type Use = fn(&Place) -> io::Result<()>;
+
 #[test]
 fn forged_owners_modes_and_times_are_not_read() {
     let header = |name: &str, kind: u8| Header::new(name, kind).mode(0o700).owner(0x12_3456, 7);
@@ -274,7 +277,6 @@ fn forged_owners_modes_and_times_are_not_read() {
     let file = |place: &Place| fs::read(place.mounted("d/f")).map(|_| ());
     let pipe = |place: &Place| fs::symlink_metadata(place.mounted("p")).map(|_| ());
     let xattr = |place: &Place| fs::read(place.mounted("d/empty")).map(|_| ());
-    type Use = fn(&Place) -> io::Result<()>;
     let forgeries: [(&str, &[u8], &[u8], Use); 8] = [
         (
             "a directory's mode",
