@@ -64,8 +64,10 @@ pub struct Sum {
 #[derive(Debug)]
 enum Part {
     Lines(Lines),
-    /// A file with several names, and its path if it has a line.
-    Shared(FileId, u64, Option<Box<[u8]>>),
+    /// A file with several names that has a line, and its path.
+    Shared(FileId, u64, Box<[u8]>),
+    /// Files with several names that have no lines, one after the other.
+    Files(Vec<(FileId, u64)>),
     /// A directory with such files below it.
     Directory(Box<Directory>),
 }
@@ -244,8 +246,13 @@ impl DiskUsage {
                     if let Some(directory) = above.last_mut() {
                         directory.shared = directory.shared.saturating_add(value);
                     }
-                    if let Some(path) = path {
-                        self.output.write_last(&self.line(value, &path));
+                    self.output.write_last(&self.line(value, &path));
+                }
+                Some(Part::Files(files)) => {
+                    let first = files.into_iter().filter(|(id, _)| self.count(*id));
+                    let sum = first.fold(0_u64, |sum, (_, value)| sum.saturating_add(value));
+                    if let Some(directory) = above.last_mut() {
+                        directory.shared = directory.shared.saturating_add(sum);
                     }
                 }
                 Some(Part::Shared(..)) => {}
@@ -275,6 +282,7 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
         let level = names.level;
         let has_lines = self.options.all && level.depth < self.options.max_depth;
         let (mut total, mut parts, mut bytes) = (0_u64, Vec::new(), 0);
+        let mut is_after_directory = true;
         for (index, item) in names.items() {
             let Some((metadata, value)) = self.value(&item) else {
                 continue;
@@ -287,9 +295,17 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
                     parts: Mutex::default(),
                 };
                 descend.push((index, sum));
-            } else if metadata.is_shared() {
-                let path = has_lines.then(|| item.path().into());
+                is_after_directory = true;
+            } else if metadata.is_shared() && has_lines {
+                let path = item.path().into();
                 parts.push((number, Part::Shared(metadata.id(), value, path)));
+            } else if metadata.is_shared() {
+                let file = (metadata.id(), value);
+                match parts.last_mut() {
+                    Some((_, Part::Files(files))) if !is_after_directory => files.push(file),
+                    _ => parts.push((number, Part::Files(vec![file]))),
+                }
+                is_after_directory = false;
             } else {
                 total = total.saturating_add(value);
                 if has_lines {
@@ -297,6 +313,11 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
                     bytes += line.len();
                     parts.push((number, Part::Lines(Lines::from([line]))));
                 }
+            }
+        }
+        for (_, part) in &mut parts {
+            if let Part::Files(files) = part {
+                files.shrink_to_fit();
             }
         }
         level.state.total.fetch_add(total, Ordering::Relaxed);
