@@ -16,7 +16,7 @@ use crate::support::atomic::{
 use crate::support::failing_syscall;
 use crate::support::fixture::PROGRAM;
 use crate::support::http::{Resource, Server};
-use crate::support::program::stderr_text;
+use crate::support::program::{is_signal_pending, stderr_text};
 use crate::support::raw::{Header, random_bytes};
 use crate::support::wait;
 
@@ -173,7 +173,7 @@ fn is_interrupted_in_time(second: bool) -> bool {
     kill_process(fed.pid(), Signal::TERM).expect("alive");
     if second {
         wait::wait_until("the first is received", || {
-            !is_pending(fed.pid(), Signal::TERM)
+            !is_signal_pending(fed.pid(), Signal::TERM)
         });
         // Give the run time to handle the first signal.
         std::thread::sleep(Duration::from_millis(50));
@@ -194,20 +194,6 @@ fn is_interrupted_in_time(second: bool) -> bool {
     );
     assert!(tree.join("top/a").exists());
     true
-}
-
-/// Whether a signal to the process is still pending.
-fn is_pending(process: Pid, signal: Signal) -> bool {
-    let status =
-        fs::read_to_string(format!("/proc/{}/status", process.as_raw_pid())).unwrap_or_default();
-    let pending = status.lines().filter_map(|line| {
-        let mask = line
-            .strip_prefix("ShdPnd:")
-            .or_else(|| line.strip_prefix("SigPnd:"))?;
-        u64::from_str_radix(mask.trim(), 16).ok()
-    });
-    let mask = 1 << (signal.as_raw() - 1);
-    pending.fold(0, |all, mask| all | mask) & mask != 0
 }
 
 #[test]

@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
-use crate::support::program::children;
+use crate::support::program::{children, is_signal_pending};
 use crate::support::raw::Archive;
 use crate::support::wait::{self, process_exits};
 
@@ -203,7 +203,9 @@ fn worker_killed_while_stopping_is_not_restarted() {
     let server = place.server_pid().expect("mounted");
     kill(server, Signal::STOP);
     kill(pid_of(&front), Signal::TERM);
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    wait::wait_until("the signal is forwarded", || {
+        is_signal_pending(server, Signal::TERM)
+    });
     kill(server, Signal::KILL);
     let status = wait_for_exit(&mut front);
     assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");

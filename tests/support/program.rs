@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 
 /// Copies the program to `path`, in another process.
 ///
@@ -44,4 +44,18 @@ pub(crate) fn peak_mib(pid: u32) -> Option<u64> {
 /// Standard error of a run.
 pub(crate) fn stderr_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Whether a signal to the process is still pending.
+pub(crate) fn is_signal_pending(process: Pid, signal: Signal) -> bool {
+    let status =
+        fs::read_to_string(format!("/proc/{}/status", process.as_raw_pid())).unwrap_or_default();
+    let pending = status.lines().filter_map(|line| {
+        let mask = line
+            .strip_prefix("ShdPnd:")
+            .or_else(|| line.strip_prefix("SigPnd:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    });
+    let mask = 1 << (signal.as_raw() - 1);
+    pending.fold(0, |all, mask| all | mask) & mask != 0
 }
