@@ -1383,6 +1383,36 @@ mod tests {
     }
 
     #[test]
+    fn entries_have_the_offset_of_their_first_header() {
+        // Beyond what 32 bits of records can say.
+        let far = 5 << 40;
+        let at = |header: u64, records: u64, member: Member| Member {
+            header: Plain(header),
+            payload: Extent::with_len(Plain(header + records * RECORD), member.payload.len()),
+            ..member
+        };
+        let index = index(&[
+            at(0, 1, directory("d/", 0o755)),
+            at(far, 3, file("d/f", 0..7)),
+            at(far + 2048, 1, symlink("l", "d")),
+            at(far + 4096, 2, hard_link("h", "d/f")),
+            at(far + 8192, 1, file("i/empty", 0..0)),
+        ]);
+        let header = |path: &str| {
+            let path = ArchivePath::sanitize(path.as_bytes()).path;
+            index.find(&path).unwrap().header().map(|header| header.0)
+        };
+        assert_eq!(header("d"), Some(0));
+        assert_eq!(header("d/f"), Some(far));
+        assert_eq!(header("l"), Some(far + 2048));
+        assert_eq!(header("i/empty"), Some(far + 8192));
+        assert_eq!(header("i"), None, "implied");
+        let link = |name: &[u8]| index.link_header(index.find_dirent(Ino::ROOT, name).unwrap());
+        assert_eq!(link(b"h"), Some(Plain(far + 4096)));
+        assert_eq!(link(b"l"), None);
+    }
+
+    #[test]
     fn member_beyond_max_entries_is_rejected() {
         let options = Options {
             max_entries: 4,
