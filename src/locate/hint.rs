@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::error::Error;
 use crate::archive;
+use crate::base::descriptor_limit::{HINT_RAISE_DESCRIPTOR_LIMIT, is_descriptor_limit};
 use crate::image;
 use crate::index::MergeError;
 use crate::layers::LayeredArchiveError;
@@ -36,6 +37,9 @@ pub fn hint(error: &(dyn std::error::Error + 'static)) -> Option<Cow<'static, st
     }
     if let Some(error) = error.downcast_ref::<Box<image::Cause>>() {
         return error.hint();
+    }
+    if is_descriptor_limit(error) {
+        return Some(Cow::from(HINT_RAISE_DESCRIPTOR_LIMIT));
     }
     match error.downcast_ref::<LayeredArchiveError>()? {
         LayeredArchiveError::TooManyEntries { .. } => {

@@ -10,6 +10,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::error::{ERROR, exception};
 use crate::archive::{OpenOptions, SharedResources};
+use crate::base::descriptor_limit::check_descriptor_limit;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 
@@ -38,6 +39,7 @@ struct Process {
 
 impl Process {
     fn start() -> std::io::Result<Self> {
+        check_descriptor_limit()?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("tarfs-net")

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::descriptor_limit::{HINT_RAISE_DESCRIPTOR_LIMIT, is_descriptor_limit};
 use crate::base::regular_file::ForeignWriter;
 
 /// A failed read or upload. `Display` omits the cause, which is the error's `source()`.
@@ -407,6 +408,11 @@ impl Cause {
         }
     }
 
+    /// Whether it is the limit of open files of this process, so that no server is at fault.
+    pub(super) fn is_descriptor_limit(&self) -> bool {
+        matches!(self, Self::Io(error) if is_descriptor_limit(&**error))
+    }
+
     /// The pause that a server asks for.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -456,6 +462,7 @@ impl Cause {
             Self::Busy(_) => "try again later, or wait for it with --timeout",
             Self::Http(_) => "check the URL",
             Self::Protocol(_) => "download the file by other means and give its path",
+            Self::Io(error) if is_descriptor_limit(&**error) => HINT_RAISE_DESCRIPTOR_LIMIT,
             Self::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 "check its permissions"
             }

@@ -1019,3 +1019,35 @@ fn missing_part_of_a_published_index_is_an_error_with_path_and_advice() {
     );
     assert!(whole.status.success(), "{whole:?}");
 }
+
+#[test]
+fn too_few_descriptors_are_named_and_no_fault_of_the_server() {
+    let (place, server) = (Place::new(), Server::start());
+    let bytes = Archive::new().file("f", "x").end();
+    server.route("/a.tar", move |request| {
+        Resource::new(bytes.clone()).etag("\"a\"").answer(request)
+    });
+    let (url, other) = (server.url("/a.tar"), server.url("/a.tar?2"));
+    let mut succeeded = 0;
+    for limit in 4..32 {
+        fs::remove_dir_all(place.path("cache")).ok();
+        let line = format!("ulimit -n {limit}; exec \"$TARFS\" ls --mirror-url '{other}' '{url}'");
+        let mut command = place.command("bash");
+        let done = command.args(["-c", &line]).env("TARFS", PROGRAM).output();
+        let done = done.expect("bash");
+        let text = String::from_utf8_lossy(&done.stderr).into_owned();
+        if done.status.success() {
+            assert_eq!(
+                (done.stdout.as_slice(), text.as_str()),
+                (&b"f\n"[..], ""),
+                "{limit}"
+            );
+            succeeded += 1;
+        } else {
+            assert_eq!(done.status.code(), Some(2), "{limit}: {text}");
+            assert!(text.contains("`ulimit -n`"), "{limit}: {text}");
+            assert!(!text.contains("attempts"), "{limit}: {text}");
+        }
+    }
+    assert!(succeeded > 0);
+}

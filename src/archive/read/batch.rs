@@ -227,12 +227,10 @@ impl Reader {
         let request = self.request(batch.packed);
         let fetched = request.map_or(batch.packed.len(), |request| request.buffer_bytes());
         let bytes = fetched + threads * decoding;
-        let mut reserved = None;
         // Other archives, which may be stalled, share the memory.
-        while reserved.is_none() && !self.is_closed.load(Ordering::Relaxed) {
-            reserved = self.budget.reserve_within(bytes, RESERVE_POLL_INTERVAL);
-        }
-        reserved
+        let is_closed = || self.is_closed.load(Ordering::Relaxed);
+        self.budget
+            .reserve_while(bytes, || (!is_closed()).then_some(RESERVE_POLL_INTERVAL))
     }
 }
 

@@ -45,6 +45,10 @@ struct State {
     free: VecDeque<Vec<u8>>,
     idle: u64,
     wakers: Vec<Waker>,
+    /// Waiting reservations, the next first.
+    queue: VecDeque<u64>,
+    /// Number of the next reservation that waits.
+    next_ticket: u64,
     is_closed: bool,
 }
 
@@ -66,6 +70,9 @@ fn aligned_start(memory: &Vec<u8>) -> usize {
     }
     memory.as_ptr().addr().wrapping_neg() % ALIGNMENT
 }
+
+/// Time after which a wait without a timeout looks at the pool again. It is notified before that.
+const RECHECK_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Divisor for the part of the budget that is never lent, so that work continues.
 const KEPT_DIVISOR: u64 = 4;
@@ -147,27 +154,54 @@ impl BufferPool {
         Ok((self.allocate(state, len), reserved))
     }
 
-    /// Reserves `bytes` for memory outside the pool; waits as [`BufferPool::acquire`] does.
+    /// Reserves `bytes` for memory outside the pool; waits as [`BufferPool::acquire`] does. Reservations that wait are
+    /// served in order, so that smaller ones cannot starve a large one.
     ///
     /// # Errors
     /// As [`BufferPool::acquire`].
     pub fn reserve(&self, bytes: u64) -> Result<Reservation, Closed> {
-        let mut state = self.wait_for(bytes)?;
-        Ok(self.reserve_now(&mut state, bytes))
+        if self.preallocated.is_some() {
+            return Ok(self.reserve_now(&mut self.shared.state.lock(), bytes));
+        }
+        let forever = || Some(RECHECK_INTERVAL);
+        self.reserve_while(bytes, forever).ok_or(Closed)
     }
 
     /// As [`BufferPool::reserve`], but returns `None` if the wait takes longer than `timeout`.
     pub(crate) fn reserve_within(&self, bytes: u64, timeout: Duration) -> Option<Reservation> {
         let start = Instant::now();
+        let left = || timeout.checked_sub(start.elapsed());
+        self.reserve_while(bytes, left)
+    }
+
+    /// As [`BufferPool::reserve`], but calls `left` at least as often as it says. Returns `None` if that returns `None`,
+    /// or if the pool is closed.
+    pub(crate) fn reserve_while(
+        &self,
+        bytes: u64,
+        left: impl Fn() -> Option<Duration>,
+    ) -> Option<Reservation> {
         let mut state = self.shared.state.lock();
-        while !self.shared.can_acquire(&state, bytes) {
-            let left = timeout.saturating_sub(start.elapsed());
-            if state.is_closed || left.is_zero() {
-                return None;
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.queue.push_back(ticket);
+        let has_room = loop {
+            let is_next = state.queue.front() == Some(&ticket);
+            if state.is_closed || is_next && self.shared.can_acquire(&state, bytes) {
+                break !state.is_closed;
             }
+            let Some(left) = left() else {
+                break false;
+            };
             (state, _) = self.shared.released.wait_timeout(state, left);
+        };
+        state.queue.retain(|&waiting| waiting != ticket);
+        let reserved = has_room.then(|| self.reserve_now(&mut state, bytes));
+        if !state.queue.is_empty() {
+            // The next one may find room, too.
+            self.shared.released.notify_all();
         }
-        Some(self.reserve_now(&mut state, bytes))
+        reserved
     }
 
     /// Fails every current and later wait for memory. Acquired buffers stay valid.
@@ -221,15 +255,16 @@ impl BufferPool {
 
     /// Counts `bytes`, and uses preallocated ones first.
     fn charge(&self, state: &mut State, bytes: u64) {
-        state.used += bytes;
-        state.peak = state.peak.max(state.used);
-        state.evict_idle(self.shared.budget);
+        let mut counted = bytes;
         if let Some(preallocated) = &self.preallocated {
             let mut left = preallocated.lock();
             let used = left.bytes.min(bytes);
             left.bytes -= used;
-            state.used -= used;
+            counted -= used;
         }
+        state.used += counted;
+        state.peak = state.peak.max(state.used);
+        state.evict_idle(self.shared.budget);
     }
 
     /// Reserves `bytes` for which there is room.
@@ -477,6 +512,47 @@ impl Drop for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_reservation_is_served_before_smaller_ones_that_came_later() {
+        let pool = BufferPool::new(100);
+        let held = pool.reserve(60).expect("open");
+        std::thread::scope(|scope| {
+            let large = scope.spawn(|| pool.reserve(80).map(|it| it.bytes));
+            while pool.shared.state.lock().queue.is_empty() {
+                std::thread::yield_now();
+            }
+            assert!(pool.reserve_within(10, Duration::ZERO).is_none());
+            let small = scope.spawn(|| pool.reserve(30).map(|it| it.bytes));
+            drop(held);
+            assert_eq!(large.join().expect("no panic"), Ok(80));
+            assert_eq!(small.join().expect("no panic"), Ok(30));
+        });
+        assert!(pool.shared.state.lock().queue.is_empty());
+        assert_eq!(pool.used_bytes(), 0);
+    }
+
+    #[test]
+    fn reservation_that_gives_up_lets_the_next_one_through() {
+        let pool = BufferPool::new(100);
+        let held = pool.reserve(60).expect("open");
+        let is_wanted = std::sync::atomic::AtomicBool::new(true);
+        let wanted = || is_wanted.load(std::sync::atomic::Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let large = scope.spawn(|| {
+                let left = || wanted().then_some(Duration::from_millis(1));
+                pool.reserve_while(80, left).is_some()
+            });
+            while pool.shared.state.lock().queue.is_empty() {
+                std::thread::yield_now();
+            }
+            let small = scope.spawn(|| pool.reserve(30).is_ok());
+            is_wanted.store(false, std::sync::atomic::Ordering::SeqCst);
+            assert!(!large.join().expect("no panic"));
+            assert!(small.join().expect("no panic"));
+        });
+        drop(held);
+    }
 
     #[test]
     fn long_buffers_begin_at_a_page() {

@@ -4,6 +4,7 @@
 
 mod checksum;
 mod frame_memory;
+pub(super) mod lazy;
 mod on_demand;
 mod section;
 

@@ -219,6 +219,10 @@ impl<S: Servers> BufferFill<'_, S> {
                 // The failed node may be out of service, so let the original URL choose again.
                 server.as_ref().return_to_original_url();
                 servers.record(&server, history, started, Outcome::Failed(&failure));
+                if failure.cause.is_descriptor_limit() {
+                    let location = server.as_ref().location();
+                    return Err(self.attempts.retry_state.error(location, failure.cause));
+                }
                 self.note_failure(failure, server, left);
             }
             Attempt::Commanded(ReadCommand::Stop) => self.buffer.truncate(self.filled),

@@ -22,6 +22,7 @@ use url::{Origin, Url};
 use super::certificates;
 use super::client_certificate::ClientCertificate;
 use super::connect_time::ConnectTimer;
+use crate::base::descriptor_limit::is_descriptor_limit;
 use crate::base::sync::Mutex;
 use crate::source::{Cause, Obstacle, Options};
 
@@ -276,6 +277,10 @@ pub(crate) fn classify_error(error: &reqwest::Error) -> Cause {
     if let Some(cause) = error_chain(error).find_map(<dyn StdError>::downcast_ref::<Cause>) {
         // The body of the request cannot be read.
         return cause.clone();
+    }
+    if let Some(limit) = error_chain(error).find(|&link| is_descriptor_limit(link)) {
+        let number = limit.downcast_ref().and_then(io::Error::raw_os_error);
+        return io::Error::from_raw_os_error(number.unwrap_or_default()).into();
     }
     let obstacle = if error.is_timeout() {
         Obstacle::Timeout

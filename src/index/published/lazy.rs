@@ -3,8 +3,8 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::published::{MissingRow, with_loading};
-use super::tree::Index;
+use super::on_demand::{MissingRow, with_loading};
+use crate::index::tree::Index;
 
 /// An index whose rows may have to be loaded.
 ///
