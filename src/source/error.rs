@@ -263,7 +263,7 @@ pub enum Cause {
     #[error("no credentials from {0}")]
     Credentials(String),
     /// A source of credentials fails, and may soon work.
-    #[error("no credentials from {detail}")]
+    #[error("no credentials from {detail}{}", describe_pause(*.retry_after))]
     CredentialOutage {
         /// Its name and its failure, without secrets.
         detail: String,
@@ -592,6 +592,14 @@ impl Obstacle {
             Self::Proxy => "check the proxy of http_proxy or https_proxy, and whether it runs",
             Self::TooSlow => "check the network, or wait longer with --timeout",
         }
+    }
+}
+
+fn describe_pause(asked: Option<Duration>) -> String {
+    let asked = asked.unwrap_or_default();
+    match asked.as_secs() + u64::from(asked.subsec_nanos() > 0) {
+        0 => String::new(),
+        seconds => format!(", and asks for a pause of {seconds} s"),
     }
 }
 

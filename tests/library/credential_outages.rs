@@ -252,6 +252,25 @@ fn credential_process_that_fails_is_an_outage_of_a_run() {
     assert!(std::fs::read(place.path("out/data")).expect("read") == content);
 }
 
+#[test]
+fn pause_of_a_token_server_beyond_the_timeout_is_named_at_once() {
+    let (tokens, place) = (Server::start(), TestDir::new(&["cache"]));
+    tokens.route("/token", |_| Response::new(429).with("Retry-After", "3600"));
+    let challenge = format!("Bearer realm=\"{}\",service=\"s\"", tokens.url("/token"));
+    let registry = guarded(Arc::new(move |_: &_| {
+        Some(Response::new(401).with("WWW-Authenticate", challenge.clone()))
+    }));
+    let words = ["ls", &registry.name(":1")];
+    let done = command(&place, &words).output().expect("started");
+    let error = stderr_text(&done);
+    assert_eq!(done.status.code(), Some(2), "{error}");
+    // Some of the pause may be over.
+    for expected in ["status 429", "asks for a pause of 3", "try again later"] {
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+    assert_eq!(tokens.requests("/token").len(), 1);
+}
+
 /// The end of a failed run cuts off whatever still renews credentials, which is no failure of their source.
 #[test]
 fn end_of_a_failed_run_is_no_failure_of_credentials() {
