@@ -14,7 +14,6 @@ mod memory;
 mod merge;
 mod problem;
 pub mod published;
-mod resolve_path;
 mod rows;
 mod shards;
 pub mod store;

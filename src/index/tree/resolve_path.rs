@@ -1,6 +1,6 @@
 //! Lookup of paths that go through symbolic links of the archive.
 
-use super::tree::{Entry, EntryKind, Index, Ino};
+use super::{Entry, EntryKind, Index, Ino};
 use crate::base::resolve::{self, PathError, ResolveError, Step};
 
 /// Resolves paths, and creates nothing.

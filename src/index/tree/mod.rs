@@ -1,5 +1,7 @@
 //! The index and its entries.
 
+mod resolve_path;
+
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::io;
