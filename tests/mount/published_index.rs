@@ -353,7 +353,7 @@ fn section(file: &[u8], number: usize) -> std::ops::Range<usize> {
         let bytes = file.get(place..place + 8).expect("a table");
         usize::try_from(u64::from_le_bytes(bytes.try_into().expect("eight"))).expect("small")
     };
-    let entry = 56 + 16 * (number - 1);
+    let entry = 72 + 16 * (number - 1);
     at(entry)..at(entry) + at(entry + 8)
 }
 

@@ -12,7 +12,7 @@ use super::walk::walk;
 const SECTIONS: usize = format::SECTIONS as usize;
 
 /// Offset of the section table in the header.
-const SECTION_TABLE_OFFSET: usize = 56;
+const SECTION_TABLE_OFFSET: usize = 72;
 
 /// Length of an index file's header, and of the trailer after its sections.
 const HEADER_LEN: usize = SECTION_TABLE_OFFSET + 16 * SECTIONS;
