@@ -20,6 +20,7 @@ use tarfs::source::{
 };
 use tarfs::{Sha256, Stats};
 use tokio::runtime::Runtime;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::registry::{Registry, digest_of, nothing};
 use crate::support::image::{Files, INDEX, Image, MANIFEST};
@@ -160,7 +161,9 @@ fn forge(path: &Path, from: &[u8], to: &[u8]) {
     file[place..place + to.len()].copy_from_slice(to);
     let frame = zstd::bulk::compress(&file, 3).expect("packed");
     let len = u32::try_from(frame.len()).expect("short").to_le_bytes();
-    fs::write(path, [&framed[..32], &len[..], &frame[..]].concat()).expect("written");
+    let checksum = xxh3_64(&frame).to_le_bytes();
+    let parts = [&framed[..32], &len[..], &checksum[..4], &frame[..]];
+    fs::write(path, parts.concat()).expect("written");
 }
 
 /// Otherwise an index with the content ID of another archive would prove that this one is the pinned version.

@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Response, Server};
 use crate::support::packing::Packing;
@@ -219,6 +221,7 @@ fn packed(index: &[u8], file: &[u8]) -> Vec<u8> {
     assert!(file.len() <= 128 << 10, "one frame");
     let mut packed = index.get(..32).expect("a front").to_vec();
     packed.extend(u32::try_from(frame.len()).expect("short").to_le_bytes());
+    packed.extend(xxh3_64(&frame).to_le_bytes().iter().take(4));
     packed.extend(frame);
     packed
 }
