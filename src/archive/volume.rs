@@ -47,6 +47,12 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// Whether the scan is over, if there was one. After that, no entry is added to the index.
     fn is_scan_over(&self) -> bool;
 
+    /// Offset in file `ino` of its first byte behind the end of the archive, or of the part that is scanned.
+    fn cut_offset(&self, ino: Ino) -> Option<u64> {
+        let index = self.index();
+        index.cut_offset(index.entry(ino)?)
+    }
+
     /// Runs `callback` when `awaited` is available or the scan is over, at once or later on the scan thread.
     /// It must not block, and may never run if no longer wanted. The caller must not hold an [`IndexGuard`].
     fn on_available(&self, awaited: WaitFor, callback: Callback);

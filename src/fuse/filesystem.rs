@@ -7,9 +7,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fuser::{
-    AccessFlags, Errno, FileHandle, Filesystem, Generation, INodeNo, InitFlags, IoctlFlags,
-    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+    AccessFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyXattr, Request,
 };
 use rustix::ioctl::opcode;
 use tracing::trace_span;
@@ -108,6 +109,7 @@ impl TarFilesystem {
             ownership: options.ownership,
             accounts: Arc::new(accounts),
             xattr_filter: XattrFilter::default(),
+            may_be_truncated: false,
             has_labels: OnceLock::new(),
             has_shown_xattrs: OnceLock::new(),
             kernel_cache: Arc::new(KernelCache::new(subtree, Arc::clone(&stats))),
@@ -189,6 +191,14 @@ impl TarFilesystem {
         self
     }
 
+    /// Gives every byte before the end of a truncated archive. Reads of a cut file bypass the page cache, whose
+    /// pages are whole or fail.
+    #[must_use]
+    pub fn for_truncated(mut self) -> Self {
+        Arc::make_mut(&mut self.state).may_be_truncated = true;
+        self
+    }
+
     /// Prepares the filesystem for use as the lower layer of an overlay. Overlayfs lists names on behalf of
     /// its callers and hides those of `trusted.*` itself.
     #[must_use]
@@ -235,7 +245,34 @@ impl TarFilesystem {
         reply.ok();
     }
 
-    fn answer_read(&self, caller: u32, ino: INodeNo, (offset, size): (u64, u32), reply: ReplyData) {
+    fn answer_open(&self, inode: INodeNo, reply: ReplyOpen) {
+        let index = self.content.index();
+        let found = self.state.entry(&index, inode).map(|entry| entry.ino());
+        drop(index);
+        let ino = match found {
+            Ok(ino) => ino,
+            Err(errno) => return reply.error(errno),
+        };
+        let may_be_cut = self.state.may_be_truncated && self.content.cut_offset(ino).is_some();
+        let caching = if may_be_cut {
+            FopenFlags::FOPEN_DIRECT_IO
+        } else {
+            // Files never change, so the cached pages stay valid.
+            FopenFlags::FOPEN_KEEP_CACHE
+        };
+        match &self.backing_io {
+            Some(backing_io) => backing_io.open(ino, caching, reply),
+            None => reply.opened(FileHandle(0), caching | FopenFlags::FOPEN_NOFLUSH),
+        }
+    }
+
+    fn answer_read(
+        &self,
+        caller: u32,
+        ino: INodeNo,
+        (offset, size, is_direct): (u64, u32, bool),
+        reply: ReplyData,
+    ) {
         let _span = trace_span!("read", inode = ino.0, offset, size).entered();
         let (entry, file_size) = match self.state.entry(&self.content.index(), ino) {
             Ok(entry) => (entry.ino(), entry.size()),
@@ -260,6 +297,7 @@ impl TarFilesystem {
                 offset,
                 len,
             },
+            is_direct,
             content: Arc::downgrade(&self.content),
             state: Arc::clone(&self.state),
         };
@@ -417,20 +455,15 @@ impl Filesystem for TarFilesystem {
         });
     }
 
-    /// Without backing files, ENOSYS tells the kernel to open files without asking again.
-    fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    /// Without backing files and cut files, ENOSYS tells the kernel to open files without asking again.
+    fn open(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _span = trace_span!("open", inode = ino.0).entered();
-        let Some(backing_io) = &self.backing_io else {
+        if self.backing_io.is_none() && !self.state.may_be_truncated {
             return reply.error(Errno::ENOSYS);
-        };
-        let found = {
-            let index = self.content.index();
-            self.state.entry(&index, ino).map(|entry| entry.ino())
-        };
-        match found {
-            Ok(ino) => backing_io.open(ino, reply),
-            Err(errno) => reply.error(errno),
         }
+        self.route(req, (ino, false), reply, move |this, reply| {
+            this.answer_open(ino, reply);
+        });
     }
 
     fn read(
@@ -441,12 +474,14 @@ impl Filesystem for TarFilesystem {
         offset: u64,
         size: u32,
         _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         let caller = req.pid();
+        // The kernel names no owner when it reads for the page cache.
+        let is_direct = lock_owner.is_some();
         self.route(req, (ino, false), reply, move |this, reply| {
-            this.answer_read(caller, ino, (offset, size), reply);
+            this.answer_read(caller, ino, (offset, size, is_direct), reply);
         });
     }
 

@@ -81,22 +81,22 @@ impl BackingFileIo {
         })
     }
 
-    /// Opens `ino`, and replies at once or after opening its backing file.
-    pub(super) fn open(&self, ino: Ino, reply: ReplyOpen) {
+    /// Opens `ino`, and replies at once or after opening its backing file. `caching` is for reads by requests.
+    pub(super) fn open(&self, ino: Ino, caching: FopenFlags, reply: ReplyOpen) {
         let open_files = &self.open_files;
         if let Some(mode) = open_files.add_handle_if_open(ino) {
-            return open_files.reply_opened(&mode, reply);
+            return open_files.reply_opened(&mode, caching, reply);
         }
         if !open_files.backing_files.may_have(ino) {
             open_files.backing_files.request_copy(ino);
             let mode = open_files.add_handle(ino, ReadMode::Requests(None));
-            return open_files.reply_opened(&mode, reply);
+            return open_files.reply_opened(&mode, caching, reply);
         }
         let open_files = Arc::clone(open_files);
         self.workers.submit(move || {
             let mode = open_files.choose_mode(ino, &reply);
             let mode = open_files.add_handle(ino, mode);
-            open_files.reply_opened(&mode, reply);
+            open_files.reply_opened(&mode, caching, reply);
         });
     }
 
@@ -193,7 +193,7 @@ impl OpenFiles {
         }
     }
 
-    fn reply_opened(&self, mode: &ReadMode, reply: ReplyOpen) {
+    fn reply_opened(&self, mode: &ReadMode, caching: FopenFlags, reply: ReplyOpen) {
         let flags = FopenFlags::FOPEN_NOFLUSH;
         match mode {
             ReadMode::Passthrough(id) => {
@@ -203,8 +203,7 @@ impl OpenFiles {
             }
             ReadMode::Requests(_) => {
                 self.stats.served_opens.increment();
-                // Files never change, so the cached pages stay valid.
-                reply.opened(FileHandle(0), flags | FopenFlags::FOPEN_KEEP_CACHE);
+                reply.opened(FileHandle(0), flags | caching);
             }
         }
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fuser::{
     Errno, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyLseek,
-    ReplyXattr,
+    ReplyOpen, ReplyXattr,
 };
 
 use super::caller;
@@ -80,6 +80,7 @@ impl_fail_reply!(
     ReplyDirectoryPlus,
     ReplyEntry,
     ReplyLseek,
+    ReplyOpen,
     ReplyXattr
 );
 

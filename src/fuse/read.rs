@@ -14,6 +14,8 @@ use crate::archive::{ReadError, Volume};
 pub(super) struct ReadRequest {
     pub(super) reply: ReplyData,
     pub(super) range: RequestedRange,
+    /// Whether a short reply is a short read of the caller, and not a new size of the file.
+    pub(super) is_direct: bool,
     pub(super) content: Weak<dyn Volume>,
     pub(super) state: Arc<FilesystemState>,
 }
@@ -61,8 +63,21 @@ impl ReadRequest {
                 self.state.stats.served_bytes.add(bytes.len() as u64);
                 self.reply.data(&bytes);
             }
+            Err(ReadError::Truncated) if let Some(range) = self.available() => {
+                Self { range, ..self }.read();
+            }
             Err(error) => self.record_failure(&error, errno_of(&error)),
         }
+    }
+
+    /// The part of the range before the end of a truncated archive, if it is another one that may be sent.
+    fn available(&self) -> Option<RequestedRange> {
+        let content = self.content.upgrade().filter(|_| self.is_direct)?;
+        let before = content
+            .cut_offset(self.range.ino)?
+            .checked_sub(self.range.offset)?;
+        let len = u32::try_from(before).ok()?;
+        (0 < len && len < self.range.len).then_some(RequestedRange { len, ..self.range })
     }
 
     fn record_failure(self, error: &(dyn std::error::Error + 'static), errno: Errno) {

@@ -90,6 +90,11 @@ impl Volume for LayeredArchive {
         then.run();
     }
 
+    fn cut_offset(&self, ino: Ino) -> Option<u64> {
+        let (layer, ino) = self.locate(ino)?;
+        layer.cut_offset(ino)
+    }
+
     fn must_compare(&self, part: TreePart<'_>) -> bool {
         self.locate_part(part)
             .is_some_and(|(layer, part)| layer.must_compare(part))

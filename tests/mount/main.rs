@@ -44,6 +44,7 @@ mod stress;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
+mod truncated;
 mod unprivileged;
 mod weak_versions;
 mod writable;

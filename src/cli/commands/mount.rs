@@ -452,6 +452,9 @@ fn build_filesystem(
     let mut tree = TarFilesystem::new(content, view, options, stats)
         .with_timeout(timeout)
         .with_xattrs(args.xattrs.filter());
+    if args.source.allow_truncated {
+        tree = tree.for_truncated();
+    }
     if args.writable {
         tree = tree.for_overlay();
     }

@@ -396,7 +396,7 @@ impl CopyTask {
             (Some(file), hash)
         } else {
             self.create_node(member_of(entry), path)?;
-            (None, 0)
+            (None, Some(0))
         };
         for other in more {
             let link = Member {
@@ -406,6 +406,8 @@ impl CopyTask {
             };
             self.create_node(link, other)?;
         }
+        // A cut file stays, and is served from the archive.
+        let hash = hash.ok_or(Failure::Recorded)?;
         let made = match file {
             Some(file) => Ok(file),
             None => self.status.directory.open_entry(path, false),
@@ -422,8 +424,13 @@ impl CopyTask {
         Ok(())
     }
 
-    /// Writes a file under its first name, and returns its hash. Removes it if it is incomplete.
-    fn write_file(&self, entry: Entry<'_>, path: &ArchivePath) -> Result<(OwnedFd, u64), Failure> {
+    /// Writes a file under its first name, and returns its hash. Removes it if it is incomplete. A file that the end
+    /// of a truncated archive cuts stays with its available bytes, and has no hash.
+    fn write_file(
+        &self,
+        entry: Entry<'_>,
+        path: &ArchivePath,
+    ) -> Result<(OwnedFd, Option<u64>), Failure> {
         let directory = {
             let mut materializer = self.materializer.lock();
             let tree = &mut materializer.as_mut().ok_or(Failure::Cancelled)?.tree;
@@ -446,9 +453,9 @@ impl CopyTask {
         &self,
         entry: Entry<'_>,
         mut file: FileWriter,
-    ) -> Result<(OwnedFd, u64), Failure> {
+    ) -> Result<(OwnedFd, Option<u64>), Failure> {
         let mut hasher = Xxh3Default::new();
-        for piece in entry.pieces(0, u64::MAX) {
+        for piece in self.index.available_pieces(entry) {
             let mut done = 0;
             while done < piece.plain.len() {
                 if self.status.cancel_token.is_cancelled() {
@@ -465,8 +472,10 @@ impl CopyTask {
                 file = file.write(&bytes, &self.context).ok_or(Failure::Recorded)?;
             }
         }
-        let file = file.finish(false, &self.context).ok_or(Failure::Recorded)?;
-        Ok((file, hasher.digest()))
+        let is_cut = self.index.cut_offset(entry).is_some();
+        let file = file.finish(is_cut, &self.context);
+        let hash = (!is_cut).then(|| hasher.digest());
+        Ok((file.ok_or(Failure::Recorded)?, hash))
     }
 
     fn record_change(&self, entry: Entry<'_>, path: &ArchivePath) {
