@@ -383,20 +383,6 @@ fn shards_and_finish_write_the_tree_of_one_run() {
 }
 
 #[test]
-fn limit_of_sizes_holds_with_a_saved_index() {
-    let place = place();
-    place.succeeds(&["index", "-q", "a.tar"]);
-    for mode in [&["--update"][..], &["--shard", "1/1"]] {
-        let limited = materialize(&["--max-unpacked-size", "1MiB", "-C", "out"]);
-        place.fails(
-            &[&limited, mode].concat(),
-            &["brings the sizes of all files to", "--max-unpacked-size"],
-        );
-        assert!(!place.path("out/last").exists());
-    }
-}
-
-#[test]
 fn damaged_file_counts_once() {
     let (_, tar) = archive();
     let packed = Packing::Gzip.pack(&tar);
