@@ -217,6 +217,9 @@ pub enum ReadError {
         #[source]
         cause: Option<Arc<Error>>,
     },
+    /// The memory limit does not suffice to decode the bytes.
+    #[error("the archive needs more memory to be decoded")]
+    Memory(#[source] Arc<Error>),
     /// The scan ended before these bytes.
     #[error("the scan of the archive ended before these bytes")]
     Unscanned,
@@ -239,9 +242,11 @@ pub enum ReadError {
 impl FlightError for ReadError {
     fn is_shared(&self) -> bool {
         match self {
-            Self::Changed(_) | Self::NotFound(_) | Self::TimedOut(_) | Self::AccessDenied(_) => {
-                true
-            }
+            Self::Changed(_)
+            | Self::NotFound(_)
+            | Self::TimedOut(_)
+            | Self::AccessDenied(_)
+            | Self::Memory(_) => true,
             // If one thread was interrupted, that says nothing about the source.
             Self::Unreachable(error) => match &**error {
                 Error::Source(error) => !matches!(error.cause, source::Cause::Cancelled),

@@ -120,6 +120,7 @@ pub(super) fn errno_of(error: &ReadError) -> Errno {
         // Network file systems that do not wait for ever return this (nfs(5), softerr).
         ReadError::TimedOut(_) => Errno::ETIMEDOUT,
         ReadError::AccessDenied(_) => Errno::EACCES,
+        ReadError::Memory(_) => Errno::ENOMEM,
         ReadError::Unreachable(_)
         | ReadError::Damaged { .. }
         | ReadError::Unscanned
@@ -150,6 +151,7 @@ mod tests {
             (ReadError::TimedOut(failure()), Errno::ETIMEDOUT),
             (ReadError::AccessDenied(failure()), Errno::EACCES),
             (ReadError::Unreachable(failure()), Errno::EIO),
+            (ReadError::Memory(failure()), Errno::ENOMEM),
             (ReadError::Unscanned, Errno::EIO),
         ] {
             assert_eq!(errno_of(&error), number, "{error}");

@@ -1,6 +1,7 @@
 //! Advice for the user about an error of opening or reading a SOURCE.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::error::Error;
 use crate::archive;
@@ -30,6 +31,9 @@ pub fn hint(error: &(dyn std::error::Error + 'static)) -> Option<Cow<'static, st
         return error.hint();
     }
     if let Some(error) = error.downcast_ref::<Box<archive::Error>>() {
+        return error.hint();
+    }
+    if let Some(error) = error.downcast_ref::<Arc<archive::Error>>() {
         return error.hint();
     }
     if let Some(error) = error.downcast_ref::<image::Cause>() {

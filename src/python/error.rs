@@ -75,6 +75,7 @@ fn class_of(error: &(dyn Error + 'static)) -> Option<Class> {
         ReadError::NotFound(_)
         | ReadError::Unreachable(_)
         | ReadError::AccessDenied(_)
+        | ReadError::Memory(_)
         | ReadError::NotAFile => None,
         _ => Some(DAMAGED),
     }

@@ -2,6 +2,7 @@
 //!
 //! No thread may wait for bytes that only another waiting thread could return.
 
+use std::fs;
 use std::io::{Cursor, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,6 +20,7 @@ use tarfs::tar::{self, Member};
 use tokio::runtime::{Builder, Runtime};
 use xxhash_rust::xxh32::xxh32;
 
+use crate::support::cli::Place;
 use crate::support::raw;
 use crate::support::rng::Rng;
 
@@ -390,6 +392,33 @@ fn saved_index_of_a_stream_that_needs_more_than_memory_is_refused() {
             let listed = open(85, DiskCacheMode::IndexOnly).expect("only the tree");
             assert_eq!(listed.index().entry_count(), 2);
         });
+    }
+}
+
+/// Otherwise the entries would be written with other bytes, and called damaged.
+#[test]
+fn verbs_that_read_by_a_saved_index_name_the_memory_that_they_need() {
+    let place = Place::new();
+    let packed = xz_of_large_dictionaries(&archive("a", &random_bytes(MIB)));
+    place.put("a.tar.xz", packed);
+    place.succeeds(&["index", "-q", "a.tar.xz"]);
+    place.succeeds(&["ls", "--memory=32MiB", "a.tar.xz"]);
+    fs::write(place.path("out/a"), [0; MIB]).expect("written");
+    for verb in [
+        &["diff", "--checksum", "a.tar.xz", "out"][..],
+        &["cat", "--shard=1/1", "a.tar.xz"],
+        &["materialize", "--shard=1/1", "a.tar.xz", "-C", "out"],
+        &["materialize", "--update", "a.tar.xz", "-C", "out"],
+    ] {
+        let words = [verb, &["--memory=32MiB"]].concat();
+        let outcome = place.run(&words);
+        assert_eq!(outcome.code, 2, "{verb:?}");
+        let reason = "decoding needs 67108864 bytes of memory, 25165824 are allowed";
+        assert!(
+            outcome.complaints.contains(reason),
+            "{}",
+            outcome.complaints
+        );
     }
 }
 

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use crate::support::cli::{Outcome, Place, sample};
 use crate::support::http::{Resource, Response, Server};
+use crate::support::mounts::mount_table;
 use crate::support::program;
 use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::wait;
@@ -44,8 +45,7 @@ fn no_message_contains_secrets() {
     }
     // The valid one is mounted.
     assert_eq!(place.mounts(), 1);
-    let table = fs::read_to_string("/proc/self/mounts").expect("a table");
-    texts.push(table);
+    texts.push(mount_table());
     texts.push(place.succeeds(&["status"]).text().to_owned());
     place.succeeds(&["umount", "mnt"]);
     texts.push(fs::read_to_string(place.path("log")).expect("a log"));

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::support::fixture::TestMount;
 use crate::support::http::{Request, Resource, Response, Server};
+use crate::support::mounts::mount_table;
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, random_bytes};
@@ -179,7 +180,7 @@ fn mount_leaks_no_secrets() {
         figures.contains("tarfs_") && !figures.contains(SECRET),
         "{figures}"
     );
-    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let mounts = mount_table();
     let line = mounts
         .lines()
         .find(|line| line.contains("/mnt ") && line.contains("/start"));

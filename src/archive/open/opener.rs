@@ -203,6 +203,7 @@ impl Opener {
                 | ReadError::NotFound(error)
                 | ReadError::Unreachable(error)
                 | ReadError::TimedOut(error)
+                | ReadError::Memory(error)
                 | ReadError::AccessDenied(error),
             ) => Err(self.archive_error(Error::clone(&error), None)),
         }

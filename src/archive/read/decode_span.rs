@@ -127,6 +127,10 @@ impl Reader {
                 cause: codec::Cause::Cancelled,
                 ..
             }) => ReadError::Unreachable(error),
+            Error::Codec(codec::Error {
+                cause: codec::Cause::MemoryLimit { .. },
+                ..
+            }) => ReadError::Memory(error),
             _ => {
                 self.stats.damaged_spans.increment();
                 ReadError::Damaged {

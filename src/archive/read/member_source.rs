@@ -113,7 +113,8 @@ impl MemberSource {
             | ReadError::NotFound(error)
             | ReadError::Unreachable(error)
             | ReadError::TimedOut(error)
-            | ReadError::AccessDenied(error) => match &**error {
+            | ReadError::AccessDenied(error)
+            | ReadError::Memory(error) => match &**error {
                 Error::Source(error) => return error.clone(),
                 error => error.to_string(),
             },

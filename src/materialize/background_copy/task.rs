@@ -315,7 +315,7 @@ impl CopyTask {
                     self.status.set_state(CopyState::Writing, None);
                     delay = MAX_RETRY_DELAY.min(delay * 2);
                 }
-                Err(Failure::Read(error @ ReadError::Changed(_))) => {
+                Err(Failure::Read(error @ (ReadError::Changed(_) | ReadError::Memory(_)))) => {
                     self.status.halt(&error);
                     break;
                 }

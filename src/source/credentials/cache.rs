@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::context::{FailedExchange, ProviderContext};
 use crate::base::sync::Mutex;
 use crate::source::Cause;
+use crate::source::retry::LONG_BLOCK;
 
 /// Remaining lifetime at which credentials are renewed in the background.
 const RENEWAL_MARGIN: Duration = Duration::from_mins(2);
@@ -276,11 +277,14 @@ impl<C: SigningCredential> Inner<C> {
         state.last_load = Some((Instant::now(), failure));
     }
 
-    /// Failure of the last load, with what is left of the pause that its server asks for.
+    /// Failure of the last load, with what is left of the pause that its server asks for. No pause outlasts
+    /// [`LONG_BLOCK`], because one wrong answer must not disable a mount.
     fn last_failure(&self) -> Option<Cause> {
         let (at, mut failure) = self.state.lock().last_load.clone()?;
         if let Some(Cause::CredentialOutage { retry_after, .. }) = &mut failure {
-            *retry_after = retry_after.map(|asked| asked.saturating_sub(at.elapsed()));
+            let elapsed = at.elapsed();
+            let asked = retry_after.filter(|_| elapsed < LONG_BLOCK);
+            *retry_after = asked.map(|asked| asked.saturating_sub(elapsed));
         }
         failure
     }
@@ -465,6 +469,20 @@ mod tests {
         forget_last_load(&cache);
         assert_eq!(next(&cache).await, Some(1));
         cache.load().await;
+        assert_eq!(next(&cache).await, Some(0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_pauses_of_a_server_are_cut() {
+        let (keys, _) = provider("keys", false, &[600]);
+        let asked = Duration::from_hours(24);
+        let failure = keys.outage("busy", Some(asked));
+        let cache = cache(vec![keys]);
+        cache.0.state.lock().last_load = Some((Instant::now(), Some(failure)));
+        let pause = || cache.0.last_failure().and_then(|cause| cause.retry_after());
+        assert_eq!(pause(), Some(asked));
+        tokio::time::advance(LONG_BLOCK).await;
+        assert_eq!(pause(), None);
         assert_eq!(next(&cache).await, Some(0));
     }
 
