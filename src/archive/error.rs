@@ -239,6 +239,12 @@ pub enum ReadError {
     IndexMismatch,
 }
 
+impl From<MissingRow> for ReadError {
+    fn from(_: MissingRow) -> Self {
+        Self::IndexUnavailable
+    }
+}
+
 impl FlightError for ReadError {
     fn is_shared(&self) -> bool {
         match self {

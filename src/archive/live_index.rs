@@ -9,7 +9,8 @@ use std::time::Instant;
 use crate::base::extent::Plain;
 use crate::base::stats::Stats;
 use crate::base::sync::{Mutex, RwLock, RwLockReadGuard};
-use crate::index::{Builder, Index, Ino, Origin};
+use crate::index::published::MissingRow;
+use crate::index::{Builder, Index, Ino, LazyIndex, Origin};
 
 /// Tells whether the caller still waits.
 pub type IsWanted = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -122,15 +123,18 @@ impl Waiters {
 
 /// Read access to the index as far as it is built. The scan cannot continue while a guard exists, so its
 /// holder must neither wait nor take another.
+pub type IndexGuard<'a> = LazyIndex<BuiltIndex<'a>>;
+
+/// The index as far as it is built.
 #[derive(Debug)]
-pub enum IndexGuard<'a> {
+pub enum BuiltIndex<'a> {
     /// The complete index.
     Complete(&'a Index),
     /// The part that the scan has built.
     Growing(RwLockReadGuard<'a, Option<Builder>>),
 }
 
-impl Deref for IndexGuard<'_> {
+impl Deref for BuiltIndex<'_> {
     type Target = Index;
 
     fn deref(&self) -> &Index {
@@ -164,21 +168,27 @@ impl LiveIndex {
         }
     }
 
-    pub(super) fn read(&self) -> IndexGuard<'_> {
+    /// Locks the index as far as it is built.
+    pub(super) fn lock(&self) -> IndexGuard<'_> {
         if let Some(index) = self.complete.get() {
-            return IndexGuard::Complete(index);
+            return IndexGuard::new(BuiltIndex::Complete(index));
         }
         let growing = self.growing.read();
         if growing.is_some() {
-            return IndexGuard::Growing(growing);
+            return IndexGuard::new(BuiltIndex::Growing(growing));
         }
         drop(growing);
         // The index was completed in between, under the lock.
-        IndexGuard::Complete(self.complete.wait())
+        IndexGuard::new(BuiltIndex::Complete(self.complete.wait()))
     }
 
-    pub(super) fn completed(&self) -> Option<&Arc<Index>> {
-        self.complete.get()
+    /// As [`LazyIndex::read`], of the index as far as it is built. `access` must not wait for anything else.
+    pub(super) fn read<T>(&self, access: impl FnOnce(&Index) -> T) -> Result<T, MissingRow> {
+        self.lock().read(access)
+    }
+
+    pub(super) fn completed(&self) -> Option<LazyIndex> {
+        self.complete.get().cloned().map(LazyIndex::new)
     }
 
     pub(super) fn is_scan_over(&self) -> bool {
@@ -215,7 +225,7 @@ impl LiveIndex {
 
     /// Whether the awaited part is available now.
     pub(super) fn has(&self, awaited: &WaitFor) -> bool {
-        is_available(&self.read(), awaited)
+        is_available(&self.lock(), awaited)
     }
 
     pub(super) fn wait_for(&self, awaited: WaitFor) {
@@ -263,7 +273,7 @@ impl LiveIndex {
 
     fn notify_waiters(&self) {
         let mut waiters = self.waiters.lock();
-        let index = self.read();
+        let index = self.lock();
         let due: Vec<_> = waiters
             .callbacks
             .extract_if(.., |(awaited, _)| is_available(&index, awaited))
@@ -323,10 +333,13 @@ impl LiveIndex {
     }
 }
 
-fn is_available(index: &Index, awaited: &WaitFor) -> bool {
+fn is_available(index: &IndexGuard<'_>, awaited: &WaitFor) -> bool {
     match awaited {
         WaitFor::Member => index.entry_count() > 1,
-        WaitFor::Name(parent, name) => index.lookup(*parent, name).is_some(),
+        WaitFor::Name(parent, name) => {
+            let is_found = index.try_read(|index| index.lookup(*parent, name).is_some());
+            is_found.unwrap_or(true)
+        }
         WaitFor::Plain(offset) => index.origin().plain_bytes >= offset.0,
         WaitFor::Index => index.is_complete(),
         WaitFor::End => false,
@@ -417,7 +430,7 @@ mod tests {
         live_index.on_available(WaitFor::Index, counting_callback(&done));
         live_index.finish(Origin::default());
         assert_eq!(done.load(Ordering::SeqCst), 1, "the scan is not over");
-        assert!(live_index.read().is_complete());
+        assert!(live_index.lock().is_complete());
         live_index.end_scan();
         assert_eq!(done.load(Ordering::SeqCst), 3);
         live_index.on_available(WaitFor::Plain(Plain(10)), counting_callback(&done));
@@ -434,9 +447,10 @@ mod tests {
         }
         let find = |name: &str| {
             let (index, path) = (
-                live_index.read(),
+                live_index.lock(),
                 ArchivePath::sanitize(name.as_bytes()).path,
             );
+            let index = index.tree().expect("rows");
             let entry = index.find(&path).expect("there");
             assert_eq!(index.path(entry.ino()), Some(path), "{name}");
             assert_eq!(entry.parent(), Ino(2), "{name}");
@@ -453,7 +467,8 @@ mod tests {
             live_index.finish(Origin::default());
             reading.join().expect("found");
         });
-        let index = live_index.read();
+        let index = live_index.lock();
+        let index = index.tree().expect("rows");
         assert_eq!(index.children(Ino(2), 0).count(), names.len());
     }
 
@@ -464,7 +479,7 @@ mod tests {
         let change = || live_index.grow(|_| panic!("on purpose"));
         let change = std::panic::catch_unwind(std::panic::AssertUnwindSafe(change));
         assert!(change.is_err());
-        assert!(live_index.read().lookup(Ino::ROOT, b"a").is_some());
+        assert!(live_index.has(&WaitFor::Name(Ino::ROOT, b"a".to_vec())));
         live_index.end_scan();
         live_index.wait_for(WaitFor::Index);
     }
@@ -475,7 +490,7 @@ mod tests {
         grow(&live_index, "a");
         live_index.end_scan();
         assert!(live_index.is_scan_over() && live_index.completed().is_none());
-        assert!(live_index.read().lookup(Ino::ROOT, b"a").is_some());
+        assert!(live_index.has(&WaitFor::Name(Ino::ROOT, b"a".to_vec())));
         // Must return.
         live_index.wait_for(WaitFor::End);
     }

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::extent::{Extent, Plain};
 use crate::base::stats::Stats;
 use crate::base::thread_pool::ThreadPool;
-use crate::index::Ino;
+use crate::index::{Index, Ino};
 use crate::source::{Access, Source};
 
 use open::background_scan::BackgroundScan;
@@ -35,7 +35,7 @@ pub use error::{
     Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, HINT_RAISE_MAX_UNPACKED_SIZE,
     OpenError, ReadError,
 };
-pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
+pub use live_index::{BuiltIndex, Callback, IndexGuard, IsWanted, WaitFor, Watcher};
 pub(crate) use open::opener::detect_compression;
 pub use open::published_index::{
     FindDigest, FindIndex, IndexPlace, PublishedIndex, PublishedIndexError,
@@ -100,7 +100,7 @@ impl Drop for Archive {
 impl Archive {
     /// Returns the tree as far as the scan has found it.
     pub fn index(&self) -> IndexGuard<'_> {
-        self.reader.live_index.read()
+        self.reader.live_index.lock()
     }
 
     /// Why the scan failed, if it did.
@@ -161,8 +161,10 @@ impl Archive {
 
     /// Whether some spans have no seek point, so that reads decode from far before them or need a disk cache.
     pub fn has_unseekable_spans(&self) -> bool {
-        let index = self.index();
-        (0..index.span_count()).any(|number| index.seek_offset(number).is_none())
+        let has_unseekable = |index: &Index| {
+            (0..index.span_count()).any(|number| index.seek_offset(number).is_none())
+        };
+        self.index().read(has_unseekable).unwrap_or(true)
     }
 
     /// Why the disk cache is incomplete, in words for the user.
@@ -226,7 +228,11 @@ impl Archive {
         if self.reader.live_index.completed().is_some() {
             return read_threads.submit(work);
         }
-        let scan_end = required_scan_end(&self.index(), ino, offset, len);
+        // An index that is not complete has all its rows.
+        let scan_end = self
+            .index()
+            .read(|index| required_scan_end(index, ino, offset, len));
+        let scan_end = scan_end.unwrap_or_default();
         // A read thread never waits for the scan, because the next read in the queue may not need to.
         let callback = Callback::while_wanted(wanted, move || read_threads.submit(work));
         self.on_available(WaitFor::Plain(scan_end), callback);

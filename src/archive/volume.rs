@@ -12,8 +12,8 @@ use super::{
     ReadError, WaitFor, Watcher,
 };
 use crate::base::extent::Plain;
-use crate::index::published::{MissingRow, with_loading};
-use crate::index::{Index, Ino};
+use crate::index::published::MissingRow;
+use crate::index::{Index, Ino, LazyIndex};
 
 /// Callback that receives the result of a read.
 pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
@@ -42,15 +42,17 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     fn index(&self) -> IndexGuard<'_>;
 
     /// Returns the tree once it is complete, for callers that keep it.
-    fn complete_index(&self) -> Option<Arc<Index>>;
+    fn complete_index(&self) -> Option<LazyIndex>;
 
     /// Whether the scan is over, if there was one. After that, no entry is added to the index.
     fn is_scan_over(&self) -> bool;
 
     /// Offset in file `ino` of its first byte behind the end of the archive, or of the part that is scanned.
-    fn cut_offset(&self, ino: Ino) -> Option<u64> {
-        let index = self.index();
-        index.cut_offset(index.entry(ino)?)
+    ///
+    /// # Errors
+    /// When rows of the index cannot be loaded.
+    fn cut_offset(&self, ino: Ino) -> Result<Option<u64>, MissingRow> {
+        (self.index()).read(|index| index.cut_offset(index.entry(ino)?))
     }
 
     /// Runs `callback` when `awaited` is available or the scan is over, at once or later on the scan thread.
@@ -155,8 +157,8 @@ impl Volume for Archive {
         Self::index(self)
     }
 
-    fn complete_index(&self) -> Option<Arc<Index>> {
-        self.reader.live_index.completed().cloned()
+    fn complete_index(&self) -> Option<LazyIndex> {
+        self.reader.live_index.completed()
     }
 
     fn is_scan_over(&self) -> bool {
@@ -170,9 +172,7 @@ impl Volume for Archive {
     fn load_rows(&self, touch: TouchRows, done: RowsLoaded) {
         let reader = Arc::clone(&self.reader);
         self.read_threads.submit(move || {
-            let index = reader.live_index.read();
-            let loaded = with_loading(|| touch(&index));
-            drop(index);
+            let loaded = reader.live_index.read(touch);
             done(loaded);
         });
     }

@@ -22,7 +22,7 @@ pub(crate) fn plan_of(
     let index = volume
         .complete_index()
         .context("the archive is not indexed")?;
-    index.load_tree_rows().context("cannot list the tree")?;
+    let index = index.into_tree().context("cannot list the tree")?;
     let plan = ShardPlan::new(&index, count);
     Ok((archive, index, plan))
 }

@@ -165,7 +165,9 @@ impl<T: Send + Sync + 'static> Archives<T> {
             return Some(id);
         }
         let ino = Ino(u32::try_from(inode.0).ok()?);
-        let is_archive = || self.listing.index().children(ino, 0).next().is_none();
+        // The listing is in memory.
+        let is_empty = |index: &Index| index.children(ino, 0).next().is_none();
+        let is_archive = || self.listing.index().read(is_empty).unwrap_or(false);
         (is_entered && ino != Ino::ROOT && is_archive()).then_some(ino.0)
     }
 
@@ -242,7 +244,8 @@ impl<T: Send + Sync + 'static> Archives<T> {
 
     fn path(&self, id: u32) -> String {
         // Not as text for the user, which is escaped. Paths of a listing are UTF-8.
-        let path = self.listing.index().path(Ino(id)).unwrap_or_default();
+        let path = self.listing.index().read(|index| index.path(Ino(id)));
+        let path = path.ok().flatten().unwrap_or_default();
         String::from_utf8_lossy(path.as_bytes()).into_owned()
     }
 
@@ -465,8 +468,9 @@ fn answer_loaded<T: Send + Sync + 'static, R: FailReply>(
         Some(open) => answer(&open.filesystem, reply),
         None => reply.fail(WaitError::Closed),
     };
-    let is_missing = state.subtree.entry(&content.index(), inode).is_none();
-    if is_missing && !content.is_scan_over() {
+    let is_missing = |index: &Index| state.subtree.entry(index, inode).is_none();
+    // Rows that are not loaded are of a complete index.
+    if content.index().try_read(is_missing) == Ok(true) && !content.is_scan_over() {
         state.wait_for_scan(content, WaitFor::End, caller, reply, answer);
     } else {
         state.when_loaded(content, caller, reply, touch, answer);

@@ -8,7 +8,7 @@ use super::pending_replies::{FailReply, WaitError, WaitReason};
 use super::read::errno_of;
 use super::state::FilesystemState;
 use crate::archive::{ReadError, TreePart, Volume};
-use crate::index::{EntryKind, Index, Ino};
+use crate::index::{EntryKind, Ino};
 
 impl FilesystemState {
     /// Calls `answer` with `reply` once an entry, or a name in it, is the same in the archive.
@@ -37,7 +37,8 @@ impl FilesystemState {
             match (pending.take(), compared, content) {
                 (Some(reply), Ok(()), Some(content)) => answer(&state, &content, reply),
                 (Some(reply), Err(error), Some(content)) => {
-                    let mut path = content.index().path(ino).unwrap_or_default();
+                    let path = content.index().read(|index| index.path(ino));
+                    let mut path = path.ok().flatten().unwrap_or_default();
                     if let Some(name) = &wanted_name {
                         path.push(name);
                     }
@@ -63,27 +64,29 @@ impl FilesystemState {
         inode: INodeNo,
         reply: ReplyData,
     ) {
-        let index = content.index();
-        let ino = match self.entry(&index, inode).map(|entry| entry.ino()) {
+        let found = Self::read(content, |index| Ok(self.entry(index, inode)?.ino()));
+        let ino = match found {
             Ok(ino) => ino,
             Err(errno) => return reply.error(errno),
         };
-        drop(index);
         self.when_same(
             content,
             caller,
             (ino, None),
             reply,
             move |state, content, reply| {
-                state.send_target(&content.index(), inode, reply);
+                state.send_target(content, inode, reply);
             },
         );
     }
 
-    fn send_target(&self, index: &Index, inode: INodeNo, reply: ReplyData) {
-        match self.entry(index, inode).map(|entry| entry.kind()) {
-            Ok(EntryKind::Symlink(target)) => reply.data(target),
-            Ok(_) => reply.error(Errno::EINVAL),
+    fn send_target(&self, content: &Arc<dyn Volume>, inode: INodeNo, reply: ReplyData) {
+        let target = Self::read(content, |index| match self.entry(index, inode)?.kind() {
+            EntryKind::Symlink(target) => Ok(target.to_vec()),
+            _ => Err(Errno::EINVAL),
+        });
+        match target {
+            Ok(target) => reply.data(&target),
             Err(errno) => reply.error(errno),
         }
     }

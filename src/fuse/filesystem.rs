@@ -227,13 +227,13 @@ impl TarFilesystem {
     fn list_priming_dir(&self, priming_dir: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
         if offset == 0 {
             let index = self.content.index();
-            let ttl = ttl(&index);
+            let ttl = ttl(index.is_complete());
             let kernel_cache = &self.state.kernel_cache;
+            let attributes = |index: &Index, ino| Some(self.state.attributes(index.entry(ino)?));
             kernel_cache.priming_dir.list(priming_dir, |ino, next| {
-                let Some(entry) = index.entry(ino) else {
+                let Ok(Some(attr)) = index.read(|index| attributes(index, ino)) else {
                     return false;
                 };
-                let attr = self.state.attributes(entry);
                 let name = ino.0.to_string();
                 let is_full = reply.add(attr.ino, next, &name, &ttl, &attr, Generation(0));
                 if !is_full {
@@ -246,14 +246,16 @@ impl TarFilesystem {
     }
 
     fn answer_open(&self, inode: INodeNo, reply: ReplyOpen) {
-        let index = self.content.index();
-        let found = self.state.entry(&index, inode).map(|entry| entry.ino());
-        drop(index);
+        let found = FilesystemState::read(&self.content, |index| {
+            let entry = self.state.entry(index, inode)?;
+            Ok(entry.ino())
+        });
         let ino = match found {
             Ok(ino) => ino,
             Err(errno) => return reply.error(errno),
         };
-        let may_be_cut = self.state.may_be_truncated && self.content.cut_offset(ino).is_some();
+        let may_be_cut =
+            self.state.may_be_truncated && !matches!(self.content.cut_offset(ino), Ok(None));
         let caching = if may_be_cut {
             FopenFlags::FOPEN_DIRECT_IO
         } else {
@@ -274,8 +276,12 @@ impl TarFilesystem {
         reply: ReplyData,
     ) {
         let _span = trace_span!("read", inode = ino.0, offset, size).entered();
-        let (entry, file_size) = match self.state.entry(&self.content.index(), ino) {
-            Ok(entry) => (entry.ino(), entry.size()),
+        let found = FilesystemState::read(&self.content, |index| {
+            let entry = self.state.entry(index, ino)?;
+            Ok((entry.ino(), entry.size()))
+        });
+        let (entry, file_size) = match found {
+            Ok(found) => found,
             Err(errno) => return reply.error(errno),
         };
         if offset >= file_size {
@@ -316,18 +322,19 @@ impl TarFilesystem {
     }
 
     fn seek(&self, inode: INodeNo, offset: i64, whence: i32) -> Result<i64, Errno> {
-        let index = self.content.index();
-        let entry = self.state.entry(&index, inode)?;
-        let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
-        let pieces = entry.pieces(offset, entry.size().saturating_sub(offset));
-        let found = match whence {
-            SEEK_DATA => seek::next_data(pieces, entry.size(), offset),
-            SEEK_HOLE => seek::next_hole(pieces, entry.size(), offset),
-            // The kernel handles the others itself.
-            _ => return Err(Errno::EINVAL),
-        };
-        let found = found.ok_or(Errno::ENXIO)?;
-        i64::try_from(found).map_err(|_| Errno::EOVERFLOW)
+        FilesystemState::read(&self.content, |index| {
+            let entry = self.state.entry(index, inode)?;
+            let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+            let pieces = entry.pieces(offset, entry.size().saturating_sub(offset));
+            let found = match whence {
+                SEEK_DATA => seek::next_data(pieces, entry.size(), offset),
+                SEEK_HOLE => seek::next_hole(pieces, entry.size(), offset),
+                // The kernel handles the others itself.
+                _ => return Err(Errno::EINVAL),
+            };
+            let found = found.ok_or(Errno::ENXIO)?;
+            i64::try_from(found).map_err(|_| Errno::EOVERFLOW)
+        })
     }
 }
 
@@ -340,32 +347,50 @@ fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
     }
 }
 
+/// Replies to readdir.
+fn list_without_attributes(
+    state: &FilesystemState,
+    content: &Arc<dyn Volume>,
+    (inode, offset): (INodeNo, u64),
+    mut reply: ReplyDirectory,
+) {
+    let listed = FilesystemState::read(content, |index| {
+        state.list(index, inode, offset, |entry, next, name| {
+            let inode = state.subtree.inode(entry.ino());
+            let file_type = attr::file_type(entry.kind());
+            reply.add(inode, next, file_type, OsStr::from_bytes(name))
+        })
+    });
+    match listed {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
 /// Answers with the names of directory `inode` from `offset` on, and their attributes.
 fn list_with_attributes(
     state: &FilesystemState,
-    (index, content): (&Index, Option<&Arc<dyn Volume>>),
+    content: &Arc<dyn Volume>,
     (inode, offset): (INodeNo, u64),
     mut reply: ReplyDirectoryPlus,
 ) {
-    let parent = state.entry(index, inode).map(|parent| parent.ino());
-    let must_compare = |name: &[u8]| {
-        let content = content.zip(parent.as_ref().ok());
-        content.is_some_and(|(content, &parent)| content.must_compare(TreePart::Name(parent, name)))
-    };
-    let listed = state.list(index, inode, offset, |entry, next, name| {
-        let attr = state.attributes(entry);
-        // The kernel then looks a name up when it is used.
-        let ttl = if must_compare(name) {
-            Duration::ZERO
-        } else {
-            TTL_IMMUTABLE
-        };
-        let name = OsStr::from_bytes(name);
-        let is_full = reply.add(attr.ino, next, name, &ttl, &attr, Generation(0));
-        if !is_full && !ttl.is_zero() {
-            state.kernel_cache.mark_dentry_known(entry.ino());
-        }
-        is_full
+    let listed = FilesystemState::read(content, |index| {
+        let parent = state.entry(index, inode)?.ino();
+        state.list(index, inode, offset, |entry, next, name| {
+            let attr = state.attributes(entry);
+            // The kernel then looks a name up when it is used.
+            let ttl = if content.must_compare(TreePart::Name(parent, name)) {
+                Duration::ZERO
+            } else {
+                TTL_IMMUTABLE
+            };
+            let name = OsStr::from_bytes(name);
+            let is_full = reply.add(attr.ino, next, name, &ttl, &attr, Generation(0));
+            if !is_full && !ttl.is_zero() {
+                state.kernel_cache.mark_dentry_known(entry.ino());
+            }
+            is_full
+        })
     });
     match listed {
         Ok(()) => reply.ok(),
@@ -439,9 +464,12 @@ impl Filesystem for TarFilesystem {
             return reply.attr(&TTL_SCANNING, &attr);
         }
         self.route(req, (ino, false), reply, move |this, reply| {
-            let index = this.content.index();
-            match this.state.entry(&index, ino) {
-                Ok(entry) => reply.attr(&ttl(&index), &this.state.attributes(entry)),
+            let found = FilesystemState::read(&this.content, |index| {
+                let attributes = this.state.attributes(this.state.entry(index, ino)?);
+                Ok((ttl(index.is_complete()), attributes))
+            });
+            match found {
+                Ok((ttl, attributes)) => reply.attr(&ttl, &attributes),
                 Err(errno) => reply.error(errno),
             }
         });
@@ -535,19 +563,16 @@ impl Filesystem for TarFilesystem {
             return reply.ok();
         }
         let caller = req.pid();
-        let answer = move |state: &FilesystemState, index: &Index, mut reply: ReplyDirectory| {
-            let listed = state.list(index, ino, offset, |entry, next, name| {
-                let inode = state.subtree.inode(entry.ino());
-                let file_type = attr::file_type(entry.kind());
-                reply.add(inode, next, file_type, OsStr::from_bytes(name))
-            });
-            match listed {
-                Ok(()) => reply.ok(),
-                Err(errno) => reply.error(errno),
-            }
-        };
         self.route(req, (ino, true), reply, move |this, reply| {
-            (this.state).with_listing(&this.content, caller, (ino, offset), reply, answer);
+            (this.state).with_listing(
+                &this.content,
+                caller,
+                (ino, offset),
+                reply,
+                move |state, content, reply| {
+                    list_without_attributes(state, content, (ino, offset), reply);
+                },
+            );
         });
     }
 
@@ -565,12 +590,15 @@ impl Filesystem for TarFilesystem {
         }
         let caller = req.pid();
         self.route(req, (ino, true), reply, move |this, reply| {
-            let weak_content = Arc::downgrade(&this.content);
-            let answer = move |state: &FilesystemState, index: &Index, reply| {
-                let content = weak_content.upgrade();
-                list_with_attributes(state, (index, content.as_ref()), (ino, offset), reply);
-            };
-            (this.state).with_listing(&this.content, caller, (ino, offset), reply, answer);
+            (this.state).with_listing(
+                &this.content,
+                caller,
+                (ino, offset),
+                reply,
+                move |state, content, reply| {
+                    list_with_attributes(state, content, (ino, offset), reply);
+                },
+            );
         });
     }
 
@@ -586,22 +614,24 @@ impl Filesystem for TarFilesystem {
         let _span = trace_span!("getxattr", inode = ino.0, ?name).entered();
         let name = name.to_owned();
         self.route(req, (ino, false), reply, move |this, reply| {
-            let index = this.content.index();
-            if !this.state.may_have_xattrs(&index) {
+            if !this.state.may_have_xattrs(&this.content.index()) {
                 return reply.error(Errno::ENOSYS);
             }
-            let entry = match this.state.entry(&index, ino) {
-                Ok(entry) => entry,
-                Err(errno) => return reply.error(errno),
-            };
-            let (xattrs, name) = (this.state.shown_xattrs(&entry), name.as_bytes());
-            match xattr::value(xattrs, name, &this.state.accounts) {
-                Some(value) => reply_xattr(reply, size, &value),
-                None if name == xattr::SELINUX_LABEL && !this.state.has_labels(&index) => {
-                    reply.error(Errno::EOPNOTSUPP);
+            let value = FilesystemState::read(&this.content, |index| {
+                let entry = this.state.entry(index, ino)?;
+                let (xattrs, name) = (this.state.shown_xattrs(&entry), name.as_bytes());
+                match xattr::value(xattrs, name, &this.state.accounts) {
+                    Some(value) => Ok(value.into_owned()),
+                    None if name == xattr::SELINUX_LABEL && !this.state.has_labels(index) => {
+                        Err(Errno::EOPNOTSUPP)
+                    }
+                    None if !xattr::is_known_namespace(name) => Err(Errno::EOPNOTSUPP),
+                    None => Err(Errno::ENODATA),
                 }
-                None if !xattr::is_known_namespace(name) => reply.error(Errno::EOPNOTSUPP),
-                None => reply.error(Errno::ENODATA),
+            });
+            match value {
+                Ok(value) => reply_xattr(reply, size, &value),
+                Err(errno) => reply.error(errno),
             }
         });
     }
@@ -611,14 +641,18 @@ impl Filesystem for TarFilesystem {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
         let caller = req.pid();
         self.route(req, (ino, false), reply, move |this, reply| {
-            let index = this.content.index();
-            match this.state.entry(&index, ino) {
-                Ok(entry) => {
-                    let lists_trusted = || this.lists_trusted || caller::has_sys_admin(caller);
-                    let xattrs = this.state.shown_xattrs(&entry);
-                    let names = xattr::list_names(xattrs, &this.state.accounts, lists_trusted);
-                    reply_xattr(reply, size, &names);
-                }
+            let names = FilesystemState::read(&this.content, |index| {
+                let entry = this.state.entry(index, ino)?;
+                let lists_trusted = || this.lists_trusted || caller::has_sys_admin(caller);
+                let xattrs = this.state.shown_xattrs(&entry);
+                Ok(xattr::list_names(
+                    xattrs,
+                    &this.state.accounts,
+                    lists_trusted,
+                ))
+            });
+            match names {
+                Ok(names) => reply_xattr(reply, size, &names),
                 Err(errno) => reply.error(errno),
             }
         });

@@ -10,6 +10,7 @@ use super::pending_replies::{FailReply, WaitError, WaitReason};
 use super::state::FilesystemState;
 use super::timed_out_reads::RequestedRange;
 use crate::archive::{ReadError, Volume};
+use crate::index::Index;
 
 pub(super) struct ReadRequest {
     pub(super) reply: ReplyData,
@@ -74,7 +75,8 @@ impl ReadRequest {
     fn available(&self) -> Option<RequestedRange> {
         let content = self.content.upgrade().filter(|_| self.is_direct)?;
         let before = content
-            .cut_offset(self.range.ino)?
+            .cut_offset(self.range.ino)
+            .ok()??
             .checked_sub(self.range.offset)?;
         let len = u32::try_from(before).ok()?;
         (0 < len && len < self.range.len).then_some(RequestedRange { len, ..self.range })
@@ -84,7 +86,8 @@ impl ReadRequest {
         // Before the reply, so that a caller that sees the error finds it in the status.
         self.state.stats.failed_reads.increment();
         let content = self.content.upgrade();
-        let path = content.and_then(|content| content.index().path(self.range.ino));
+        let path_of = |index: &Index| index.path(self.range.ino);
+        let path = content.and_then(|content| content.index().read(path_of).ok()?);
         let archive = self.state.archive_path.as_deref().unwrap_or_default();
         let path = format!("{archive}{}", path.unwrap_or_default());
         self.state.recent_errors.record(&path, error);

@@ -12,11 +12,10 @@ use super::recent_errors::RecentErrors;
 use super::subtree::Subtree;
 use super::timed_out_reads::TimedOutReads;
 use super::xattr;
-use crate::archive::{Callback, TreePart, Volume, WaitFor};
+use crate::archive::{Callback, IndexGuard, TreePart, Volume, WaitFor};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::published::{with_loading, without_loading};
 use crate::index::{Entry, EntryKind, Index};
 
 /// TTL of entries and attributes once the index is complete.
@@ -29,8 +28,8 @@ pub(super) const TTL_SCANNING: Duration = Duration::from_secs(1);
 /// Number of names whose rows are loaded before a listing is answered. A request returns about as many.
 const MAX_PRELOADED_NAMES: usize = 2048;
 
-pub(super) fn ttl(index: &Index) -> Duration {
-    if index.is_complete() {
+pub(super) fn ttl(is_complete: bool) -> Duration {
+    if is_complete {
         TTL_IMMUTABLE
     } else {
         TTL_SCANNING
@@ -61,12 +60,16 @@ pub(super) struct FilesystemState {
 }
 
 impl FilesystemState {
+    /// The result of `access` to the index of `content`, which fails if rows cannot be loaded. Usually the lookup has
+    /// loaded them, but a restarted process did not answer that.
+    pub(super) fn read<T>(
+        content: &Arc<dyn Volume>,
+        access: impl FnOnce(&Index) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        content.index().read(access).unwrap_or(Err(Errno::EIO))
+    }
+
     pub(super) fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
-        if index.is_on_demand() {
-            // Usually the lookup has loaded its rows, but a restarted process did not answer that.
-            let entry = || self.subtree.entry(index, inode).inspect(Entry::load_rows);
-            return with_loading(entry).ok().flatten().ok_or(Errno::EIO);
-        }
         self.subtree.entry(index, inode).ok_or({
             // The kernel got the inode from us. It is missing if the archive's digest did not match, and an
             // empty index replaced the live one.
@@ -92,11 +95,6 @@ impl FilesystemState {
         }
         if entry.kind() != EntryKind::Directory {
             return Err(Errno::ENOTDIR);
-        }
-        if index.is_on_demand() {
-            // A missing row would be a missing name.
-            let list = || self.subtree.list(index, entry, offset, add);
-            return with_loading(list).map_err(|_| Errno::EIO);
         }
         self.subtree.list(index, entry, offset, add);
         Ok(())
@@ -126,10 +124,12 @@ impl FilesystemState {
         !index.is_complete() || *self.has_labels.get_or_init(has_labels)
     }
 
-    pub(super) fn may_have_xattrs(&self, index: &Index) -> bool {
+    pub(super) fn may_have_xattrs(&self, index: &IndexGuard<'_>) -> bool {
         let is_shown = |name: &[u8]| self.xattr_filter.selects(name);
-        let has_shown =
-            || index.has_xattrs() && (index.is_on_demand() || index.xattr_names().any(is_shown));
+        let has_shown = || {
+            let any = |index: &Index| index.xattr_names().any(is_shown);
+            index.has_xattrs() && (index.is_on_demand() || index.read(any).unwrap_or(true))
+        };
         self.archive_path.is_some()
             || !index.is_complete()
             || *self.has_shown_xattrs.get_or_init(has_shown)
@@ -189,14 +189,18 @@ impl FilesystemState {
     ) {
         // Before the lookup: a name that is missing after the scan's end will not appear later.
         let is_scan_over = content.is_scan_over();
-        let index = content.index();
-        let directory = match self.entry(&index, parent) {
-            Ok(directory) => directory.ino(),
+        let found = Self::read(content, |index| {
+            let directory = self.entry(index, parent)?.ino();
+            let entry = index.lookup(directory, &name);
+            let entry = entry.map(|entry| (entry.ino(), self.attributes(entry)));
+            Ok((directory, entry, index.is_complete()))
+        });
+        let (directory, entry, is_complete) = match found {
+            Ok(found) => found,
             Err(errno) => return reply.error(errno),
         };
-        if let Some(entry) = index.lookup(directory, &name) {
+        if let Some((ino, attributes)) = entry {
             if content.must_compare(TreePart::Name(directory, &name)) {
-                drop(index);
                 let part = (directory, Some(name.clone()));
                 return self.when_same(
                     content,
@@ -209,19 +213,18 @@ impl FilesystemState {
                 );
             }
             self.stats.served_lookups.increment();
-            if index.is_complete() {
-                self.kernel_cache.mark_dentry_known(entry.ino());
-                content.note_lookup(entry.ino());
+            if is_complete {
+                self.kernel_cache.mark_dentry_known(ino);
+                content.note_lookup(ino);
             } else {
                 // Its short TTL makes the kernel ask for the name again soon.
-                self.kernel_cache.mark_inode_known(entry.ino());
+                self.kernel_cache.mark_inode_known(ino);
             }
-            return reply.entry(&ttl(&index), &self.attributes(entry), Generation(0));
+            return reply.entry(&ttl(is_complete), &attributes, Generation(0));
         }
-        if index.is_complete() {
+        if is_complete {
             return reply.entry(&TTL_IMMUTABLE, &attr::negative_entry(), Generation(0));
         }
-        drop(index);
         if is_scan_over {
             return reply.error(Errno::EIO);
         }
@@ -247,11 +250,11 @@ impl FilesystemState {
         answer: impl FnOnce(&Arc<Self>, &Arc<dyn Volume>, R) + Send + 'static,
     ) {
         let index = content.index();
-        if !index.is_on_demand() || without_loading(|| touch(self, &index)).is_ok() {
-            drop(index);
+        let is_loaded = !index.is_on_demand() || index.try_read(|index| touch(self, index)).is_ok();
+        drop(index);
+        if is_loaded {
             return answer(self, content, reply);
         }
-        drop(index);
         let pending = self
             .pending_replies
             .register(reply, caller, WaitReason::Bytes);
@@ -277,15 +280,13 @@ impl FilesystemState {
         caller: u32,
         (inode, offset): (INodeNo, u64),
         reply: R,
-        answer: impl FnOnce(&Self, &Index, R) + Send + 'static,
+        answer: impl FnOnce(&Arc<Self>, &Arc<dyn Volume>, R) + Send + 'static,
     ) {
         if !content.index().is_on_demand() {
             return self.with_complete_index(content, caller, reply, answer);
         }
         let touch = move |state: &Self, index: &Index| state.load_names(index, inode, offset);
-        self.when_loaded(content, caller, reply, touch, |state, content, reply| {
-            answer(state, &content.index(), reply);
-        });
+        self.when_loaded(content, caller, reply, touch, answer);
     }
 
     fn with_complete_index<R: FailReply>(
@@ -293,22 +294,12 @@ impl FilesystemState {
         content: &Arc<dyn Volume>,
         caller: u32,
         reply: R,
-        answer: impl FnOnce(&Self, &Index, R) + Send + 'static,
+        answer: impl FnOnce(&Arc<Self>, &Arc<dyn Volume>, R) + Send + 'static,
     ) {
-        let index = content.index();
-        if index.is_complete() {
-            return answer(self, &index, reply);
+        if content.index().is_complete() {
+            return answer(self, content, reply);
         }
-        drop(index);
-        self.wait_for_scan(
-            content,
-            WaitFor::End,
-            caller,
-            reply,
-            |state, content, reply| {
-                answer(state, &content.index(), reply);
-            },
-        );
+        self.wait_for_scan(content, WaitFor::End, caller, reply, answer);
     }
 
     /// Calls `answer` with `reply` once the scan has reached `awaited`, if the archive is still open.

@@ -330,7 +330,7 @@ mod tests {
         builder.add_span(skipped, None, None);
         let blocks = |builder: &Builder, number: u64| {
             let extent = Extent::with_len(Packed(number * MIN_BLOCK_LEN), 1);
-            builder.index().blocks(extent)
+            builder.index().blocks(extent).expect("rows")
         };
         assert!(blocks(&builder, 3).is_some_and(|blocks| blocks.extent().len() == 7));
         assert!(blocks(&builder, 4).is_none(), "not read yet");
@@ -350,7 +350,7 @@ mod tests {
             );
             assert!(!is_known || found.mismatch(block).is_none(), "{number}");
         }
-        assert!(!builder.index().is_hashed());
+        assert!(!builder.index().is_hashed().expect("rows"));
     }
 
     proptest! {
@@ -377,7 +377,7 @@ mod tests {
 
             let start = start % len;
             let extent = Extent::with_len(Packed(start as u64), wanted.min(len - start) as u64);
-            let blocks = index.blocks(extent).expect("digested");
+            let blocks = index.blocks(extent).expect("rows").expect("digested");
             let found = blocks.extent();
             prop_assert!(found.start() <= extent.start() && extent.end() <= found.end());
             prop_assert!(found.start().0.is_multiple_of(MIN_BLOCK_LEN));

@@ -1514,12 +1514,12 @@ mod tests {
             [at(0), at(99), at(100), at(149), at(150)],
             [Some(0), Some(0), Some(1), Some(1), None]
         );
-        let span = index.span(1).unwrap();
+        let span = index.span(1).unwrap().unwrap();
         assert_eq!(span.plain, Extent::with_len(Plain(100), 50));
         let hash = span_hash::of_checksums([2].into_iter());
         assert_eq!((span.hash, span.seek_point), (Some(hash), Some(point)));
-        assert_eq!(index.span(0).unwrap().seek_point, None);
-        assert_eq!(index.span(2), None);
+        assert_eq!(index.span(0).unwrap().unwrap().seek_point, None);
+        assert_eq!(index.span(2), Ok(None));
     }
 
     /// A model of extraction with maps: the same rules, written for clarity.

@@ -11,7 +11,7 @@ use super::arrays::{Arena, Arrays};
 use super::blocks::{MAX_BLOCK_LEN, MIN_BLOCK_LEN};
 use super::memory::{MemoryLimit, TooMuchMemory};
 use super::problem;
-use super::published::{MissingRow, OnDemand, Row, Rows};
+use super::published::{MissingRow, OnDemand, Row, Rows, find_missing};
 use super::tree::{EntryKind, Index, Ino, Locator, Origin, Totals};
 use crate::base::extent::Packed;
 use crate::base::hash::read_overlapped;
@@ -130,8 +130,12 @@ struct Footer {
 /// Writes `index` under the key `locator`.
 ///
 /// # Errors
-/// When `out` fails.
+/// When `out` fails, or a row of `index` cannot be loaded.
 pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()> {
+    find_missing(true, || write_rows(index, locator, out)).map_err(io::Error::other)?
+}
+
+fn write_rows(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()> {
     let (layer, texts) = (Layer::of(index), encode_texts(locator));
     let problems = problem::encode(&index.problems);
     let sections = sections(index, &layer, &texts, &problems);
@@ -668,7 +672,7 @@ mod tests {
                 .map_or(0, |number| number as usize);
         }
         for number in 0..4 {
-            seen += usize::from(index.span(number).is_some());
+            seen += usize::from(index.span(number).is_ok_and(|span| span.is_some()));
         }
         seen
     }

@@ -10,13 +10,15 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
+use crate::archive::BuiltIndex;
 use crate::archive::{
     AccessLog, AccessedRange, Archive, Callback, Compared, IndexGuard, IsWanted, MemoryUse,
     PageCache, PrefetchMode, PrefetchOptions, ReadError, ReadReply, TreePart, Volume, WaitFor,
 };
 use crate::base::extent::Plain;
 use crate::base::sync::Mutex;
-use crate::index::{Index, Ino, LayerIno, MergedIndex};
+use crate::index::published::MissingRow;
+use crate::index::{Index, Ino, LayerIno, LazyIndex, MergedIndex};
 
 pub use crate::index::WhiteoutFormat;
 pub use merge::merge;
@@ -41,22 +43,31 @@ impl LayeredArchive {
 
     /// The layer that contains `part`, and the part there, if that layer compares headers. A name that a layer gives to
     /// an entry of a lower one is in none.
-    fn locate_part<'a>(&self, part: TreePart<'a>) -> Option<(&Arc<Archive>, TreePart<'a>)> {
+    ///
+    /// # Errors
+    /// When rows of the layer cannot be loaded.
+    fn locate_part<'a>(
+        &self,
+        part: TreePart<'a>,
+    ) -> Result<Option<(&Arc<Archive>, TreePart<'a>)>, MissingRow> {
         let index = &self.merged.index;
         let ino = match part {
-            TreePart::Entry(ino) => ino,
-            TreePart::Name(parent, name) => index.lookup(parent, name)?.ino(),
+            TreePart::Entry(ino) => Some(ino),
+            TreePart::Name(parent, name) => index.lookup(parent, name).map(|entry| entry.ino()),
         };
-        let (layer, ino) = self
-            .locate(ino)
-            .filter(|(layer, _)| layer.compares_headers())?;
+        let located = ino.and_then(|ino| self.locate(ino));
+        let Some((layer, ino)) = located.filter(|(layer, _)| layer.compares_headers()) else {
+            return Ok(None);
+        };
         let TreePart::Name(parent, name) = part else {
-            return Some((layer, TreePart::Entry(ino)));
+            return Ok(Some((layer, TreePart::Entry(ino))));
         };
-        let of_layer = layer.index();
-        let parent = of_layer.find(&index.path(parent)?)?.ino();
-        let is_same = of_layer.lookup(parent, name)?.ino() == ino;
-        is_same.then_some((layer, TreePart::Name(parent, name)))
+        let found = layer.index().read(|of_layer| {
+            let parent = of_layer.find(&index.path(parent)?)?.ino();
+            let is_same = of_layer.lookup(parent, name)?.ino() == ino;
+            is_same.then_some(TreePart::Name(parent, name))
+        })?;
+        Ok(found.map(|part| (layer, part)))
     }
 
     /// Divides `accesses` among the layers, from the bottom, with the inode numbers of each.
@@ -75,11 +86,11 @@ impl LayeredArchive {
 
 impl Volume for LayeredArchive {
     fn index(&self) -> IndexGuard<'_> {
-        IndexGuard::Complete(&self.merged.index)
+        IndexGuard::new(BuiltIndex::Complete(&self.merged.index))
     }
 
-    fn complete_index(&self) -> Option<Arc<Index>> {
-        Some(Arc::clone(&self.merged.index))
+    fn complete_index(&self) -> Option<LazyIndex> {
+        Some(LazyIndex::new(Arc::clone(&self.merged.index)))
     }
 
     fn is_scan_over(&self) -> bool {
@@ -90,20 +101,23 @@ impl Volume for LayeredArchive {
         then.run();
     }
 
-    fn cut_offset(&self, ino: Ino) -> Option<u64> {
-        let (layer, ino) = self.locate(ino)?;
-        layer.cut_offset(ino)
+    fn cut_offset(&self, ino: Ino) -> Result<Option<u64>, MissingRow> {
+        self.locate(ino)
+            .map_or(Ok(None), |(layer, ino)| layer.cut_offset(ino))
     }
 
     fn must_compare(&self, part: TreePart<'_>) -> bool {
-        self.locate_part(part)
-            .is_some_and(|(layer, part)| layer.must_compare(part))
+        // The comparison reports rows that are missing.
+        self.locate_part(part).map_or(true, |found| {
+            found.is_some_and(|(layer, part)| layer.must_compare(part))
+        })
     }
 
     fn compare(&self, part: TreePart<'_>, done: Compared) {
         match self.locate_part(part) {
-            Some((layer, part)) => layer.compare(part, done),
-            None => done(Err(ReadError::NotAFile)),
+            Ok(Some((layer, part))) => layer.compare(part, done),
+            Ok(None) => done(Err(ReadError::NotAFile)),
+            Err(missing) => done(Err(missing.into())),
         }
     }
 

@@ -11,8 +11,8 @@ use crate::archive::{Archive, OpenError, OpenOptions, PublishedIndex, SharedReso
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
-use crate::index::published::{MissingRow, with_loading};
-use crate::index::{Index, MergeError, WhiteoutFormat};
+use crate::index::published::MissingRow;
+use crate::index::{Index, LazyIndex, MergeError, WhiteoutFormat};
 use crate::source::Source;
 
 /// A layer to open.
@@ -95,23 +95,25 @@ impl LayeredArchive {
         });
         let layers = opener.open_all(options)?;
         let limits = &options.scan.tar.limits;
-        let sum = |count: fn(&Index) -> u64| {
-            let counts = layers.iter().map(|layer| count(&layer.index()));
+        let sum = |count: fn(&Archive) -> u64| {
+            let counts = layers.iter().map(|layer| count(layer));
             counts.fold(0, u64::saturating_add)
         };
-        let (entries, limit) = (sum(Index::member_count), limits.entries);
+        let (entries, limit) = (sum(|layer| layer.index().member_count()), limits.entries);
         if entries > limit {
             return Err(LayeredArchiveError::TooManyEntries { entries, limit });
         }
-        let (bytes, limit) = (sum(Index::file_bytes), limits.size);
+        let (bytes, limit) = (sum(|layer| layer.index().file_bytes()), limits.size);
         if bytes > limit {
             return Err(LayeredArchiveError::TooLarge { bytes, limit });
         }
         let indexes = layers.iter().filter_map(|layer| layer.complete_index());
         let indexes: Vec<_> = indexes.collect();
-        let indexes: Vec<&Index> = indexes.iter().map(|index| &**index).collect();
-        let merged = with_loading(|| merge(&indexes, whiteouts, &options.index_memory));
-        let merged = Arc::new(merged.map_err(LayeredArchiveError::IndexRows)??);
+        let indexes = indexes.iter().map(LazyIndex::tree);
+        let indexes: Vec<&Index> = indexes
+            .collect::<Result<_, _>>()
+            .map_err(LayeredArchiveError::IndexRows)?;
+        let merged = Arc::new(merge(&indexes, whiteouts, &options.index_memory)?);
         Ok(Self {
             layers,
             merged,

@@ -205,10 +205,10 @@ impl Tree for DirectoryTree {
         Ok(AttributeTarget::named(directory, name.name).xattrs(|_| true)?)
     }
 
-    fn has_acl(&self, directory: &OpenDirectory, name: Name<'_>) -> bool {
+    fn has_acl(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<bool> {
         let target = AttributeTarget::named(directory, name.name);
         let is_acl = |name: &[u8]| posix_acl::Kind::of(name).is_some();
-        name.kind != FileKind::Symlink && target.has_xattr(is_acl).unwrap_or(false)
+        Ok(name.kind != FileKind::Symlink && target.has_xattr(is_acl).unwrap_or(false))
     }
 
     fn max_open(&self) -> Option<usize> {
@@ -242,12 +242,12 @@ impl Tree for DirectoryTree {
         Ok(Box::new(file))
     }
 
-    fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
-        self.names.user(metadata.uid).map(Cow::Borrowed)
+    fn user(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
+        Ok(self.names.user(metadata.uid).map(Cow::Borrowed))
     }
 
-    fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
-        self.names.group(metadata.gid).map(Cow::Borrowed)
+    fn group(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
+        Ok(self.names.group(metadata.gid).map(Cow::Borrowed))
     }
 }
 

@@ -50,9 +50,9 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
     }
 
     /// The entries of `index`, in the order of the archive, or if `is_sorted` of the names' bytes.
-    pub fn new(index: I, is_sorted: bool) -> Self {
+    pub fn new(index: LazyIndex<I>, is_sorted: bool) -> Self {
         Self {
-            index: LazyIndex::new(index),
+            index,
             is_sorted,
             file_system: 0,
             read_content: None,
@@ -149,9 +149,8 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
         }))
     }
 
-    fn is_implied(&self, name: Name<'_>) -> bool {
+    fn is_implied(&self, name: Name<'_>) -> io::Result<bool> {
         self.entry(name.inode, |entry| entry.is_implied())
-            .unwrap_or(false)
     }
 
     fn xattrs(&self, _: &Ino, name: Name<'_>) -> io::Result<Vec<Xattr>> {
@@ -171,14 +170,14 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
         })
     }
 
-    fn has_acl(&self, _: &Ino, name: Name<'_>) -> bool {
+    fn has_acl(&self, _: &Ino, name: Name<'_>) -> io::Result<bool> {
         let has_acl = |entry: Entry<'_>| entry.xattrs().any(|(name, _)| Kind::of(name).is_some());
-        self.entry(name.inode, has_acl).unwrap_or(false)
+        self.entry(name.inode, has_acl)
     }
 
-    fn offset(&self, name: Name<'_>) -> Option<u64> {
+    fn offset(&self, name: Name<'_>) -> io::Result<Option<u64>> {
         let first = |entry: Entry<'_>| Some(entry.pieces(0, u64::MAX).next()?.plain.start().0);
-        self.entry(name.inode, first).ok()?
+        self.entry(name.inode, first)
     }
 
     fn is_in_memory(&self) -> bool {
@@ -189,14 +188,14 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
         self.is_sorted
     }
 
-    fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
-        let name = self.entry(metadata.inode, |entry| entry.user().to_vec());
-        name.ok().filter(|name| !name.is_empty()).map(Cow::Owned)
+    fn user(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
+        let name = self.entry(metadata.inode, |entry| entry.user().to_vec())?;
+        Ok(Some(name).filter(|name| !name.is_empty()).map(Cow::Owned))
     }
 
-    fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
-        let name = self.entry(metadata.inode, |entry| entry.group().to_vec());
-        name.ok().filter(|name| !name.is_empty()).map(Cow::Owned)
+    fn group(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
+        let name = self.entry(metadata.inode, |entry| entry.group().to_vec())?;
+        Ok(Some(name).filter(|name| !name.is_empty()).map(Cow::Owned))
     }
 }
 
@@ -276,5 +275,66 @@ pub fn metadata(entry: &Entry<'_>) -> Metadata {
         atime: mtime,
         mtime,
         ctime: mtime,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+    use std::ops::Range;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::index::MemoryLimit;
+    use crate::index::published::{self, PackedIndex, Packing};
+    use crate::index::test_support::{file, index};
+
+    /// The packed bytes of an index, which may go away.
+    #[derive(Debug)]
+    struct Stored(Arc<Mutex<Vec<u8>>>);
+
+    impl PackedIndex for Stored {
+        fn read(&self, range: Range<u64>) -> io::Result<Bytes> {
+            let at = |offset| usize::try_from(offset).expect("small");
+            let bytes = self.0.lock().expect("no panic");
+            let bytes = bytes.get(at(range.start)..at(range.end));
+            Ok(Bytes::copy_from_slice(
+                bytes.ok_or(io::ErrorKind::NotFound)?,
+            ))
+        }
+
+        fn report_failure(&self, _: &io::Error) {}
+
+        fn min_request_bytes(&self) -> u64 {
+            0
+        }
+    }
+
+    #[test]
+    fn attributes_that_cannot_be_loaded_are_errors() {
+        let names = (0..20_000_u32).map(|number| blake3::hash(&number.to_le_bytes()).to_hex());
+        let members: Vec<_> = names.map(|name| file(&name, 0..1)).collect();
+        let index = index(&members);
+        let last = index.last_ino();
+        let metadata = metadata(&index.entry(last).expect("a file"));
+        let mut packed = Cursor::new(Vec::new());
+        let locator = &index.origin().locator;
+        published::write(&index, locator, Packing::Small, &mut packed).expect("written");
+        let bytes = Arc::new(Mutex::new(packed.into_inner()));
+        let len = bytes.lock().expect("no panic").len() as u64;
+        let stored = Box::new(Stored(Arc::clone(&bytes)));
+        let opened = published::open(stored, len, &MemoryLimit::new(u64::MAX)).expect("opened");
+        bytes.lock().expect("no panic").clear();
+        let tree = IndexTree::new(LazyIndex::new(Arc::new(opened)), false);
+        let name = Name {
+            name: b"f",
+            kind: FileKind::File,
+            inode: last.0.into(),
+        };
+        assert!(tree.user(&metadata).is_err());
+        assert!(tree.group(&metadata).is_err());
+        assert!(tree.offset(name).is_err());
+        assert!(tree.is_implied(name).is_err());
+        assert!(tree.has_acl(&Ino::ROOT, name).is_err());
     }
 }

@@ -84,7 +84,7 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// Whether only paths of other files imply the directory.
-    pub(super) fn is_implied(&self) -> bool {
+    pub(super) fn is_implied(&self) -> io::Result<bool> {
         self.tree.is_implied(self.name)
     }
 
@@ -105,7 +105,7 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// Whether it has an ACL, as far as that can be read.
-    pub(super) fn has_acl(&self) -> bool {
+    pub(super) fn has_acl(&self) -> io::Result<bool> {
         self.tree.has_acl(self.directory, self.name)
     }
 
@@ -120,7 +120,7 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// Offset of its first stored byte in the plain archive, if it has any.
-    pub(super) fn offset(&self) -> Option<u64> {
+    pub(super) fn offset(&self) -> io::Result<Option<u64>> {
         self.tree.offset(self.name)
     }
 
@@ -192,12 +192,12 @@ impl<'a, T: Tree> Item<'a, T> {
 
     /// The owner's name, if any.
     pub(super) fn user(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
-        Ok(self.tree.user(&self.metadata()?))
+        self.tree.user(&self.metadata()?)
     }
 
     /// The group's name, if any.
     pub(super) fn group(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
-        Ok(self.tree.group(&self.metadata()?))
+        self.tree.group(&self.metadata()?)
     }
 
     /// Whether a directory has no names. Not for other types.

@@ -32,6 +32,7 @@ pub fn write<T: Tree>(output: &mut Vec<u8>, path: &[u8], item: &Item<'_, T>) -> 
     let metadata = item.metadata()?;
     let is_link = metadata.kind == FileKind::Symlink;
     let target = is_link.then(|| item.target()).transpose()?;
+    let (user, group, offset) = (item.user()?, item.group()?, item.offset()?);
     output.extend_from_slice(b"{\"path\":");
     write_bytes(output, b"path_bytes", path);
     write!(
@@ -42,7 +43,7 @@ pub fn write<T: Tree>(output: &mut Vec<u8>, path: &[u8], item: &Item<'_, T>) -> 
         metadata.uid,
         metadata.gid
     )?;
-    for (field, name) in [("user", item.user()?), ("group", item.group()?)] {
+    for (field, name) in [("user", user), ("group", group)] {
         if let Some(name) = name {
             write!(output, ",\"{field}\":")?;
             write_text(output, &name);
@@ -65,7 +66,7 @@ pub fn write<T: Tree>(output: &mut Vec<u8>, path: &[u8], item: &Item<'_, T>) -> 
     }
     let (number, above) = (metadata.inode, item.parent());
     write!(output, ",\"fileid\":{number},\"dirid\":{above}")?;
-    if let Some(offset) = item.offset() {
+    if let Some(offset) = offset {
         write!(output, ",\"offset\":{offset}")?;
     }
     output.extend_from_slice(b"}\n");
@@ -125,12 +126,12 @@ mod tests {
     use super::super::{IndexTree, Name, metadata};
     use super::*;
     use crate::index::test_support::{file, index, member, symlink};
-    use crate::index::{Index, Ino};
+    use crate::index::{Index, Ino, LazyIndex};
     use crate::tar::{Device, Member, MemberKind, Timestamp};
 
     /// The objects of the entries below the root, as text.
     fn texts(index: &Index) -> Vec<String> {
-        let tree = IndexTree::new(index, true);
+        let tree = IndexTree::new(LazyIndex::new(index), true);
         let (mut texts, mut left) = (Vec::new(), vec![(Ino::ROOT, Vec::new())]);
         while let Some((directory, above)) = left.pop() {
             for child in index.children_by_name(directory, 0) {

@@ -61,7 +61,8 @@ impl Columns {
         if *minor > 0 {
             *size = (*major + ", ".len() + *minor).max(*size);
         }
-        self.has_acls |= self.style.long && file.has_acl();
+        // The line reports an error.
+        self.has_acls |= self.style.long && file.has_acl().unwrap_or(false);
     }
 
     /// Appends the line for `file`, called `name`, with a line feed. Times are in UTC. Unknown attributes are `?`.
@@ -115,10 +116,11 @@ impl Columns {
             }
             Err(_) => format!("{:>19}", "?"),
         };
-        let sign = match (self.has_acls, file.has_acl()) {
+        let has_acl = file.has_acl();
+        let sign = match (self.has_acls, &has_acl) {
             (false, _) => "",
-            (true, false) => " ",
-            (true, true) => "+",
+            (true, Ok(true)) => "+",
+            (true, _) => " ",
         };
         let size = if minor.is_empty() {
             size
@@ -127,7 +129,7 @@ impl Columns {
         };
         write!(output, "{mode}{sign} {links:>all_links$} {user:<users$} ")?;
         write!(output, "{group:<groups$} {size:>sizes$} {time} ")?;
-        known.map(drop)
+        known.and(has_acl).map(drop)
     }
 
     /// Appends `name` as it is shown.
@@ -205,7 +207,7 @@ mod tests {
     use super::super::{Batch, IndexTree, metadata};
     use super::*;
     use crate::index::test_support::{directory, file, index, member, symlink};
-    use crate::index::{Index, Ino};
+    use crate::index::{Index, Ino, LazyIndex};
     use crate::tar::{Device, Member, MemberKind, Timestamp};
 
     const LONG_ESCAPED: Style = Style {
@@ -217,7 +219,10 @@ mod tests {
     };
 
     fn items(index: &Index, mut each: impl FnMut(&Item<'_, IndexTree<&Index>>)) {
-        let (tree, mut batch) = (IndexTree::new(index, true), Batch::default());
+        let (tree, mut batch) = (
+            IndexTree::new(LazyIndex::new(index), true),
+            Batch::default(),
+        );
         tree.read(&Ino::ROOT, &mut 0, &mut batch).expect("read");
         for name in batch.iter() {
             each(&Item::at_start(&tree, &Ino::ROOT, name));

@@ -729,14 +729,14 @@ mod tests {
     use super::super::{FileKind, IndexTree, Metadata};
     use super::*;
     use crate::index::test_support::{directory, file, index};
-    use crate::index::{Index, Ino};
+    use crate::index::{Index, Ino, LazyIndex};
 
     /// An index in which directories called `closed` cannot be opened.
     struct TestTree(IndexTree);
 
     impl TestTree {
         fn new(index: Index) -> Arc<Self> {
-            Arc::new(Self(IndexTree::new(Arc::new(index), true)))
+            Arc::new(Self(IndexTree::new(LazyIndex::new(Arc::new(index)), true)))
         }
     }
 
@@ -762,11 +762,11 @@ mod tests {
             self.0.target(directory, name)
         }
 
-        fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
+        fn user(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
             self.0.user(metadata)
         }
 
-        fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
+        fn group(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
             self.0.group(metadata)
         }
     }

@@ -273,8 +273,11 @@ pub trait Tree: Sync {
     }
 
     /// Whether a file in `directory` has an ACL, as far as that can be read.
-    fn has_acl(&self, _: &Self::Directory, _: Name<'_>) -> bool {
-        false
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    fn has_acl(&self, _: &Self::Directory, _: Name<'_>) -> io::Result<bool> {
+        Ok(false)
     }
 
     /// Number of directories that may be open at a time; `None` for any number.
@@ -299,13 +302,19 @@ pub trait Tree: Sync {
     }
 
     /// Whether only paths of other files imply a directory, so that it has no attributes of its own.
-    fn is_implied(&self, _: Name<'_>) -> bool {
-        false
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    fn is_implied(&self, _: Name<'_>) -> io::Result<bool> {
+        Ok(false)
     }
 
     /// Offset of the first stored byte of a file in a plain archive, if it has any.
-    fn offset(&self, _: Name<'_>) -> Option<u64> {
-        None
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    fn offset(&self, _: Name<'_>) -> io::Result<Option<u64>> {
+        Ok(None)
     }
 
     /// Whether its use takes no system calls.
@@ -319,8 +328,14 @@ pub trait Tree: Sync {
     }
 
     /// The owner's name, if any.
-    fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>>;
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    fn user(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>>;
 
     /// The group's name, if any.
-    fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>>;
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    fn group(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>>;
 }

@@ -55,5 +55,7 @@ impl OpenContext {
 
 /// The framed form of the archive's index, in memory.
 fn packed_index(archive: &Archive) -> io::Result<UploadContent> {
-    UploadContent::from_file(store::write_unnamed(&archive.index())?)
+    UploadContent::from_file(store::write_unnamed(
+        archive.index().tree().map_err(io::Error::other)?,
+    )?)
 }

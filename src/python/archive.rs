@@ -18,7 +18,6 @@ use super::process::{ThisProcess, call};
 use super::row::{self, Row};
 use crate::archive::{ReadError, Version};
 use crate::base::resolve::PathError;
-use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Ino, MAX_SHARDS, ShardPlan};
 use crate::locate::SourceSpec;
 use crate::materialize::{Materializer, Options};
@@ -212,21 +211,12 @@ impl Archive {
         access: impl FnOnce(&[u8], &Index, Ino) -> Option<T> + Send + 'static,
     ) -> PyResult<T> {
         let index = Arc::clone(&self.opened.get(py)?.index);
-        let (name, is_on_demand) = (path.clone(), index.is_on_demand());
-        let find = move || {
-            with_loading(|| -> Result<Option<T>, PathError> {
-                let name = name.as_bytes();
-                let entry = index.resolve(name, follow)?;
-                Ok(entry.and_then(|entry| access(name, &index, entry.ino())))
-            })
-        };
-        // Rows that are loaded make no request.
-        let found = if is_on_demand {
-            call(py, find)?
-        } else {
-            py.detach(find)
-        };
-        let found = found.map_err(|error| of_error(py, &error))?;
+        let name = path.clone();
+        let found = py.detach(move || -> Result<Option<T>, PathError> {
+            let name = name.as_bytes();
+            let entry = index.resolve(name, follow)?;
+            Ok(entry.and_then(|entry| access(name, &index, entry.ino())))
+        });
         let reason = match found {
             Ok(Some(result)) => return Ok(result),
             Ok(None) => "not in the archive".to_owned(),
@@ -239,16 +229,14 @@ impl Archive {
     /// The numbers of `entries`, which must be those of this archive at their paths.
     fn check_entries(&self, py: Python<'_>, entries: Vec<(OsString, u32)>) -> PyResult<Vec<Ino>> {
         let index = Arc::clone(&self.opened.get(py)?.index);
-        let find = move || -> Result<_, MissingRow> {
-            index.load_tree_rows()?;
+        let found = py.detach(move || {
             let found = entries.into_iter().map(|(path, ino)| {
                 let found = index.resolve(path.as_bytes(), false).ok().flatten();
                 let found = found.map(|entry| entry.ino());
                 found.filter(|found| found.0 == ino).ok_or(path)
             });
-            Ok(found.collect::<Result<Vec<_>, _>>())
-        };
-        let found = call(py, find)?.map_err(|error| of_error(py, &error))?;
+            found.collect::<Result<Vec<_>, _>>()
+        });
         found.map_err(|path| {
             let text = format!("{}: the entry is of another archive", path.display());
             exception(py, INVALID, &text)
@@ -266,11 +254,7 @@ fn shards(py: Python<'_>, opened: &Opened, count: u32) -> PyResult<ShardPlan> {
         return Err(exception(py, INVALID, &text));
     }
     let index = Arc::clone(&opened.index);
-    let load = move || -> Result<_, MissingRow> {
-        index.load_tree_rows()?;
-        Ok(ShardPlan::new(&index, count))
-    };
-    call(py, load)?.map_err(|error| of_error(py, &error))
+    Ok(py.detach(move || ShardPlan::new(&index, count)))
 }
 
 /// Returns the paths of the archives below `url`, a prefix in an object store or a local directory.

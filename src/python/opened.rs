@@ -78,9 +78,8 @@ impl Opened {
         }
         let index = scanned.complete_index();
         let index = index.ok_or_else(|| exception(py, ERROR, "the archive is not indexed"))?;
-        let rows = Arc::clone(&index);
-        let loaded = call(py, move || rows.load_tree_rows())?;
-        loaded.map_err(|error| of_error(py, &error))?;
+        let index = call(py, move || index.into_tree())?;
+        let index = index.map_err(|error| of_error(py, &error))?;
         Ok(Ok(ThisProcess::new(Arc::new(Self {
             volume: Arc::clone(scanned),
             index,

@@ -85,7 +85,13 @@ fn sent_bytes(env: &TestEnv) -> u64 {
 
 fn ino(volume: &LayeredArchive, name: &str) -> Ino {
     let path = ArchivePath::sanitize(name.as_bytes()).path;
-    volume.index().find(&path).expect("there").ino()
+    volume
+        .index()
+        .tree()
+        .expect("rows")
+        .find(&path)
+        .expect("there")
+        .ino()
 }
 
 /// Reads a file as a mount does.
@@ -151,6 +157,8 @@ fn layers_answer_before_their_indexes_are_saved() {
         assert!(
             volume
                 .index()
+                .tree()
+                .expect("rows")
                 .find(&ArchivePath::sanitize(b"f").path)
                 .is_some()
         );

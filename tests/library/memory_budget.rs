@@ -301,6 +301,8 @@ fn closing_archive_ends_reads_waiting_for_memory() {
         let archive = archive.expect("opened");
         let found = archive
             .index()
+            .tree()
+            .expect("rows")
             .lookup(Ino::ROOT, b"a")
             .map(|entry| entry.ino());
         archive.close();
@@ -490,6 +492,8 @@ fn opened(source: impl Source + 'static, cache_dir: &Path, network: &Runtime) ->
 fn read(archive: &Archive, name: &[u8], offset: u64) -> Vec<u8> {
     let found = archive
         .index()
+        .tree()
+        .expect("rows")
         .lookup(Ino::ROOT, name)
         .map(|entry| entry.ino());
     archive

@@ -256,7 +256,11 @@ fn made_by_hand(random: &mut Rng) -> Vec<u8> {
 fn in_all_forms(env: &TestEnv, packed: &Bytes) -> [Archive; 3] {
     let open = |options: &OpenOptions| env.open_bytes(packed.clone(), options).expect("opened");
     let fresh = open(&env.options_without_disk_cache());
-    let index = fresh.complete_index().expect("complete");
+    let index = fresh
+        .complete_index()
+        .expect("complete")
+        .into_tree()
+        .expect("rows");
     let mut framed = Cursor::new(Vec::new());
     let locator = &index.origin().locator;
     published::write(&index, locator, published::Packing::Small, &mut framed).expect("written");
@@ -273,7 +277,11 @@ fn in_all_forms(env: &TestEnv, packed: &Bytes) -> [Archive; 3] {
 /// Reads all shards, each by an index in another form, and returns their members.
 fn union(archives: &[Archive; 3], count: u32, random: &mut Rng) -> Tree {
     let forms = archives.iter().map(|archive| {
-        let index = archive.complete_index().expect("complete");
+        let index = archive
+            .complete_index()
+            .expect("complete")
+            .into_tree()
+            .expect("rows");
         index.load_all_rows().expect("loaded");
         let plan = ShardPlan::new(&index, count);
         (archive, index, plan)
@@ -303,7 +311,11 @@ fn shards_of_mixed_indexes_are_the_tree_whatever_was_replaced() {
         let packing = packings.get(packing).expect("one of three");
         let env = TestEnv::new();
         let archives = in_all_forms(&env, &packing.pack(&Bytes::from(tar)));
-        let index = archives[0].complete_index().expect("complete");
+        let index = archives[0]
+            .complete_index()
+            .expect("complete")
+            .into_tree()
+            .expect("rows");
         let members = shown(&archives[0], &index, false);
         for count in COUNTS {
             let union = union(&archives, count, &mut random);

@@ -144,7 +144,11 @@ fn union_of_shards_is_the_tree_and_each_decodes_its_part() {
     for packing in PACKINGS {
         let archive = env.open_bytes(packing.pack(&tar), &env.options_without_disk_cache());
         let archive = archive.expect("an archive");
-        let index = archive.complete_index().expect("complete");
+        let index = archive
+            .complete_index()
+            .expect("complete")
+            .into_tree()
+            .expect("rows");
         let (plain_distance, packed_distance) = seek_distance(&index);
         let origin = index.origin();
         // Each shard decodes from the front, if there are no seek points.
@@ -190,7 +194,11 @@ fn shards_are_the_same_on_every_machine() {
     let entries = || {
         let options = env.options_without_disk_cache();
         let archive = env.open_bytes(packed.clone(), &options).expect("opened");
-        let index = archive.complete_index().expect("complete");
+        let index = archive
+            .complete_index()
+            .expect("complete")
+            .into_tree()
+            .expect("rows");
         let plan = ShardPlan::new(&index, 7);
         let numbers = 1..=index.last_ino().0;
         numbers
@@ -209,7 +217,11 @@ fn file_with_several_stored_pieces_is_read_whole() {
     let packed = Packing::Gzip.pack(&tree.tar);
     let archive = env.open_bytes(packed, &env.options_without_disk_cache());
     let archive = archive.expect("an archive");
-    let index = archive.complete_index().expect("complete");
+    let index = archive
+        .complete_index()
+        .expect("complete")
+        .into_tree()
+        .expect("rows");
     let plan = ShardPlan::new(&index, 3);
     let parts = (1..=3).map(|number| collect(&archive, &index, &plan, number));
     let mut found = Files::new();
@@ -238,7 +250,11 @@ fn damaged_content_is_cut_and_the_others_are_read() {
     let resource = Resource::new(Bytes::from(damaged)).etag("\"1\"");
     env.serve(resource);
     let archive = env.open_with(&env.options_without_disk_cache());
-    let index = archive.complete_index().expect("complete");
+    let index = archive
+        .complete_index()
+        .expect("complete")
+        .into_tree()
+        .expect("rows");
     let plan = ShardPlan::new(&index, 2);
     let mut damaged = 0;
     let mut whole = 0;

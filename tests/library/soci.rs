@@ -125,6 +125,7 @@ impl Opened {
     /// Attributes of all entries.
     pub(crate) fn entries(&self) -> Vec<String> {
         let index = self.volume.index();
+        let index = index.tree().expect("rows");
         let entries = (1..=index.last_ino().0).filter_map(|ino| index.entry(Ino(ino)));
         let described = entries.map(|entry| {
             format!(
@@ -148,6 +149,7 @@ impl Opened {
     pub(crate) fn contents(&self) -> Vec<Vec<u8>> {
         let files: Vec<_> = {
             let index = self.volume.index();
+            let index = index.tree().expect("rows");
             let entries = (1..=index.last_ino().0).filter_map(|ino| index.entry(Ino(ino)));
             let files = entries.filter(|entry| entry.kind() == EntryKind::File);
             files.map(|file| (file.ino(), file.size())).collect()
@@ -162,7 +164,13 @@ impl Opened {
 
     pub(crate) fn read(&self, path: &str) -> Result<Vec<u8>, ReadError> {
         let path = ArchivePath::sanitize(path.as_bytes()).path;
-        let entry = self.volume.index().find(&path).map(|entry| entry.ino());
+        let entry = self
+            .volume
+            .index()
+            .tree()
+            .expect("rows")
+            .find(&path)
+            .map(|entry| entry.ino());
         let bytes = self
             .volume
             .read_blocking(entry.expect("there"), 0, 1 << 20)?;
@@ -173,6 +181,7 @@ impl Opened {
     fn assert_links_match(&self) {
         let links: Vec<_> = {
             let index = self.volume.index();
+            let index = index.tree().expect("rows");
             let entries = (1..=index.last_ino().0).filter_map(|ino| index.entry(Ino(ino)));
             let links = entries.filter(|entry| matches!(entry.kind(), EntryKind::Symlink(_)));
             links.map(|link| link.ino()).collect()

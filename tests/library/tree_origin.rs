@@ -66,7 +66,7 @@ fn saved_copy_of_an_index_is_only_for_its_publisher() {
         (opened.expect("an archive"), stats.scans.get())
     };
     let (scanned, _) = open(&OpenOptions::default());
-    store::write(&published, &scanned.index()).expect("written");
+    store::write(&published, scanned.index().tree().expect("rows")).expect("written");
     let handle = network.handle().clone();
     let text = published.display().to_string();
     let find: FindIndex =
@@ -112,7 +112,11 @@ fn registry_with_index(plain_sha256: Digest) -> (Registry, Sha256) {
     let source = Arc::new(MemorySource::new("layer", packed));
     let indexed = Archive::open(source, &options, network.handle(), &Arc::default());
     let path = tempfile::NamedTempFile::new().expect("a file");
-    store::write(path.path(), &indexed.expect("an archive").index()).expect("written");
+    store::write(
+        path.path(),
+        indexed.expect("an archive").index().tree().expect("rows"),
+    )
+    .expect("written");
     let index = fs::read(path.path()).expect("written");
     let mut index = files.blob(INDEX_BLOB_TYPE, index);
     index["annotations"] = json!({ INDEX_LAYER_ANNOTATION: layer["digest"] });
@@ -185,7 +189,7 @@ fn content_id_that_a_publisher_claims_proves_no_version() {
     };
     let pinned = open(source(1, "1"), &OpenOptions::default());
     let other = open(source(2, "2"), &OpenOptions::default());
-    store::write(&published, &other.index()).expect("written");
+    store::write(&published, other.index().tree().expect("rows")).expect("written");
     let content_id = |archive: &Archive| archive.index().origin().content_id;
     let [wanted, own] = [&pinned, &other].map(content_id);
     forge(&published, &own, &wanted);

@@ -90,7 +90,11 @@ fn shards_of_a_truncated_archive_have_every_byte_before_the_cut() {
         scanned.current.clear();
         for form in ["fresh", "saved"] {
             let archive = env.open_with(&options);
-            let index = archive.complete_index().expect("complete");
+            let index = archive
+                .complete_index()
+                .expect("complete")
+                .into_tree()
+                .expect("rows");
             let plan = ShardPlan::new(&index, 3);
             let (mut found, mut damaged) = (Collector::default(), 0);
             for number in 1..=3 {
@@ -133,7 +137,11 @@ fn entries_of_a_truncated_layer_have_every_byte_before_the_cut() {
             let whole = (vec![1; 600], false);
             expected.files.insert(name.to_owned(), whole);
         }
-        let index = volume.complete_index().expect("complete");
+        let index = volume
+            .complete_index()
+            .expect("complete")
+            .into_tree()
+            .expect("rows");
         let entries: Vec<_> = index.entries().map(|entry| entry.ino()).collect();
         let mut found = Collector::default();
         let read = read_entries(&volume, &index, &entries, &mut found);
@@ -153,7 +161,11 @@ fn read_behind_the_cut_says_that_the_archive_ends() {
     let env = TestEnv::new();
     env.serve(Resource::new(cut(Packing::Gzip)).etag("\"1\""));
     let archive = env.open_with(&allowing(env.options_without_disk_cache()));
-    let index = archive.complete_index().expect("complete");
+    let index = archive
+        .complete_index()
+        .expect("complete")
+        .into_tree()
+        .expect("rows");
     let files = index
         .entries()
         .filter(|entry| entry.kind() == EntryKind::File);

@@ -23,10 +23,11 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use tarfs::ArchivePath;
 use tarfs::Stats;
 use tarfs::archive::{
-    Archive, Callback, IndexGuard, IsWanted, MemoryUse, ReadError, ReadReply, Volume, WaitFor,
+    Archive, BuiltIndex, Callback, IndexGuard, IsWanted, MemoryUse, ReadError, ReadReply, Volume,
+    WaitFor,
 };
 use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem, UnmountError};
-use tarfs::index::{Builder, Index, Ino, Options, Origin};
+use tarfs::index::{Builder, Index, Ino, LazyIndex, Options, Origin};
 use tarfs::internal::thread::Thread;
 use tarfs::materialize::{Materializer, Options as MaterializeOptions, XattrFilter};
 use tarfs::tar::{Device, Member, MemberKind, Segment, Timestamp};
@@ -75,7 +76,7 @@ impl MemoryArchive {
 
 impl Volume for MemoryArchive {
     fn index(&self) -> IndexGuard<'_> {
-        IndexGuard::Complete(&self.index)
+        IndexGuard::new(BuiltIndex::Complete(&self.index))
     }
 
     fn is_scan_over(&self) -> bool {
@@ -103,7 +104,7 @@ impl Volume for MemoryArchive {
         self.bytes(ino, offset, len)
     }
 
-    fn complete_index(&self) -> Option<Arc<Index>> {
+    fn complete_index(&self) -> Option<LazyIndex> {
         None
     }
 

@@ -52,7 +52,7 @@ impl PushFixture {
         let content = Arc::clone(&archive) as Arc<dyn Volume>;
         let view = root.map(|root| {
             let path = ArchivePath::sanitize(root.as_bytes()).path;
-            Subtree::new(&archive.index(), &path, 0).expect("a directory")
+            Subtree::new(archive.index().tree().expect("rows"), &path, 0).expect("a directory")
         });
         let view = view.unwrap_or(Subtree::WHOLE);
         let mounted = Mounted::new(content, view, &options, Arc::clone(archive.stats()));

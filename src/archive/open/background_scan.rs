@@ -136,6 +136,7 @@ impl ScanThread {
         let published = self.publish_disk_cache(&summary, &mut notes);
         if let Some(store) = &self.opener.store
             && let Some(index) = reader.live_index.completed()
+            && let Ok(index) = index.tree()
         {
             match store.publish(&self.opener.locator, index) {
                 Ok(in_use) => hold_index(reader, in_use),

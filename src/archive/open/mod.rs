@@ -70,7 +70,7 @@ impl Archive {
         self.check_scan_result()?;
         let index = self.reader.live_index.completed();
         if let Some(index) = index.filter(|_| rows == RowsToLoad::All) {
-            index.load_tree_rows().map_err(OpenError::IndexRows)?;
+            index.tree().map_err(OpenError::IndexRows)?;
         }
         Ok(self)
     }
@@ -121,7 +121,7 @@ impl Archive {
         } else {
             let found = opener.find_saved_index()?;
             if let Some(reader) = &found {
-                opener.check_limits(&reader.live_index.read())?;
+                opener.check_limits(&reader.live_index.lock())?;
             }
             match found {
                 Some(reader) => Some(reader),

@@ -1,5 +1,6 @@
 //! Checks that saved data belongs to a source, and builds the reader of an archive.
 
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -28,7 +29,7 @@ use crate::cache::{DiskCache, DiskCacheError, DiskCacheOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, IndexLock, Store};
-use crate::index::{self, Index, Locator, MemoryLimit, Origin, WhiteoutFormat};
+use crate::index::{self, Index, LazyIndex, Locator, MemoryLimit, Origin, WhiteoutFormat};
 use crate::source::{self, Access, Source};
 use crate::tar;
 
@@ -159,8 +160,9 @@ impl Opener {
             // The disk cache must hold every span, because a lost one cannot be fetched again.
             (true, false) => reader.is_fully_on_disk(),
             (false, _) => {
-                let is_hashed = reader.live_index.read().is_hashed();
-                is_hashed && reader.verify_samples(Reader::verify_source).is_ok()
+                let is_hashed = reader.live_index.read(Index::is_hashed);
+                matches!(is_hashed, Ok(Ok(true)))
+                    && reader.verify_samples(Reader::verify_source).is_ok()
             }
         }
     }
@@ -176,10 +178,10 @@ impl Opener {
         if self.options.scan.expects_digest() || self.must_rescan() {
             return Ok(None);
         }
-        self.check_limits(&index)?;
+        self.check_limits(&LazyIndex::new(&index))?;
         // The file may come from another machine or URL, so only the bytes prove that it matches.
         let disk_cache = self.open_disk_cache(&index);
-        if !index.is_hashed() {
+        if !index.is_hashed().map_err(OpenError::IndexRows)? {
             return Err(foreign_index(path, &*self.source));
         }
         let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
@@ -226,7 +228,10 @@ impl Opener {
     }
 
     /// Checks the limits for an index that was built with other limits, or none, as a scan does.
-    pub(super) fn check_limits(&self, index: &Index) -> Result<(), OpenError> {
+    pub(super) fn check_limits(
+        &self,
+        index: &LazyIndex<impl Deref<Target = Index>>,
+    ) -> Result<(), OpenError> {
         let limits = &self.options.scan.tar.limits;
         let (entries, limit) = (index.member_count(), self.max_entries());
         if entries > limit {
@@ -251,7 +256,7 @@ impl Opener {
 
     /// Checks that the memory suffices to decode the stream, as its scan would, if the caller wants to read it.
     pub(super) fn check_decoder_memory(&self, reader: &Reader) -> Result<(), OpenError> {
-        let index = reader.live_index.read();
+        let index = reader.live_index.lock();
         let origin = index.origin();
         let (needed_bytes, limit_bytes) = (origin.decoder_bytes, reader.broker.limit_bytes());
         let reads = self.options.disk_cache != DiskCacheMode::IndexOnly;

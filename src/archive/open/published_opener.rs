@@ -13,7 +13,6 @@ use crate::archive::read::Reader;
 use crate::archive::read::checked_headers::HeaderChecks;
 use crate::base::error_chain::error_chain;
 use crate::base::thread_pool::ThreadPool;
-use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Locator, format};
 use crate::source::{Access, Cause, Class};
 
@@ -37,7 +36,7 @@ impl Opener {
                 IndexPlace::Index(find, publisher) => {
                     let locator = self.copy_locator(publisher);
                     if let Some(reader) = self.find_saved_copy(published, *origin, &locator) {
-                        self.check_limits(&reader.live_index.read())?;
+                        self.check_limits(&reader.live_index.lock())?;
                         return Ok(Some(reader));
                     }
                     let opened = self.try_published_index(published, find, *origin, &locator);
@@ -48,7 +47,7 @@ impl Opener {
             };
             match opened {
                 Ok(Some(reader)) => {
-                    self.check_limits(&reader.live_index.read())?;
+                    self.check_limits(&reader.live_index.lock())?;
                     self.stats.published_indexes.increment();
                     return Ok(Some(reader));
                 }
@@ -185,19 +184,13 @@ fn is_absent(error: &PublishedIndexError) -> bool {
 
 /// Compares samples of the archive with an index whose version is not proven.
 fn compare_samples(reader: &Reader) -> Result<(), PublishedIndexError> {
-    let compared = with_loading(|| {
-        reader.verify_samples(Reader::verify_source)?;
-        reader.verify_header_samples()
-    });
-    match compared {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::IndexMismatch)) => {
+    let compared = reader.verify_samples(Reader::verify_source);
+    match compared.and_then(|()| reader.verify_header_samples()) {
+        Ok(()) => Ok(()),
+        Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::IndexMismatch) => {
             Err(PublishedIndexError::Foreign(reader.tree.location.clone()))
         }
-        Ok(Err(error)) => Err(PublishedIndexError::Compare(error.into())),
-        Err(missing @ (MissingRow::NotLoaded | MissingRow::Unavailable)) => {
-            Err(PublishedIndexError::Compare(missing.into()))
-        }
+        Err(error) => Err(PublishedIndexError::Compare(error.into())),
     }
 }
 
@@ -225,7 +218,7 @@ fn submit_load(threads: &Arc<ThreadPool>, reader: Weak<Reader>) {
         match (index.load_next_rows(), weak_threads.upgrade()) {
             (Ok(true), Some(threads)) => submit_load(&threads, reader),
             (Ok(false), _) => {
-                if let Some(checks) = &open.header_checks {
+                if let (Some(checks), Ok(index)) = (&open.header_checks, index.tree()) {
                     checks.save(index);
                 }
             }

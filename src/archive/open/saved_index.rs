@@ -113,7 +113,7 @@ impl Iterator for Stretches {
 
     fn next(&mut self) -> Option<SeekRange> {
         let index = &self.index;
-        let seek_point = index.span(self.next)?.seek_point?;
+        let seek_point = index.span(self.next).ok()??.seek_point?;
         let following = (self.next + 1..index.span_count())
             .find_map(|number| Some((number, index.seek_offset(number)?)));
         let (until, end) =
@@ -121,7 +121,7 @@ impl Iterator for Stretches {
         // A longer span is invalid. Dropping it leaves the range incomplete, which is an error.
         let spans = (self.next..until)
             .map_while(|number| {
-                let span = index.span(number)?;
+                let span = index.span(number).ok()??;
                 Some(ExpectedSpan {
                     len: span.plain.len(),
                     hash: span.hash?,

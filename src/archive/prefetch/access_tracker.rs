@@ -122,7 +122,9 @@ impl AccessTracker {
                         Message::Names(ino) => {
                             let index = self.reader.live_index.completed();
                             if let (Some(pages), Some(index)) = (self.pages.get(), index) {
-                                pages.prime_dentries(index, ino);
+                                // Without rows of the index there is nothing to prime.
+                                let primed = index.read(|index| pages.prime_dentries(index, ino));
+                                primed.unwrap_or_default();
                             }
                         }
                         Message::Wake => {}
@@ -177,12 +179,15 @@ impl AccessTracker {
         let Some(index) = reader.live_index.completed() else {
             return;
         };
-        let entry = index.entry(ino);
-        let Some(file_read) = entry.and_then(|entry| FileRead::new(entry, offset, len.into()))
-        else {
+        let found = index.read(|index| {
+            let file_read = FileRead::new(index.entry(ino)?, offset, len.into())?;
+            let spans = spans_covering(index, file_read.wanted);
+            Some((file_read, spans))
+        });
+        let Ok(Some((file_read, spans))) = found else {
             return;
         };
-        for span in spans_covering(index, file_read.wanted) {
+        for span in spans {
             self.replay.mark_read(span);
         }
         // Without pushes, skipped bytes must not count as read from the page cache.
@@ -200,7 +205,8 @@ impl AccessTracker {
                 includes_last: range.includes_last && reader.layout().is_none(),
                 ..range
             };
-            let numbers: Vec<_> = spans_in(index, range).collect();
+            let numbers = index.read(|index| spans_in(index, range).collect::<Vec<_>>());
+            let numbers = numbers.unwrap_or_default();
             for batch in numbers.chunks(BATCH_SPANS) {
                 self.fill_workers
                     .submit(batch.to_vec(), file_read.wanted.end(), None);
@@ -235,8 +241,12 @@ impl AccessTracker {
         };
         if !self.has_begun {
             self.has_begun = true;
-            self.begin(index);
-            self.stored_bytes = reader.stored_bytes(index);
+            let begun = index.read(|index| {
+                self.begin(index);
+                self.stored_bytes = reader.stored_bytes(index);
+            });
+            // It then prefetches less. Reads report the rows that are missing.
+            begun.unwrap_or_default();
         }
         if self
             .last_disk_check
@@ -262,7 +272,8 @@ impl AccessTracker {
             return true;
         }
         if let Some(full_prefetch) = &mut self.full_prefetch {
-            let numbers = full_prefetch.next(index);
+            let numbers = index.read(|index| full_prefetch.next(index));
+            let numbers = numbers.unwrap_or_default();
             if numbers.is_empty() {
                 self.shared.is_full_queued.store(true, Ordering::SeqCst);
                 self.full_prefetch = None;
@@ -287,10 +298,12 @@ impl AccessTracker {
             return;
         }
         let skipped = disk_cache.take_skipped(SKIPPED_BATCH_SPANS);
-        let numbers = skipped
-            .iter()
-            .filter_map(|extent| index.span_at(extent.start()));
-        let numbers: BTreeSet<u32> = numbers.collect();
+        let numbers = index.read(|index| {
+            let spans = skipped.iter();
+            let numbers = spans.filter_map(|extent| index.span_at(extent.start()));
+            numbers.collect::<BTreeSet<u32>>()
+        });
+        let numbers = numbers.unwrap_or_default();
         if !numbers.is_empty() {
             let numbers = numbers.into_iter().collect();
             self.fill_workers
@@ -320,10 +333,9 @@ impl AccessTracker {
     /// Bytes of the span cache that prefetch may fill; `None` if spans are cached on disk.
     fn free_cache_bytes(&self, index: &Index) -> Option<u64> {
         // All spans are like the first. Spans without a hash are not cached on disk.
-        let is_kept = index.is_hashed()
-            && index
-                .span(0)
-                .is_some_and(|span| self.reader.should_cache_on_disk(&span));
+        let first = index.span(0).ok().flatten();
+        let is_kept = index.is_hashed() == Ok(true)
+            && first.is_some_and(|span| self.reader.should_cache_on_disk(&span));
         (!is_kept).then(|| self.span_cache_bytes / 4 * 3)
     }
 
@@ -343,7 +355,8 @@ impl AccessTracker {
             return false;
         };
         for _ in 0..ENTRIES_PER_TURN {
-            match job.step(index, &**pages, reached, &self.fill_workers) {
+            let step = |index: &Index| job.step(index, &**pages, reached, &self.fill_workers);
+            match index.read(step).unwrap_or(Step::Done) {
                 Step::More => {}
                 Step::Blocked => return true,
                 Step::Done => {

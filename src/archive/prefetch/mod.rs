@@ -35,7 +35,7 @@ use super::live_index::{Callback, WaitFor};
 use super::read::Reader;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
-use crate::index::{Index, Ino};
+use crate::index::{Index, Ino, LazyIndex};
 
 /// Maximum number of messages in the queue of the tracker. If it is full, reads are dropped.
 const MAX_QUEUED_MESSAGES: usize = 1024;
@@ -87,9 +87,8 @@ impl Prefetcher {
 
     pub(crate) fn note_read(&self, ino: Ino, offset: u64, len: u32) {
         if let Some(access_log) = &self.access_log {
-            let index = self.reader.live_index.read();
-            let size = index.entry(ino).map(|entry| entry.size());
-            drop(index);
+            let size = |index: &Index| Some(index.entry(ino)?.size());
+            let size = self.reader.live_index.read(size).ok().flatten();
             let size = size.unwrap_or_default();
             access_log.lock().add_read(ino, size, offset, len);
         }
@@ -114,7 +113,7 @@ impl Prefetcher {
         if !self.is_tracking || self.pages.get().is_none() {
             return;
         }
-        let place = |index: &Arc<Index>| index.listing_position(ino);
+        let place = |index: LazyIndex| index.read(|index| index.listing_position(ino)).ok()?;
         let Some((directory, number)) = self.reader.live_index.completed().and_then(place) else {
             return;
         };
@@ -147,7 +146,7 @@ impl Prefetcher {
             mode: shared.mode,
             state: shared.state(),
             done_spans: shared.full.done(),
-            total_spans: self.reader.live_index.read().span_count().into(),
+            total_spans: self.reader.live_index.lock().span_count().into(),
             replayed_spans: shared.replay.done(),
             replay_spans: shared.replay.total.load(Ordering::SeqCst),
         }

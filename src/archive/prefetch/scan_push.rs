@@ -94,12 +94,15 @@ impl ScanPusher {
         // Read before the index, because a scan that is over adds no more entries.
         let is_over = reader.live_index.is_scan_over();
         let batch = {
-            let index = reader.live_index.read();
+            let index = reader.live_index.lock();
             // Any reader of a local uncompressed archive is as fast as the scan.
             if index.origin().compression == Compression::None && !reader.source.is_remote() {
                 return PushProgress::Done;
             }
-            self.collect_batch(&index, pages)
+            match index.read(|index| self.collect_batch(index, pages)) {
+                Ok(batch) => batch,
+                Err(_) => return PushProgress::Done,
+            }
         };
         let parts: Vec<_> = batch
             .parts

@@ -111,9 +111,11 @@ impl Reader {
                 MissingWindows::Runs(runs) => return add_runs(batches, layout, runs, found),
             }
         }
-        let end = self.packed_end(number);
-        let seek_offset = self.live_index.read().seek_offset(number);
-        let Some(start) = seek_offset else {
+        let Ok(end) = self.packed_end(number) else {
+            return;
+        };
+        let seek_offset = self.read_index(|index| index.seek_offset(number));
+        let Ok(Some(start)) = seek_offset else {
             return extend_range(batches, end, claim);
         };
         let packed = Extent::new(start, end);
@@ -156,13 +158,10 @@ impl Reader {
 
     /// Whether a local `span` is so compressed that it is decoded faster than read from disk.
     pub(super) fn is_declined(&self, span: &Span, disk_cache: &DiskCache) -> bool {
-        let Some(point) = &span.seek_point else {
+        let (Some(point), Ok(end)) = (&span.seek_point, self.packed_end(span.number)) else {
             return false;
         };
-        let packed = self
-            .packed_end(span.number)
-            .0
-            .saturating_sub(point.packed.0);
+        let packed = end.0.saturating_sub(point.packed.0);
         let plain = span.plain.len();
         is_near(&*self.source) && is_decoded_faster(packed, plain, disk_cache, &self.stats)
     }

@@ -17,7 +17,7 @@ use crate::base::free_list::{self, FreeList};
 use crate::base::stats::Stats;
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
-use crate::index::Span;
+use crate::index::{Index, Span};
 use crate::source::Class;
 
 impl Reader {
@@ -25,8 +25,8 @@ impl Reader {
     pub(super) fn decode_span(&self, span: &Span, mode: FetchMode) -> Result<Bytes, ReadError> {
         let first = self.seekable_before(span)?;
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
-        let extent =
-            Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
+        let extent = Extent::new(seek_point.packed, self.packed_end(span.number)?);
+        let extent = extent.ok_or(ReadError::Index)?;
         let request = self.request(extent)?;
         let read_error = |error: Error| self.read_error_at(span.plain, error);
         // Reserves everything at once, so that a running decoder never waits for another one.
@@ -105,8 +105,8 @@ impl Reader {
     /// with these digests, and a window from the index, prove the plain bytes.
     fn is_digested(&self, span: &Span) -> bool {
         let seek_point = span.seek_point.as_ref();
-        let extent =
-            seek_point.and_then(|point| Extent::new(point.packed, self.packed_end(span.number)));
+        let extent = seek_point
+            .and_then(|point| Extent::new(point.packed, self.packed_end(span.number).ok()?));
         let request = extent.and_then(|extent| self.request(extent).ok());
         request.is_some_and(|request| request.blocks.are_all_digested())
     }
@@ -143,25 +143,28 @@ impl Reader {
 
     /// The last span at or before `span` at which decoding can start.
     fn seekable_before(&self, span: &Span) -> Result<Span, ReadError> {
-        let index = self.live_index.read();
-        let number = (0..=span.number)
-            .rev()
-            .find(|&number| index.seek_offset(number).is_some())
-            .ok_or(ReadError::Index)?;
-        index.span(number).ok_or(ReadError::Index)
+        let find = |index: &Index| {
+            let mut numbers = (0..=span.number).rev();
+            numbers.find(|&number| index.seek_offset(number).is_some())
+        };
+        let number = self.read_index(find)?;
+        self.indexed_span(number.ok_or(ReadError::Index)?)
     }
 
     /// End of the packed bytes that span `number` is decoded from: the next seek point, or the source's end.
-    pub(super) fn packed_end(&self, number: u32) -> Packed {
-        let index = self.live_index.read();
-        let next = (number + 1..index.span_count()).find_map(|number| index.seek_offset(number));
+    pub(super) fn packed_end(&self, number: u32) -> Result<Packed, ReadError> {
+        let next = self.read_index(|index| {
+            (number + 1..index.span_count()).find_map(|number| index.seek_offset(number))
+        })?;
+        let index = self.live_index.lock();
         let origin = index.origin();
         let slack = match origin.compression {
             Compression::None => 0,
             _ => codec::LOOKAHEAD_LEN as u64,
         };
         let len = origin.packed_bytes;
-        Packed(next.map_or(len, |next| next.0.saturating_add(slack).min(len)))
+        let end = next.map_or(len, |next| next.0.saturating_add(slack).min(len));
+        Ok(Packed(end))
     }
 }
 
@@ -192,15 +195,13 @@ impl fmt::Debug for PlainStream<'_> {
 impl Reader {
     /// Starts to decode `extent`, which is not empty, from the seek point before it.
     pub(crate) fn stream(&self, extent: Extent<Plain>) -> Result<PlainStream<'_>, ReadError> {
-        let (first, last) = {
-            let index = self.live_index.read();
-            let last = Plain(extent.end().0.saturating_sub(1));
-            let spans = index.span_at(extent.start()).zip(index.span_at(last));
-            spans.ok_or(ReadError::Index)?
-        };
+        let last = Plain(extent.end().0.saturating_sub(1));
+        let spans =
+            self.read_index(|index| index.span_at(extent.start()).zip(index.span_at(last)))?;
+        let (first, last) = spans.ok_or(ReadError::Index)?;
         let first = self.seekable_before(&self.indexed_span(first)?)?;
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
-        let packed = Extent::new(seek_point.packed, self.packed_end(last));
+        let packed = Extent::new(seek_point.packed, self.packed_end(last)?);
         let request = self.request(packed.ok_or(ReadError::Index)?)?;
         let read_error = |error: Error| self.read_error_at(extent, error);
         let needed_bytes = request.buffer_bytes()

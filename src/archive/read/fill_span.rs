@@ -133,18 +133,16 @@ impl Reader {
         if !self.proves_zeros() {
             return extent.into();
         }
-        let index = self.live_index.read();
-        let Some(first) = index.span_at(extent.start()) else {
-            return extent.into();
-        };
-        let spans = (first..index.span_count()).take_while(|&number| {
-            let span = index.span_extent(number);
-            span.is_some_and(|span| span.start() < extent.end())
+        let sparse = self.live_index.read(|index| {
+            let first = index.span_at(extent.start())?;
+            let spans = (first..index.span_count()).take_while(|&number| {
+                let span = index.span_extent(number);
+                span.is_some_and(|span| span.start() < extent.end())
+            });
+            let runs = spans.flat_map(|number| zero_runs_of(index, number));
+            Some(SparseExtent::new(extent, runs))
         });
-        SparseExtent::new(
-            extent,
-            spans.flat_map(|number| zero_runs_of(&index, number)),
-        )
+        sparse.ok().flatten().unwrap_or_else(|| extent.into())
     }
 
     /// Bytes of the archive that are stored if the disk cache has all of it.
@@ -166,12 +164,12 @@ impl Reader {
     }
 
     pub(super) fn hash(&self, bytes: &[u8]) -> u64 {
-        let block_len = self.live_index.read().block_len();
+        let block_len = self.live_index.lock().block_len();
         span_hash::of_bytes(bytes, block_len)
     }
 }
 
 fn zero_runs_of(index: &Index, span: u32) -> Vec<Extent<Plain>> {
-    let checksums = index.span_checksums(span);
+    let checksums = index.span_checksums(span).ok().flatten();
     checksums.map_or_else(Vec::new, |checksums| checksums.zero_runs())
 }

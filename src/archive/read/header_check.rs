@@ -44,8 +44,8 @@ impl Reader {
         let Some(checks) = &self.header_checks else {
             return false;
         };
-        let index = self.live_index.read();
-        let must_check = |dirent: DirentNumber| {
+        let must_check = |index: &Index| {
+            let dirent = index.find_dirent(parent, name)?;
             let ino = index.named_ino(dirent)?;
             let is_special = match index.entry(ino)?.kind() {
                 EntryKind::File | EntryKind::Symlink(_) => false,
@@ -55,8 +55,8 @@ impl Reader {
             let is_further = index.first_name(ino) != Some(dirent);
             Some(is_further && !checks.contains_name(dirent) || is_special && !checks.contains(ino))
         };
-        let dirent = index.find_dirent(parent, name);
-        dirent.and_then(must_check).unwrap_or(false)
+        // The comparison reports rows that are missing.
+        (self.live_index.read(must_check)).map_or(true, |must_check| must_check.unwrap_or(false))
     }
 
     /// Compares the header of `ino`, and those of the directories above, and remembers that they match. May wait for the
@@ -96,14 +96,15 @@ impl Reader {
         let Some(checks) = &self.header_checks else {
             return Ok(());
         };
-        let compared = self.with_rows(|| {
+        let compared = self.read_index(|index| {
             compare(&mut Comparison {
                 reader: self,
                 checks,
-                index: &self.live_index.read(),
+                index,
                 depth: 0,
             })
         });
+        let compared = compared?.map_err(|error| self.index_error(error));
         let (is_same, path) = compared?;
         if is_same {
             return Ok(());

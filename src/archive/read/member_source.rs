@@ -1,5 +1,6 @@
 //! A file of an archive as a source, for a nested archive.
 
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
 use crate::codec::Compression;
+use crate::index::published::MissingRow;
 use crate::index::{EntryKind, Index, Ino, Piece};
 use crate::source::{
     self, Access, Cause, Fingerprint, Location, Slice, Source, SourceInfo, Validator,
@@ -24,8 +26,11 @@ impl Archive {
     /// When the file does not exist, or is not a regular file.
     pub fn file(self: &Arc<Self>, path: &str) -> Result<Arc<dyn Source>, source::Error> {
         let name = format!("{}: {path}", self.source().location());
-        let found = find_file(&self.index(), path.as_bytes());
-        let found = found.map_err(|cause| source::Error::new(&*name, cause))?;
+        let found = self.index().read(|index| find_file(index, path.as_bytes()));
+        let found = found
+            .map_err(missing_row)
+            .flatten()
+            .map_err(|cause| source::Error::new(&*name, cause))?;
         self.file_as_source(found, &name)
     }
 
@@ -37,15 +42,17 @@ impl Archive {
         ino: Ino,
         name: &str,
     ) -> Result<Arc<dyn Source>, source::Error> {
-        let index = self.index();
-        let file = index
-            .entry(ino)
-            .filter(|entry| entry.kind() == EntryKind::File);
-        let size = file.map(|file| file.size()).ok_or_else(|| {
+        let found = self.index().read(|index| {
+            let file = index.entry(ino);
+            let size = file.filter(|entry| entry.kind() == EntryKind::File)?.size();
+            Some((size, self.contiguous_extent(index, ino, size)))
+        });
+        let found = found.map_err(|missing| source::Error::new(name, missing_row(missing)))?;
+        let (size, extent) = found.ok_or_else(|| {
             let cause = Cause::Unsupported("what is no regular file".to_owned());
             source::Error::new(name, cause)
         })?;
-        if let Some(extent) = self.contiguous_extent(&index, ino, size) {
+        if let Some(extent) = extent {
             let whole = Arc::clone(self.source());
             return Ok(Arc::new(Slice::new(whole, extent, name)?));
         }
@@ -81,6 +88,10 @@ impl Archive {
         let is_whole = piece.offset == 0 && piece.plain.len() == size;
         is_whole.then(|| Extent::with_len(Packed(piece.plain.start().0), size))
     }
+}
+
+fn missing_row(missing: MissingRow) -> Cause {
+    io::Error::other(missing).into()
 }
 
 fn find_file(index: &Index, path: &[u8]) -> Result<Ino, Cause> {

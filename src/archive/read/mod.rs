@@ -52,7 +52,6 @@ use crate::cache::{DiskCache, SpanCache, SpanKey};
 use crate::codec::Compression;
 use crate::fetch;
 use crate::index::import::SpanDigests;
-use crate::index::published::{with_loading, without_loading};
 use crate::index::store::IndexLock;
 use crate::index::{Index, Ino, Span};
 use crate::source::Source;
@@ -122,7 +121,8 @@ impl Reader {
             if self.must_check_header(ino) {
                 return None;
             }
-            return without_loading(|| self.try_read_rows(ino, offset, len)).unwrap_or(None);
+            let index = self.live_index.lock();
+            return (index.try_read(|_| self.try_read_rows(ino, offset, len))).unwrap_or(None);
         }
         self.try_read_rows(ino, offset, len)
     }
@@ -152,24 +152,15 @@ impl Reader {
         if self.must_check_header(ino) {
             self.check_header(ino)?;
         }
-        self.with_rows(|| {
-            self.read_with(ino, offset, len, |part| self.load_part(part))
-                .map_err(|error| error.unwrap_or(ReadError::Index))
-        })
+        self.read_with(ino, offset, len, |part| self.load_part(part))
+            .map_err(|error| self.index_error(error.unwrap_or(ReadError::Index)))
     }
 
-    /// Runs `read`, which may load rows of a published index. An absent row would look like a hole, a missing
-    /// file or a damaged index, so without all rows there is no result.
-    fn with_rows<T>(&self, read: impl FnOnce() -> Result<T, ReadError>) -> Result<T, ReadError> {
-        if self.header_checks.is_none() {
-            return read();
-        }
-        match with_loading(read) {
-            // Another thread, whose span this one shares, may have missed a row.
-            Ok(Err(ReadError::Index | ReadError::NotAFile)) | Err(_) => {
-                Err(ReadError::IndexUnavailable)
-            }
-            Ok(result) => result,
+    /// `error`, which must not advise to delete an index that others published.
+    fn index_error(&self, error: ReadError) -> ReadError {
+        match error {
+            ReadError::Index if self.header_checks.is_some() => ReadError::IndexUnavailable,
+            error => error,
         }
     }
 
@@ -198,8 +189,7 @@ impl Reader {
                 .or_else(|| self.read_part_from_disk(part, Wait::ForDisk))
                 .ok_or(None)
         };
-        let read = || Ok(self.read_with(ino, offset, len, find).ok());
-        self.with_rows(read).ok().flatten()
+        self.read_with(ino, offset, len, find).ok()
     }
 
     /// Reads `part` from a local disk, with at most its whole blocks.
@@ -217,24 +207,21 @@ impl Reader {
             return None;
         }
         let checksums_of =
-            |index: &Index| Some(index.span_checksums(part.span)?.blocks(&part.range));
-        let (blocks, extent) = checksums_of(&self.live_index.read())??;
+            |index: &Index| index.span_checksums(part.span).ok()??.blocks(&part.range);
+        let (blocks, extent) = self.live_index.read(checksums_of).ok()??;
         let sparse = self.sparse(extent);
         // Holes have the checksums of zeros.
         if !self.proves_zeros() && !disk_cache.covers(&sparse) {
             return None;
         }
         let bytes = disk_cache.read_part(&sparse, wait)?;
-        let index = self.live_index.read();
-        // The block was never written, or is damaged. A read of the whole span finds out which.
-        if !index
-            .span_checksums(part.span)?
-            .match_bytes(blocks.start, &bytes)
-        {
-            return None;
-        }
-        let span = index.span_extent(part.span)?;
-        drop(index);
+        let verified_span = |index: &Index| {
+            let checksums = index.span_checksums(part.span).ok()??;
+            // If not, the block was never written, or is damaged. A read of the whole span finds out which.
+            let is_same = checksums.match_bytes(blocks.start, &bytes);
+            is_same.then(|| index.span_extent(part.span))?
+        };
+        let span = self.live_index.read(verified_span).ok()??;
         // Only these windows count as used, because the disk cache may lack others of the span.
         disk_cache.mark_used(
             self.layout()
@@ -260,7 +247,8 @@ impl Reader {
         len: u32,
         mut part_bytes: impl FnMut(&SpanPart) -> Result<Bytes, Option<ReadError>>,
     ) -> Result<Bytes, Option<ReadError>> {
-        let (len, parts) = plan_parts(&self.live_index.read(), ino, offset, len)?;
+        let planned = self.read_index(|index| plan_parts(index, ino, offset, len))?;
+        let (len, parts) = planned?;
         let mut assembly = Assembly::new(offset, len);
         for part in parts {
             let bytes = part_bytes(&part)?;
@@ -275,11 +263,17 @@ impl Reader {
     }
 
     fn indexed_span(&self, number: u32) -> Result<Span, ReadError> {
-        self.live_index.read().span(number).ok_or(ReadError::Index)
+        let span = self.read_index(|index| index.span(number))??;
+        span.ok_or(ReadError::Index)
+    }
+
+    /// As [`LiveIndex::read`].
+    fn read_index<T>(&self, access: impl FnOnce(&Index) -> T) -> Result<T, ReadError> {
+        self.live_index.read(access).map_err(ReadError::from)
     }
 
     pub(crate) fn compression(&self) -> Compression {
-        self.live_index.read().origin().compression
+        self.live_index.lock().origin().compression
     }
 }
 

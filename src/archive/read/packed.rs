@@ -14,7 +14,7 @@ use crate::base::random_reads::Wait;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 use crate::fetch;
-use crate::index::Blocks;
+use crate::index::{Blocks, Index};
 use crate::source::{self, Cause, IsIntact, RetryForever, Slice, Source};
 
 /// Maximum length of an extent that one request fetches. Longer ones, only without seek points, are streamed.
@@ -72,14 +72,13 @@ enum StreamPieces {
 impl Reader {
     /// Builds the request for `extent`, cut to scanned blocks. Fails if the index lacks its digests.
     pub(crate) fn request(&self, extent: Extent<Packed>) -> Result<Request, ReadError> {
-        let index = self.live_index.read();
-        let Some(blocks) = index.blocks(extent) else {
-            return Err(if index.is_complete() {
-                ReadError::Index
-            } else {
-                ReadError::Unscanned
-            });
-        };
+        let find = |index: &Index| (index.blocks(extent), index.is_complete());
+        let (blocks, is_complete) = self.read_index(find)?;
+        let blocks = blocks?.ok_or(if is_complete {
+            ReadError::Index
+        } else {
+            ReadError::Unscanned
+        })?;
         let extent = blocks.extent().intersection(&extent);
         let extent = extent.ok_or(ReadError::Index)?;
         Ok(Request { extent, blocks })
@@ -98,7 +97,7 @@ impl Reader {
             return None;
         }
         let wanted = Extent::with_len(Packed(extent.start().0), extent.len());
-        let blocks = self.live_index.read().blocks(wanted)?;
+        let blocks = self.read_index(|index| index.blocks(wanted)).ok()?.ok()??;
         let fetched = blocks.extent();
         if fetched.intersection(&wanted) != Some(wanted) {
             return None;

@@ -23,6 +23,7 @@ use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
 use crate::cache::{CacheKey, QueueTimeout};
 use crate::codec::Compression;
+use crate::index::Index;
 use crate::source::Access;
 
 /// Windows of one span that prefetch must fetch.
@@ -211,9 +212,11 @@ impl Reader {
     }
 
     fn span_containing(&self, extent: Extent<Plain>) -> Option<(u32, Extent<Plain>)> {
-        let index = self.live_index.read();
-        let span = index.span_at(extent.start())?;
-        let plain = index.span_extent(span)?;
+        let find = |index: &Index| {
+            let span = index.span_at(extent.start())?;
+            Some((span, index.span_extent(span)?))
+        };
+        let (span, plain) = self.read_index(find).ok()??;
         (plain.intersection(&extent) == Some(extent)).then_some((span, plain))
     }
 

@@ -106,7 +106,8 @@ impl IndexComparison {
     fn end_span(&mut self) {
         let number = self.span;
         let (found, _) = self.hasher.finish();
-        let hash = self.index.span(number).map(|span| span.hash);
+        let span = self.index.span(number).ok().flatten();
+        let hash = span.map(|span| span.hash);
         // A span without a hash was skipped by the scan that built the index.
         if hash.is_none_or(|hash| hash.is_some_and(|hash| hash != found)) {
             let extent = self.index.span_extent(number);

@@ -14,6 +14,7 @@ use crate::cli::completion;
 use tarfs::ArchivePath;
 use tarfs::archive::Volume;
 use tarfs::fuse::{MountOptions, Subtree};
+use tarfs::index::Index;
 
 /// Arguments of `tarfs mount`.
 #[derive(Clone, Debug, Args)]
@@ -229,10 +230,7 @@ impl MountArgs {
     pub(crate) fn view(&self, content: &dyn Volume) -> anyhow::Result<Subtree> {
         let root = self.root.as_deref().unwrap_or_default();
         let path = ArchivePath::sanitize(root.as_bytes()).path;
-        Ok(Subtree::new(
-            &content.index(),
-            &path,
-            self.strip_components,
-        )?)
+        let find = |index: &Index| Subtree::new(index, &path, self.strip_components);
+        Ok(content.index().read(find)??)
     }
 }

@@ -60,11 +60,12 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         notes.for_each(output::print_error);
     }
     let index = volume.index();
+    let index = index.tree().context("cannot write the index")?;
     if let Some(path) = &args.output {
-        store::write(path, &index).context("cannot write the index")?;
+        store::write(path, index).context("cannot write the index")?;
     }
     if args.publish {
         context.publish_index(&args.source.source, &*volume)?;
     }
-    Ok(output::report_problems(&index))
+    Ok(output::report_problems(index))
 }

@@ -385,14 +385,14 @@ fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result
     let volume = output.open_indexed(&network, "--update needs")?;
     let index = volume.complete_index();
     let index = index.context("the archive is not indexed")?;
-    index.load_tree_rows().context("cannot list the tree")?;
-    let is_whole = output::report_problems(&index) == ExitCode::SUCCESS;
+    let tree = index.tree().context("cannot list the tree")?;
+    let is_whole = output::report_problems(tree) == ExitCode::SUCCESS;
     let _lock = args.lock_destination()?;
-    let source = with_contents(IndexTree::new(Arc::clone(&index), false), &volume);
+    let source = with_contents(IndexTree::new(index.clone(), false), &volume);
     let root = (b".".as_slice(), Ino::ROOT.0.into());
     let plan = args.plan_update(source, &Ino::ROOT, root, &output.options())?;
     output.update(&plan, is_whole, |sink, delete| {
-        let (read, finished) = sink.update(&*volume, &index, &plan, delete);
+        let (read, finished) = sink.update(&*volume, tree, &plan, delete);
         (shards::whether_complete(read), finished)
     })
 }

@@ -715,7 +715,10 @@ fn notes(state: &ServeState<'_>) -> Vec<String> {
         notes.extend(directory.notes);
     }
     let index = state.opened.content.index();
-    let count = || tarfs::fuse::left_out_xattrs(&index);
+    let count = || {
+        let left_out = index.read(tarfs::fuse::left_out_xattrs);
+        left_out.unwrap_or_default()
+    };
     let left_out = index.is_complete();
     let left_out = left_out.then(|| *state.left_out_xattrs.get_or_init(count));
     let left_out = left_out.unwrap_or_default();

@@ -29,8 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use tarfs::archive::{DiskCacheUsage, MemoryUse};
 use tarfs::fuse::{DirectoryStatus, TopMount};
-use tarfs::index::published::with_loading;
-use tarfs::index::{Index, MemoryLimit, TooMuchMemory, format};
+use tarfs::index::{Index, LazyIndex, MemoryLimit, TooMuchMemory, format};
 use tarfs::internal::publish::publish;
 use tarfs::internal::thread::Thread;
 
@@ -70,7 +69,7 @@ pub(crate) enum Response {
     },
     /// To send as the two parts of [`Self::IndexFollows`].
     #[serde(skip)]
-    Index(Arc<Index>),
+    Index(LazyIndex),
     /// The mount is gone, and its process ends.
     Unmounted {
         unmounted: String,
@@ -335,12 +334,14 @@ fn handle_connection(
     }
 }
 
-fn send_index(stream: &UnixStream, index: &Index) -> io::Result<()> {
+fn send_index(stream: &UnixStream, index: &LazyIndex) -> io::Result<()> {
     let locator = &index.origin().locator;
-    let index_bytes = format::len(index, locator);
-    send_line(stream, &Response::IndexFollows { index_bytes })?;
-    // Its rows may have to be loaded first.
-    with_loading(|| format::write(index, locator, stream)).map_err(io::Error::other)?
+    let written = index.read(|index| {
+        let index_bytes = format::len(index, locator);
+        send_line(stream, &Response::IndexFollows { index_bytes })?;
+        format::write(index, locator, stream)
+    });
+    written.map_err(io::Error::other)?
 }
 
 fn send_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {

@@ -185,9 +185,12 @@ fn read_earlier_recording(path: &Path, volume: &dyn Volume) -> Vec<AccessedRange
         let most = MAX_PROFILE_BYTES as u64;
         file.take(most).read_to_string(&mut text)
     });
-    let found = read
-        .ok()
-        .map(|_| access_profile::resolve_profile(&text, &volume.index()));
+    let found = read.ok().and_then(|_| {
+        let index = volume.index();
+        index
+            .read(|index| access_profile::resolve_profile(&text, index))
+            .ok()
+    });
     found
         .and_then(Result::ok)
         .map_or_else(Vec::new, |found| found.ranges)
@@ -195,6 +198,9 @@ fn read_earlier_recording(path: &Path, volume: &dyn Volume) -> Vec<AccessedRange
 
 /// Writes a profile of `ranges`, readable only by this user because it reveals names in the archive.
 fn write_profile(path: &Path, volume: &dyn Volume, ranges: &[AccessedRange]) -> io::Result<()> {
-    let text = access_profile::format_profile(&volume.index(), ranges);
+    let text = volume
+        .index()
+        .read(|index| access_profile::format_profile(index, ranges));
+    let text = text.map_err(io::Error::other)?;
     publish_private(path, |mut file| file.write_all(text.as_bytes()))
 }

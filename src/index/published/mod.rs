@@ -5,6 +5,7 @@
 mod checksum;
 mod frame_memory;
 pub(super) mod lazy;
+mod missing_row;
 mod on_demand;
 mod section;
 
@@ -22,8 +23,10 @@ use super::format::{self, Error, VERSION};
 use super::memory::{MemoryLimit, TooMuchMemory};
 use super::tree::{Index, Locator};
 
+pub use missing_row::MissingRow;
+pub(super) use missing_row::find_missing;
 pub(super) use on_demand::OnDemand;
-pub use on_demand::{MissingRow, PackedIndex, with_loading, without_loading};
+pub use on_demand::PackedIndex;
 pub(super) use section::{Row, Rows};
 
 /// Suffix of the name of an archive's published index.
@@ -151,7 +154,7 @@ pub fn write(
         table: Vec::new(),
     };
     frames.out.seek(SeekFrom::Start(front.end()))?;
-    with_loading(|| format::write(index, locator, &mut frames)).map_err(io::Error::other)??;
+    format::write(index, locator, &mut frames)?;
     frames.end_frame()?;
     let FrameWriter { mut out, table, .. } = frames;
     out.seek(SeekFrom::Start(0))?;
@@ -281,8 +284,9 @@ mod tests {
     use bytes::Bytes;
 
     use super::super::test_support::{self, file};
-    use super::super::{Ino, tree::Child};
+    use super::super::{Builder, Ino, LazyIndex, Options, Origin, tree::Child};
     use super::*;
+    use crate::base::extent::{Extent, Plain};
 
     /// Enough entries for several frames, and more than one request.
     const FILES: usize = 60_000;
@@ -392,15 +396,62 @@ mod tests {
         let reads = stored.reads.load(Ordering::SeqCst);
         let wanted = name(FILES - 1);
         let path = crate::base::archive_path::ArchivePath::sanitize(wanted.as_bytes()).path;
-        let find = || opened.find(&path).is_some();
-        assert_eq!(without_loading(find), Err(MissingRow::NotLoaded));
+        let opened = LazyIndex::new(&opened);
+        let find = |index: &Index| index.find(&path).is_some();
+        assert_eq!(opened.try_read(find), Err(MissingRow::NotLoaded));
         assert_eq!(stored.reads.load(Ordering::SeqCst), reads);
         stored.is_away.store(true, Ordering::SeqCst);
-        assert_eq!(with_loading(find), Err(MissingRow::Unavailable));
+        assert_eq!(opened.read(find), Err(MissingRow::Unavailable));
         assert!(stored.failures.load(Ordering::SeqCst) > 0);
         stored.is_away.store(false, Ordering::SeqCst);
-        assert_eq!(with_loading(find), Ok(true));
-        assert_eq!(without_loading(find), Ok(true));
+        assert_eq!(opened.read(find), Ok(true));
+        assert_eq!(opened.try_read(find), Ok(true));
+    }
+
+    #[test]
+    fn panic_in_an_access_does_not_change_later_ones() {
+        let stored = Stored::new(packed(&index()));
+        let opened = LazyIndex::new(Arc::new(stored.open(u64::MAX).expect("opened")));
+        let panics = || opened.try_read(|_| -> bool { panic!("on purpose") });
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics));
+        assert!(panicked.is_err());
+        assert_eq!(opened.read(|index| names(index).len()), Ok(FILES + 7));
+    }
+
+    #[test]
+    fn row_missing_in_an_inner_access_fails_the_outer_one() {
+        let stored = Stored::new(packed(&index()));
+        let opened = LazyIndex::new(Arc::new(stored.open(u64::MAX).expect("opened")));
+        let reads = stored.reads.load(Ordering::SeqCst);
+        let outer = opened.try_read(|_| drop(opened.read(names)));
+        assert_eq!(outer, Err(MissingRow::NotLoaded));
+        assert_eq!(
+            stored.reads.load(Ordering::SeqCst),
+            reads,
+            "it may not wait"
+        );
+    }
+
+    #[test]
+    fn spans_and_checksums_that_cannot_be_loaded_are_errors() {
+        let mut builder = Builder::new(Options::default());
+        for number in 0..FILES {
+            let member = file(&name(number), 0..1);
+            builder.add_member(&member).expect("placed");
+        }
+        let plain = Extent::with_len(Plain(0), 1);
+        builder.add_span(plain, Some(&[1]), None);
+        let stored = Stored::new(packed(&builder.finish(Origin {
+            plain_bytes: 1,
+            ..Origin::default()
+        })));
+        let opened = stored.open(u64::MAX).expect("opened");
+        stored.is_away.store(true, Ordering::SeqCst);
+        let missing = MissingRow::Unavailable;
+        assert_eq!(opened.is_hashed(), Err(missing));
+        assert_eq!(opened.span(0), Err(missing));
+        assert_eq!(opened.span_checksums(0).err(), Some(missing));
+        assert_eq!(LazyIndex::new(&opened).tree().err(), Some(missing));
     }
 
     #[test]
@@ -427,7 +478,7 @@ mod tests {
                 let mut damaged = packed.clone();
                 damaged[position] = value;
                 if let Ok(opened) = Stored::new(damaged).open(1 << 20) {
-                    drop(with_loading(|| names(&opened)));
+                    drop(LazyIndex::new(&opened).read(names));
                     drop(opened.load_all_rows());
                 }
             }

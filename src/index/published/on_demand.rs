@@ -1,6 +1,5 @@
 //! An index file in memory whose frames are loaded when a row is first used.
 
-use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -11,6 +10,7 @@ use zstd::bulk::Decompressor;
 
 use super::checksum::checksum;
 use super::frame_memory::FrameMemory;
+use super::missing_row::{self, MissingRow};
 use crate::base::sync::{Condvar, Mutex};
 
 /// Least packed bytes of a request to a server, because a round trip costs more.
@@ -34,55 +34,6 @@ pub trait PackedIndex: Send + Sync + fmt::Debug {
     fn min_request_bytes(&self) -> u64 {
         MIN_REQUEST_BYTES
     }
-}
-
-/// Why a row is missing although the index has it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum MissingRow {
-    /// It is not loaded, and the caller must not wait.
-    #[error("a part of the index is not loaded yet")]
-    NotLoaded,
-    /// It could not be loaded.
-    #[error(
-        "a part of the index cannot be loaded \
-         (--no-published-index reads the archive instead of a published index)"
-    )]
-    Unavailable,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wait {
-    Never,
-    ForLoading,
-}
-
-thread_local! {
-    static WAIT: Cell<Wait> = const { Cell::new(Wait::ForLoading) };
-    static MISSING: Cell<Option<MissingRow>> = const { Cell::new(None) };
-}
-
-/// Runs `access` without waiting for rows; an error if one is not in memory. Its result is then incomplete.
-///
-/// # Errors
-/// When a row is not loaded.
-pub fn without_loading<T>(access: impl FnOnce() -> T) -> Result<T, MissingRow> {
-    with_wait(Wait::Never, access)
-}
-
-/// Runs `access`, which may wait for rows; an error if one cannot be loaded. Its result is then incomplete.
-///
-/// # Errors
-/// When a row cannot be loaded.
-pub fn with_loading<T>(access: impl FnOnce() -> T) -> Result<T, MissingRow> {
-    with_wait(Wait::ForLoading, access)
-}
-
-fn with_wait<T>(wait: Wait, access: impl FnOnce() -> T) -> Result<T, MissingRow> {
-    let (outer_wait, outer_missing) = (WAIT.replace(wait), MISSING.take());
-    let result = access();
-    WAIT.set(outer_wait);
-    let missing = MISSING.replace(outer_missing);
-    missing.map_or(Ok(result), Err)
 }
 
 fn damaged(error: &str) -> io::Error {
@@ -144,8 +95,7 @@ impl OnDemand {
         ends.1.unwrap_or(&0) - ends.0.unwrap_or(&0)
     }
 
-    /// The bytes of `range`; `None` past the end, or if they cannot be loaded, which
-    /// [`without_loading`] and [`with_loading`] report.
+    /// The bytes of `range`; `None` past the end, or if they are missing, which [`missing_row::find_missing`] reports.
     pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
         if let Some(bytes) = self.memory.get(range.clone()) {
             return Some(bytes);
@@ -153,12 +103,12 @@ impl OnDemand {
         if range.start > range.end || range.end > self.memory.len() {
             return None;
         }
-        if WAIT.get() == Wait::Never {
-            MISSING.set(Some(MissingRow::NotLoaded));
+        if !missing_row::may_wait() {
+            missing_row::report(MissingRow::NotLoaded);
             return None;
         }
         if let Err(error) = self.load(&range) {
-            MISSING.set(Some(MissingRow::Unavailable));
+            missing_row::report(MissingRow::Unavailable);
             self.packed.report_failure(&error);
             return None;
         }

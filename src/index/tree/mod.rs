@@ -22,7 +22,7 @@ use super::blocks::{self, Blocks};
 use super::checksums::SpanChecksums;
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
 use super::problem::Problem;
-use super::published::{MissingRow, OnDemand, with_loading};
+use super::published::{MissingRow, OnDemand, find_missing};
 use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
 };
@@ -509,8 +509,7 @@ impl Index {
         }
     }
 
-    /// Whether rows may be loaded when they are used. [`without_loading`](super::published::without_loading) and
-    /// [`with_loading`] find out whether one is missing.
+    /// Whether rows may be loaded when they are used.
     pub fn is_on_demand(&self) -> bool {
         self.file.as_ref().is_some_and(|file| !file.is_loaded())
     }
@@ -555,24 +554,19 @@ impl Index {
         self.file.as_ref().map_or(Ok(()), |file| file.verify())
     }
 
-    /// Loads the rows of the tree, and not those that only reads need.
-    ///
-    /// # Errors
-    /// When they cannot be loaded.
-    pub fn load_tree_rows(&self) -> Result<(), MissingRow> {
+    /// Uses the rows of the tree, and not those that only reads need.
+    pub(super) fn load_tree_rows(&self) {
         let arrays = &self.arrays;
-        with_loading(|| {
-            arrays.inodes.load();
-            arrays.dirents.load();
-            arrays.by_name.load();
-            arrays.arena.0.load();
-            arrays.owners.load();
-            arrays.extras.load();
-            arrays.xattrs.load();
-            arrays.pieces.load();
-            arrays.spans.load();
-            arrays.unresolved.load();
-        })
+        arrays.inodes.load();
+        arrays.dirents.load();
+        arrays.by_name.load();
+        arrays.arena.0.load();
+        arrays.owners.load();
+        arrays.extras.load();
+        arrays.xattrs.load();
+        arrays.pieces.load();
+        arrays.spans.load();
+        arrays.unresolved.load();
     }
 
     /// Loads all rows.
@@ -651,11 +645,17 @@ impl Index {
     }
 
     /// Whether a reader can detect all bytes of another version, by digests of blocks and hashes of spans.
-    pub fn is_hashed(&self) -> bool {
-        let (mut spans, mut blocks) = (self.arrays.spans.iter(), self.arrays.blocks.iter());
-        self.digested.0 >= self.origin.packed_bytes
-            && blocks.all(|digest| *digest != blocks::UNKNOWN_DIGEST)
-            && spans.all(|row| row.flags.get() & SpanRow::UNHASHED == 0)
+    ///
+    /// # Errors
+    /// When rows cannot be loaded.
+    pub fn is_hashed(&self) -> Result<bool, MissingRow> {
+        let is_hashed = || {
+            let (mut spans, mut blocks) = (self.arrays.spans.iter(), self.arrays.blocks.iter());
+            self.digested.0 >= self.origin.packed_bytes
+                && blocks.all(|digest| *digest != blocks::UNKNOWN_DIGEST)
+                && spans.all(|row| row.flags.get() & SpanRow::UNHASHED == 0)
+        };
+        find_missing(true, is_hashed)
     }
 
     /// Marks the packed bytes up to `end` as skipped. Those without a digest never get one.
@@ -674,11 +674,16 @@ impl Index {
     }
 
     /// The blocks that contain `extent`, as far as their digests are known (all, unless a scan is running).
+    ///
+    /// # Errors
+    /// When rows cannot be loaded.
     #[doc(hidden)]
-    pub fn blocks(&self, extent: Extent<Packed>) -> Option<Blocks> {
+    pub fn blocks(&self, extent: Extent<Packed>) -> Result<Option<Blocks>, MissingRow> {
         let is_final = self.is_complete();
         let digests = &self.arrays.blocks;
-        Blocks::new(digests, self.block_len, self.digested, extent, is_final)
+        find_missing(true, || {
+            Blocks::new(digests, self.block_len, self.digested, extent, is_final)
+        })
     }
 
     /// Whether decoding at some seek point refers to plain bytes before it.
@@ -687,11 +692,18 @@ impl Index {
     }
 
     /// Span `number`, with its window still packed; `None` past the last, or in a damaged index.
-    pub fn span(&self, number: u32) -> Option<Span> {
+    ///
+    /// # Errors
+    /// When rows cannot be loaded.
+    pub fn span(&self, number: u32) -> Result<Option<Span>, MissingRow> {
+        find_missing(true, || self.find_span(number))
+    }
+
+    fn find_span(&self, number: u32) -> Option<Span> {
         let row = self.arrays.spans.get(number as usize)?;
         let hash = match row.flags.get() & SpanRow::UNHASHED {
             0 => Some(span_hash::of_checksums(
-                self.span_checksums(number)?.checksums(),
+                self.find_checksums(number)?.checksums(),
             )),
             _ => None,
         };
@@ -717,7 +729,17 @@ impl Index {
     }
 
     /// Checksums of the blocks of span `number`; `None` without checksums, or in a damaged index.
-    pub(crate) fn span_checksums(&self, number: u32) -> Option<SpanChecksums<'_>> {
+    ///
+    /// # Errors
+    /// When rows cannot be loaded.
+    pub(crate) fn span_checksums(
+        &self,
+        number: u32,
+    ) -> Result<Option<SpanChecksums<'_>>, MissingRow> {
+        find_missing(true, || self.find_checksums(number))
+    }
+
+    fn find_checksums(&self, number: u32) -> Option<SpanChecksums<'_>> {
         let row = self.arrays.spans.get(number as usize)?;
         if row.flags.get() & SpanRow::UNHASHED != 0 {
             return None;

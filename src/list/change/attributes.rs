@@ -279,8 +279,8 @@ impl Changer {
             Attributes::Owner {
                 names, is_group, ..
             } => {
-                let user = owner_text(self.tree.user(found), found.uid);
-                let group = owner_text(self.tree.group(found), found.gid);
+                let user = owner_text(self.tree.user(found).unwrap_or_default(), found.uid);
+                let group = owner_text(self.tree.group(found).unwrap_or_default(), found.gid);
                 let current = if *is_group {
                     group
                 } else {

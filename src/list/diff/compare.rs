@@ -61,8 +61,17 @@ pub enum Difference<'a, A: Tree, B: Tree> {
 pub trait Differences<A: Tree, B: Tree>: Send + Sync + 'static {
     /// Changes attributes before they are compared, to those that are meant to be equal. `is_implied` says that only other
     /// paths imply the first file. Returns whether attributes are compared, which implied directories need not have.
-    fn prepare(&self, _: &A, _: &mut Metadata, _: &mut Metadata, is_implied: bool) -> bool {
-        !is_implied
+    ///
+    /// # Errors
+    /// Their owners' names cannot be loaded.
+    fn prepare(
+        &self,
+        _: &A,
+        _: &mut Metadata,
+        _: &mut Metadata,
+        is_implied: bool,
+    ) -> io::Result<bool> {
+        Ok(!is_implied)
     }
 
     /// Whether the second file has extended attributes that make a difference, if only other paths imply the first one.
@@ -243,7 +252,8 @@ where
         second: &mut Item<'_, B>,
     ) -> io::Result<ControlFlow<()>> {
         let (mut one, mut other) = (first.metadata()?, second.metadata()?);
-        let is_implied = first.is_implied() || second.is_implied();
+        let is_first_implied = first.is_implied()?;
+        let is_implied = is_first_implied || second.is_implied()?;
         // The top has the attributes that its user gave it.
         let is_below_top = !first.path().is_empty();
         let has_attributes = if is_implied && !is_below_top {
@@ -251,7 +261,7 @@ where
         } else {
             let tree = &*self.first;
             self.differences
-                .prepare(tree, &mut one, &mut other, is_implied)
+                .prepare(tree, &mut one, &mut other, is_implied)?
         };
         first.set_metadata(one);
         second.set_metadata(other);
@@ -259,7 +269,7 @@ where
         let is_directory = first.kind() == second.kind();
         if has_attributes
             && is_directory
-            && first.is_implied()
+            && is_first_implied
             && self.differences.has_other_xattrs(second)?
         {
             properties.push(Property::Xattrs);

@@ -95,12 +95,12 @@ impl Tree for Fake {
         Ok(b"Target"[..].into())
     }
 
-    fn user(&self, _: &Metadata) -> Option<Cow<'_, [u8]>> {
-        self.user.map(Cow::Borrowed)
+    fn user(&self, _: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
+        Ok(self.user.map(Cow::Borrowed))
     }
 
-    fn group(&self, _: &Metadata) -> Option<Cow<'_, [u8]>> {
-        None
+    fn group(&self, _: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
+        Ok(None)
     }
 }
 

@@ -14,7 +14,8 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::{self, Index, Ino};
+use crate::index::published::MissingRow;
+use crate::index::{self, Index, Ino, LazyIndex};
 use crate::materialize::error::Error;
 use crate::materialize::resume::sidecar;
 
@@ -80,15 +81,15 @@ impl BackgroundCopy {
     /// [`Error::NotACopy`] when an earlier mount wrote another tree, and errors of the system.
     pub fn start(
         &self,
-        index: &Arc<Index>,
+        index: &LazyIndex,
         root: Ino,
         read: ReadFn,
         stats: &Arc<Stats>,
     ) -> Result<RunningCopy, Error> {
         let status = Arc::clone(&self.status);
-        let loaded = index.load_tree_rows().map_err(Error::IndexRows);
-        loaded.inspect_err(|error| status.halt(error))?;
-        let task = self.build_task(index, root, read, stats);
+        let tree = index.clone().into_tree().map_err(Error::IndexRows);
+        let tree = tree.inspect_err(|error| status.halt(error))?;
+        let task = self.build_task(&tree, root, read, stats);
         let task = Arc::new(task.inspect_err(|error| status.halt(error))?);
         if self.task.set(Arc::clone(&task)).is_err() {
             return Err(Error::InUse(self.directory().to_owned()));
@@ -109,7 +110,7 @@ impl BackgroundCopy {
         read: ReadFn,
         stats: &Arc<Stats>,
     ) -> Result<CopyTask, Error> {
-        let tree_hash = tree_hash(index, root, &self.xattrs);
+        let tree_hash = tree_hash(index, root, &self.xattrs).map_err(Error::IndexRows)?;
         let ledger = self.status.directory.ledger(tree_hash, self.boot_id)?;
         CopyTask::new(&self.status, index, root, read, ledger, &self.xattrs, stats)
     }
@@ -159,7 +160,7 @@ impl Drop for RunningCopy {
 }
 
 /// Hash that identifies the copied tree.
-fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
+fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> Result<u128, MissingRow> {
     let origin = index.origin();
     let mut hasher = Xxh3Default::new();
     hasher.update(&index::format::VERSION.to_le_bytes());
@@ -170,10 +171,10 @@ fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
     hasher.update(&origin.content_id);
     if origin.content_id == [0; 32] {
         for number in 0..index.span_count() {
-            let hash = index.span(number).and_then(|span| span.hash);
+            let hash = index.span(number)?.and_then(|span| span.hash);
             hasher.update(&hash.unwrap_or_default().to_le_bytes());
         }
-        if !index.is_hashed() {
+        if !index.is_hashed()? {
             // Without content hashes, the source has a strong version identifier.
             hasher.update(origin.locator.canonical.as_bytes());
             hasher.update(origin.locator.fingerprint.as_bytes());
@@ -182,7 +183,7 @@ fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
     if *xattrs != XattrFilter::default() {
         hasher.update(format!("{xattrs:?}").as_bytes());
     }
-    hasher.digest128()
+    Ok(hasher.digest128())
 }
 
 /// Number of the current boot, or of this process if the system has no boot ID.

@@ -18,7 +18,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::Mutex;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::{self, Builder, Index, Ino, Origin};
+use crate::index::{self, Builder, Index, Ino, LazyIndex, Origin};
 use crate::materialize::test_support;
 use crate::tar::{Member, MemberKind, Segment};
 
@@ -75,7 +75,12 @@ impl Archive {
         let background = open(dir, dir.boot_id);
         let background = Arc::new(background);
         let running = background
-            .start(&self.index, Ino::ROOT, self.read(), &Arc::default())
+            .start(
+                &LazyIndex::new(Arc::clone(&self.index)),
+                Ino::ROOT,
+                self.read(),
+                &Arc::default(),
+            )
             .expect("ours");
         (background, running)
     }
@@ -278,7 +283,8 @@ fn entry_that_cannot_be_created_does_not_stop_the_copy() {
         drop(task.expect("empty"));
         fs::create_dir_all(taken.join("mine")).expect("made");
         let read = archive.read();
-        let running = background.start(&archive.index, Ino::ROOT, read, &Arc::default());
+        let index = LazyIndex::new(Arc::clone(&archive.index));
+        let running = background.start(&index, Ino::ROOT, read, &Arc::default());
         (background, running.expect("ours"))
     };
     let progress = wait_until_finished(&background);

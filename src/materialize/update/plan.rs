@@ -219,16 +219,20 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
         first: &mut Metadata,
         second: &mut Metadata,
         is_implied: bool,
-    ) -> bool {
+    ) -> io::Result<bool> {
         if is_implied {
             let made = self.made_directory;
             (first.mode, first.uid, first.gid) = made.unwrap_or_default();
-            return made.is_some();
+            return Ok(made.is_some());
         }
         let ids = (first.uid, first.gid);
         let needs_names = !self.policy.numeric_owner;
-        let user = needs_names.then(|| tree.user(first)).flatten();
-        let group = needs_names.then(|| tree.group(first)).flatten();
+        let user = if needs_names { tree.user(first)? } else { None };
+        let group = if needs_names {
+            tree.group(first)?
+        } else {
+            None
+        };
         let names = (
             user.as_deref().unwrap_or_default(),
             group.as_deref().unwrap_or_default(),
@@ -247,7 +251,7 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
             // New directories inherit it.
             first.mode |= second.mode & 0o2000;
         }
-        true
+        Ok(true)
     }
 
     fn has_other_xattrs(&self, item: &Item<'_, B>) -> io::Result<bool> {

@@ -1,7 +1,7 @@
 //! Index files of arbitrary bytes: each is an index or an error, and every iteration ends.
 
 use tarfs::Plain;
-use tarfs::index::{EntryKind, Index, Ino, MemoryLimit, format};
+use tarfs::index::{EntryKind, Index, Ino, LazyIndex, MemoryLimit, format};
 use tarfs::layers::{WhiteoutFormat, merge};
 use tarfs::list::{Columns, IndexTree, Item, Name, Style, json, metadata};
 
@@ -131,7 +131,7 @@ pub(super) fn description(index: &Index) -> Description {
         index.problem_count(),
         index.last_ino(),
         index.has_xattrs(),
-        index.is_hashed(),
+        index.is_hashed().expect("rows"),
         index.has_windows(),
     ));
     let last = index.last_ino().0;
@@ -141,7 +141,7 @@ pub(super) fn description(index: &Index) -> Description {
         describe_entry(index, ino, &mut said);
     }
     for number in (0..index.span_count().min(some)).chain([u32::MAX]) {
-        let span = index.span(number);
+        let span = index.span(number).expect("rows");
         let ways = (index.span_extent(number), index.seek_offset(number));
         said.lines.push(format!("{span:?} {ways:?}"));
     }
@@ -213,7 +213,10 @@ fn list(index: &Index, said: &mut Description) {
         escaped: true,
         ..Style::default()
     };
-    let (tree, mut columns) = (IndexTree::new(index, true), Columns::new(style));
+    let (tree, mut columns) = (
+        IndexTree::new(LazyIndex::new(index), true),
+        Columns::new(style),
+    );
     // A directory entry takes 16 bytes and is a name in one directory.
     let most = index.memory_bytes() / 16;
     for (number, (path, entry)) in walk(index, Ino::ROOT, true).enumerate() {

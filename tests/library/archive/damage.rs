@@ -35,9 +35,22 @@ fn damage_affects_only_its_span(packing: Packing) {
     let spans = archive.index().span_count();
     assert!(spans >= 2, "{spans}");
     let number = spans / 2 - 1;
-    let seek = |number| archive.index().seek_offset(number).expect("seekable").0;
+    let seek = |number| {
+        archive
+            .index()
+            .tree()
+            .expect("rows")
+            .seek_offset(number)
+            .expect("seekable")
+            .0
+    };
     let place = index(u64::midpoint(seek(number), seek(number + 1)));
-    let mut extent = archive.index().span_extent(number).expect("a span");
+    let mut extent = archive
+        .index()
+        .tree()
+        .expect("rows")
+        .span_extent(number)
+        .expect("a span");
     if packing == Packing::Plain {
         // These packings are read by windows of 128 KiB.
         let window = 128 << 10;
@@ -53,6 +66,7 @@ fn damage_affects_only_its_span(packing: Packing) {
     for (name, content) in &tree.files {
         let path = ArchivePath::sanitize(name.as_bytes()).path;
         let index = archive.index();
+        let index = index.tree().expect("rows");
         let entry = index.find(&path).expect("an entry");
         let mut pieces = entry.pieces(0, entry.size());
         if pieces.any(|piece| {
@@ -81,6 +95,7 @@ fn env_with_damaging_route(packing: Packing, times: usize) -> (TestEnv, String, 
     let archive = env.open_with(&env.options_without_disk_cache());
     let (place, extent) = {
         let index = archive.index();
+        let index = index.tree().expect("rows");
         let number = index.span_count() / 2;
         let seek = |number| index.seek_offset(number).expect("seekable").0;
         let place = u64::midpoint(seek(number - 1), seek(number));
@@ -93,6 +108,7 @@ fn env_with_damaging_route(packing: Packing, times: usize) -> (TestEnv, String, 
         .find(|(name, _)| {
             let path = ArchivePath::sanitize(name.as_bytes()).path;
             let index = archive.index();
+            let index = index.tree().expect("rows");
             let entry = index.find(&path).expect("an entry");
             let mut pieces = entry.pieces(0, entry.size());
             pieces.any(|piece| {
@@ -180,6 +196,7 @@ fn only_the_damaged_disk_cache_block_is_decoded_again() {
     let archive = env.open();
     let extent = {
         let index = archive.index();
+        let index = index.tree().expect("rows");
         assert!(index.span_count() >= 3);
         index.span_extent(index.span_count() / 2).expect("a span")
     };
@@ -256,6 +273,7 @@ fn assert_readable_part(archive: &Archive, tree: &Tree) {
     for (name, content) in &tree.files {
         let path = ArchivePath::sanitize(name.as_bytes()).path;
         let index = archive.index();
+        let index = index.tree().expect("rows");
         let Some(entry) = index.find(&path) else {
             break;
         };

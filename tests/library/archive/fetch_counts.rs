@@ -156,10 +156,16 @@ fn reads_in_listing_order_decode_every_span_once() {
     drop(env.open_with(&options));
     options.scan.memory = 32 << 20;
     let archive = env.open_with(&options);
-    let files = files_in_listing_order(&archive.index(), Ino::ROOT);
+    let files = files_in_listing_order(archive.index().tree().expect("rows"), Ino::ROOT);
     assert_eq!(files.len(), Tree::large().files.len());
     for ino in files {
-        let len = archive.index().entry(ino).expect("an entry").size();
+        let len = archive
+            .index()
+            .tree()
+            .expect("rows")
+            .entry(ino)
+            .expect("an entry")
+            .size();
         let len = u32::try_from(len).expect("small");
         archive.read_blocking(ino, 0, len).expect("bytes");
     }

@@ -50,6 +50,7 @@ fn large_lz4() -> Bytes {
 fn ino(archive: &Archive, name: &str) -> Ino {
     let path = ArchivePath::sanitize(name.as_bytes()).path;
     let index = archive.index();
+    let index = index.tree().expect("rows");
     let entry = index.find(&path);
     entry.unwrap_or_else(|| panic!("{name} is missing")).ino()
 }

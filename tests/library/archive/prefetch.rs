@@ -49,6 +49,7 @@ fn open_with_prefetch(env: &TestEnv, options: &OpenOptions) -> Archive {
 /// Packed bytes of the spans that hold the files.
 fn packed_spans(archive: &Archive, files: &[Ino]) -> u64 {
     let tree = archive.index();
+    let tree = tree.tree().expect("rows");
     let mut spans = BTreeSet::new();
     for &ino in files {
         let entry = tree.entry(ino).expect("there");

@@ -15,6 +15,7 @@ use crate::support::tree::Tree;
 /// The spans of a file of one piece.
 fn spans(archive: &Archive, name: &str) -> Vec<Extent<Plain>> {
     let index = archive.index();
+    let index = index.tree().expect("rows");
     let entry = index.entry(ino(archive, name)).expect("an entry");
     let piece = entry.pieces(0, entry.size()).next().expect("a piece");
     let plain = piece.plain;

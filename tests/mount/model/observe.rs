@@ -59,7 +59,11 @@ fn shared(numbered: NumberedTree, has_root: bool) -> ObservedTree {
 
 /// The tree of an index, with contents read through it.
 pub(super) fn in_archive(archive: &Archive, has_root: bool) -> ObservedTree {
-    let index = archive.complete_index().expect("it is over");
+    let index = archive
+        .complete_index()
+        .expect("it is over")
+        .into_tree()
+        .expect("rows");
     let mut numbered = NumberedTree::new();
     let root = index.entry(Ino::ROOT).expect("always there");
     let walked = walk(&index, Ino::ROOT, true);

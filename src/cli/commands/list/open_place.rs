@@ -24,7 +24,7 @@ use tarfs::ArchivePath;
 use tarfs::archive::{TreeOrigin, Volume};
 use tarfs::index::format::Error as Cause;
 use tarfs::index::store::{self, RowsToLoad};
-use tarfs::index::{Index, MemoryLimit, ShardPlan};
+use tarfs::index::{Index, LazyIndex, MemoryLimit, ShardPlan};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::list::{
     DirectoryTree, FileKind, IndexTree, Item, Name, OpenDirectory, SharedOutput, Start, Tree,
@@ -109,7 +109,8 @@ impl Place {
             let index = (!needs.contents).then(|| mounted_index(directory, &starts, args));
             if let Some(index) = index.flatten() {
                 let device = starts.first().map_or(0, |start| start.file_system);
-                let tree = IndexTree::new(index, needs.order).with_file_system(device);
+                let tree =
+                    IndexTree::new(LazyIndex::new(index), needs.order).with_file_system(device);
                 OpenTree::Index(Arc::new(tree))
             } else {
                 let tree = DirectoryTree::new();
@@ -118,7 +119,7 @@ impl Place {
             }
         } else {
             let tree = if let Some(index) = saved_index(args)? {
-                IndexTree::new(Arc::new(index), needs.order)
+                IndexTree::new(LazyIndex::new(Arc::new(index)), needs.order)
             } else {
                 let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
                 let (network, volume) =
