@@ -405,7 +405,7 @@ fn verbs_that_read_by_a_saved_index_name_the_memory_that_they_need() {
     place.put("a.tar.xz", packed);
     place.succeeds(&["index", "-q", "a.tar.xz"]);
     place.succeeds(&["ls", "--memory=32MiB", "a.tar.xz"]);
-    fs::write(place.path("out/a"), [0; MIB]).expect("written");
+    fs::write(place.path("out/a"), vec![0; MIB]).expect("written");
     for verb in [
         &["diff", "--checksum", "a.tar.xz", "out"][..],
         &["cat", "--shard=1/1", "a.tar.xz"],

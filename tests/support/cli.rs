@@ -1,7 +1,6 @@
 //! A directory in which the program runs, and the outcomes of its runs.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 

@@ -313,7 +313,13 @@ fn is_web_url(url: &Url) -> bool {
 fn is_local_host(url: &Url) -> bool {
     match url.host() {
         Some(Host::Ipv4(ip)) => {
-            ip.is_loopback() || ip.is_private() || ip.is_link_local() || ip.is_unspecified()
+            // RFC 6598 has addresses between a provider and its customers, as of metadata servers.
+            let is_shared = matches!(ip.octets(), [100, 64..=127, ..]);
+            is_shared
+                || ip.is_loopback()
+                || ip.is_private()
+                || ip.is_link_local()
+                || ip.is_unspecified()
         }
         Some(Host::Ipv6(ip)) => {
             let is_own = ip.is_loopback() || ip.is_unspecified();
@@ -448,6 +454,7 @@ mod tests {
             ("http://169.254.169.254/latest", true),
             ("http://127.1/", true),
             ("http://10.0.0.1:8080/", true),
+            ("http://100.100.100.200/", true),
             ("http://[::1]/", true),
             ("http://[fd00:ec2::254]/", true),
             ("http://[::ffff:10.0.0.1]/", true),
