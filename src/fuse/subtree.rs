@@ -3,6 +3,8 @@
 use fuser::INodeNo;
 
 use crate::base::archive_path::ArchivePath;
+use crate::base::escape::escape;
+use crate::base::resolve::PathError;
 use crate::index::{Entry, EntryKind, Index, Ino};
 
 /// Longest name in a listing (`FUSE_NAME_MAX`). The kernel rejects a listing with a longer name.
@@ -21,8 +23,11 @@ pub struct Subtree {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SubtreeError {
     /// The path does not exist.
-    #[error("the archive has no entry {0}")]
-    Missing(ArchivePath),
+    #[error("{}: not in the archive (`tarfs find` shows what is)", escape(.0))]
+    Missing(Vec<u8>),
+    /// The path leads nowhere.
+    #[error("{}", escape(.0))]
+    Unresolved(Vec<u8>, #[source] PathError),
     /// The path is not a directory.
     #[error("{0} is not a directory")]
     NotADirectory(ArchivePath),
@@ -43,19 +48,20 @@ impl Subtree {
         }
     }
 
-    /// The directory `path`, also through links, or the directory `strip` levels below. Each level must have exactly one
-    /// directory. Files beside it are not shown.
+    /// The directory at `path`, which [`Index::resolve`] finds, or the directory `strip` levels below. Each level must have
+    /// exactly one directory. Files beside it are not shown.
     ///
     /// # Errors
     /// When there is no such directory.
-    pub fn new(index: &Index, path: &ArchivePath, strip: usize) -> Result<Self, SubtreeError> {
-        let entry = index.resolve(path.as_bytes(), true).ok().flatten();
-        let entry = entry.ok_or_else(|| SubtreeError::Missing(path.clone()))?;
-        if entry.kind() != EntryKind::Directory {
-            return Err(SubtreeError::NotADirectory(path.clone()));
+    pub fn new(index: &Index, path: &[u8], strip: usize) -> Result<Self, SubtreeError> {
+        let found = index.resolve_with_path(path, true);
+        let found = found.map_err(|error| SubtreeError::Unresolved(path.to_vec(), error))?;
+        let found = found.ok_or_else(|| SubtreeError::Missing(path.to_vec()))?;
+        let mut directory = found.path;
+        if found.entry.kind() != EntryKind::Directory {
+            return Err(SubtreeError::NotADirectory(directory));
         }
-        let mut root = entry.ino();
-        let mut directory = path.clone();
+        let mut root = found.entry.ino();
         for _ in 0..strip {
             let (name, ino) = only_directory(index, root)
                 .ok_or_else(|| SubtreeError::Ambiguous(directory.clone()))?;

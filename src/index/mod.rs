@@ -35,7 +35,7 @@ pub use problem::Problem;
 pub use published::lazy::LazyIndex;
 pub use shards::{MAX_SHARDS, Shard, ShardPlan};
 pub(crate) use tree::DirentNumber;
-pub use tree::{Child, Entry, EntryKind, Index, Ino, Origin, Span};
+pub use tree::{Child, Entry, EntryKind, Index, Ino, Origin, Resolved, Span};
 pub use whiteouts::WhiteoutFormat;
 
 // For the tests.

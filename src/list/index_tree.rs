@@ -22,6 +22,19 @@ const READ_BYTES: u32 = 256 << 10;
 /// Reads up to so many bytes of an entry at an offset.
 type ReadContent = Box<dyn Fn(Ino, u64, u32) -> io::Result<Bytes> + Send + Sync>;
 
+/// An entry at the end of a path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ResolvedFile {
+    /// Its type.
+    pub kind: FileKind,
+    /// Its number.
+    pub inode: u64,
+    /// The number of the directory that holds the name.
+    pub parent: u64,
+    /// The path without links; empty for the root.
+    pub path: Vec<u8>,
+}
+
 /// The entries of a complete index.
 #[expect(
     missing_debug_implementations,
@@ -36,14 +49,21 @@ pub struct IndexTree<I = Arc<Index>> {
 }
 
 impl<I: Deref<Target = Index>> IndexTree<I> {
-    /// Type and number of the entry at `path`, as [`Index::resolve`] finds it.
+    /// The entry at `path`, as [`Index::resolve`] finds it.
     ///
     /// # Errors
     /// The path does not exist, leads out of the archive, or cannot be loaded.
-    pub fn resolve(&self, path: &[u8], follows_last: bool) -> io::Result<(FileKind, u64)> {
+    pub fn resolve(&self, path: &[u8], follows_last: bool) -> io::Result<ResolvedFile> {
         let found = self.read(|index| {
-            let found = index.resolve(path, follows_last);
-            found.map(|entry| entry.map(|entry| (kind(entry.kind()), entry.ino().0.into())))
+            let found = index.resolve_with_path(path, follows_last);
+            found.map(|found| {
+                found.map(|found| ResolvedFile {
+                    kind: kind(found.entry.kind()),
+                    inode: found.entry.ino().0.into(),
+                    parent: found.parent.0.into(),
+                    path: found.path.as_bytes().to_vec(),
+                })
+            })
         })?;
         let found = found.map_err(io::Error::other)?;
         found.ok_or_else(|| io::ErrorKind::NotFound.into())

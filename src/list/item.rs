@@ -63,6 +63,12 @@ impl<'a, T: Tree> Item<'a, T> {
         }
     }
 
+    /// The same starting point, in the directory with this number.
+    #[must_use]
+    pub fn with_parent(self, parent: u64) -> Self {
+        Self { parent, ..self }
+    }
+
     /// The same file, at this path.
     #[must_use]
     pub(super) fn called(self, path: &[u8]) -> Self {
@@ -114,7 +120,7 @@ impl<'a, T: Tree> Item<'a, T> {
         self.name.inode
     }
 
-    /// The number of its directory; 0 for a starting point.
+    /// The number of its directory; 0 for a starting point that names none.
     pub(super) fn parent(&self) -> u64 {
         self.parent
     }

@@ -22,12 +22,13 @@ mod parallel_walk;
 mod tree;
 
 pub use crate::base::escape::escape;
+pub use crate::base::resolve::without_dots;
 pub use diff::{Comparison, DiffPrinter, Difference, Differences, Pair, Property};
 pub use directory_tree::{DirectoryTree, OpenDirectory, metadata_of};
 pub use du::{DiskUsage, DuOptions, Measure, Sum};
 pub use finder::{Finder, FoundDirectory};
 pub use human_size::human_size;
-pub use index_tree::{IndexTree, metadata};
+pub use index_tree::{IndexTree, ResolvedFile, metadata};
 pub use item::{Item, Place};
 pub use listing::{ListOptions, Lister, Order};
 pub use long::{Columns, Style};

@@ -75,7 +75,9 @@ mod tests {
     fn dry_run_counts_entries_and_reports_missing_paths() {
         let selection = Selection {
             exclude: vec![Glob::new(b"*.o")],
-            paths: vec![SelectedPath::new(b"a"), SelectedPath::new(b"missing")],
+            paths: [&b"a"[..], b"missing"]
+                .map(|path| SelectedPath::new(path).expect("no `..`"))
+                .into(),
             ..Selection::default()
         };
         let mut sink = DryRunSink::new(selection, None);

@@ -3,7 +3,7 @@
 use super::error::{Cause, Problems};
 use crate::base::archive_path::ArchivePath;
 use crate::base::glob::Glob;
-use crate::base::resolve::MAX_LINKS;
+use crate::base::resolve::{MAX_LINKS, PathError};
 use crate::tar::{Member, MemberKind};
 
 /// The members to take from an archive; by default all.
@@ -33,13 +33,15 @@ pub struct SelectedPath {
 }
 
 impl SelectedPath {
-    /// Parses a path from the user. A leading `./` or `/` and a trailing slash are ignored.
-    pub fn new(path: &[u8]) -> Self {
-        Self {
-            path: ArchivePath::sanitize(path).path,
+    /// Parses a path from the user. A leading `./` or `/` and a trailing slash are ignored. `None` if it has a `..`, which
+    /// a run in the order of the archive cannot resolve.
+    pub fn new(path: &[u8]) -> Option<Self> {
+        let sanitized = ArchivePath::sanitize(path);
+        (!sanitized.has_parent_component).then(|| Self {
+            path: sanitized.path,
             resolved: Vec::new(),
             found: false,
-        }
+        })
     }
 
     fn selects(&self, path: &ArchivePath, follows_links: bool) -> bool {
@@ -130,8 +132,14 @@ impl Selection {
 
     pub(super) fn report_unmatched_paths(&self, problems: &Problems) {
         for selected in self.paths.iter().filter(|selected| !selected.found) {
-            let resolved = selected.resolved.last().cloned();
-            let cause = resolved.map_or(Cause::NotFound, Cause::ThroughLink);
+            let mut resolved = selected.resolved.clone();
+            let cause = match resolved.pop() {
+                Some(last) if last == selected.path || resolved.contains(&last) => {
+                    Cause::Rejected(PathError::TooManyLinks)
+                }
+                Some(last) => Cause::ThroughLink(last),
+                None => Cause::NotFound,
+            };
             problems.add(&selected.path, cause);
         }
     }
@@ -145,6 +153,19 @@ mod tests {
         ArchivePath::sanitize(name.as_bytes()).path
     }
 
+    fn selected(paths: &[&str]) -> Vec<SelectedPath> {
+        let paths = paths.iter().map(|path| SelectedPath::new(path.as_bytes()));
+        paths.collect::<Option<_>>().expect("no `..`")
+    }
+
+    #[test]
+    fn selected_path_with_parent_component_is_refused() {
+        for path in ["..", "../a", "a/..", "a/../b"] {
+            assert_eq!(SelectedPath::new(path.as_bytes()), None, "{path}");
+        }
+        assert!(SelectedPath::new(b"/a/..b/").is_some());
+    }
+
     #[test]
     fn default_selection_selects_everything() {
         assert!(Selection::default().selects(&path("a/b")));
@@ -154,7 +175,7 @@ mod tests {
     #[test]
     fn selected_path_includes_its_descendants() {
         let mut selection = Selection {
-            paths: vec![SelectedPath::new(b"./a/b/"), SelectedPath::new(b"nowhere")],
+            paths: selected(&["./a/b/", "nowhere"]),
             ..Selection::default()
         };
         assert!(selection.selects(&path("a/b")));
@@ -170,7 +191,7 @@ mod tests {
         let problems = Problems::default();
         for follows_links in [true, false] {
             let mut selection = Selection {
-                paths: vec![SelectedPath::new(b"bin/sh")],
+                paths: selected(&["bin/sh"]),
                 follows_links,
                 ..Selection::default()
             };
@@ -197,7 +218,7 @@ mod tests {
 
     #[test]
     fn loop_of_links_ends() {
-        let mut selected = SelectedPath::new(b"a/x");
+        let mut selected = SelectedPath::new(b"a/x").expect("no `..`");
         for _ in 0..MAX_LINKS {
             selected.note_link(&path("a"), b"b");
             selected.note_link(&path("b"), b"a");

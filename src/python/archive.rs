@@ -17,7 +17,7 @@ use super::options;
 use super::process::{ThisProcess, call};
 use super::row::{self, Row};
 use crate::archive::{ReadError, Version};
-use crate::base::resolve::PathError;
+use crate::base::resolve::{PathError, without_dots};
 use crate::index::{Index, Ino, MAX_SHARDS, ShardPlan};
 use crate::locate::SourceSpec;
 use crate::materialize::{Materializer, Options};
@@ -214,8 +214,8 @@ impl Archive {
         let name = path.clone();
         let found = py.detach(move || -> Result<Option<T>, PathError> {
             let name = name.as_bytes();
-            let entry = index.resolve(name, follow)?;
-            Ok(entry.and_then(|entry| access(name, &index, entry.ino())))
+            let (entry, path) = (index.resolve(name, follow)?, without_dots(name));
+            Ok(entry.and_then(|entry| access(&path, &index, entry.ino())))
         });
         let reason = match found {
             Ok(Some(result)) => return Ok(result),

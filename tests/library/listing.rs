@@ -47,6 +47,17 @@ fn run(place: &Place, directory: &str, words: &[&str]) -> Output {
     output.expect("installed")
 }
 
+/// An archive with links to directories, below and beside which are files.
+fn archive_with_links() -> Vec<u8> {
+    Archive::new()
+        .file("dir/f", "below")
+        .file("dir/sub/g", "deeper")
+        .symlink("lnk", "dir/sub")
+        .symlink("loop", "loop")
+        .file("top", "beside")
+        .end()
+}
+
 /// Runs tarfs in `place`.
 fn tarfs(place: &Place, words: &[&str]) -> Output {
     let output = place.tarfs().args(words).env("LC_ALL", "C").output();
@@ -497,6 +508,93 @@ fn absolute_path_in_a_directory_is_refused() {
             "{verb}"
         );
     }
+}
+
+#[test]
+fn parent_component_that_leaves_a_directory_is_refused() {
+    let place = place_with_tree(2);
+    for (verb, code) in [("ls", 2), ("find", 1), ("du", 1)] {
+        for path in ["..", "../tree", "./../a.tar", "none/../.."] {
+            let output = tarfs(&place, &[verb, "tree", path]);
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{verb} {path}: {told}");
+            assert!(
+                told.contains("PATHs are paths in SOURCE, which is tree"),
+                "{verb} {path}: {told}"
+            );
+            assert!(output.stdout.is_empty(), "{verb} {path}");
+        }
+    }
+    fs::create_dir(place.path("tree/below")).expect("made");
+    fs::write(place.path("tree/inside"), "").expect("space");
+    let listed = place.succeeds(&["ls", "tree", "below/../inside"]);
+    assert_eq!(listed.text(), "below/../inside\n");
+}
+
+#[test]
+fn json_has_the_path_without_links_and_lines_have_path() {
+    let place = Place::new();
+    place.put("a.tar", archive_with_links());
+    let field = |line: &str, field: &str| {
+        let object: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        object.get(field).expect("a field").clone()
+    };
+    let json = |path: &str| {
+        let words = ["ls", "--json", "a.tar", path];
+        place.succeeds(&words).text().to_owned()
+    };
+    let directory = field(
+        place
+            .succeeds(&["ls", "--json", "-d", "a.tar", "dir"])
+            .text(),
+        "fileid",
+    );
+    for path in ["dir/f", "lnk/../f", "./dir//f", "/lnk/../../dir/f"] {
+        let line = json(path);
+        assert_eq!(field(&line, "path"), "dir/f", "{path}");
+        assert_eq!(field(&line, "dirid"), directory, "{path}");
+    }
+    assert_eq!(field(&json("lnk"), "path"), "dir/sub/g");
+    assert_eq!(field(&json("lnk/."), "path"), "dir/sub/g");
+    let root = place.succeeds(&["ls", "--json", "-d", "a.tar"]);
+    assert_eq!(field(root.text(), "dirid"), 0);
+    let listed = place.succeeds(&["ls", "a.tar", "lnk/../f", "lnk/.."]);
+    assert_eq!(listed.text(), "lnk/../f\n\nlnk/..:\nf\nsub\n");
+    place.succeeds(&["materialize", "-q", "a.tar", "-C", "out"]);
+    let line = place.succeeds(&["ls", "--json", "out", "dir/f"]);
+    let above = fs::metadata(place.path("out/dir")).expect("there");
+    assert_eq!(field(line.text(), "dirid"), above.ino());
+}
+
+#[test]
+fn materialize_refuses_parent_components_and_names_loops() {
+    let place = Place::new();
+    place.put("a.tar", archive_with_links());
+    for path in ["lnk/..", "lnk/../f", "../dir", "dir/..", ".."] {
+        for words in [
+            &["-C", "out"][..],
+            &["-O"],
+            &["--dry-run"],
+            &["-C", "out", "--resume"],
+        ] {
+            let words = [&["materialize", "-q", "a.tar"], words, &[path]].concat();
+            let told = place.fails(&words, &["cannot contain `..`", "`tarfs find`"]);
+            assert!(told.contains(&format!("{path}: ")), "{told}");
+        }
+        place.fails(
+            &["materialize", "-q", "out", "-C", "copy", path],
+            &["cannot contain `..`"],
+        );
+    }
+    place.fails(
+        &["materialize", "-q", "a.tar", "-C", "out", "loop/x"],
+        &["loop/x: ", "too many levels of symbolic links"],
+    );
+    let written = fs::read_dir(place.path("out")).expect("there");
+    assert_eq!(written.count(), 0);
+    // GNU tar ignores the slash, too.
+    place.succeeds(&["materialize", "-q", "a.tar", "-C", "out", "dir/f/"]);
+    assert!(place.path("out/dir/f").exists() && !place.path("out/dir/sub").exists());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 
@@ -270,6 +271,42 @@ fn mount_answers_when_command_returns() {
         random_bytes(300_000)
     );
     place.succeeds(&["umount", "mnt"]);
+    assert_eq!(place.mounts(), 0);
+}
+
+#[test]
+fn root_of_a_mount_resolves_as_a_path_of_ls() {
+    let place = Place::new();
+    let archive = Archive::new()
+        .file("dir/f", "below")
+        .file("dir/sub/g", "deeper")
+        .symlink("lnk", "dir/sub")
+        .symlink("loop", "loop")
+        .add(Header::new(b"d\xff/h", b'0'), "")
+        .end();
+    place.put("a.tar", archive);
+    let mount = |root: &[u8]| {
+        let words = ["mount", "a.tar", "mnt", "--root"];
+        Outcome::of(place.tarfs().args(words).arg(OsStr::from_bytes(root)))
+    };
+    for (root, expected) in [
+        (&b"lnk/.."[..], "f\nsub\n"),
+        (b"/lnk/", "g\n"),
+        (b"d\xff", "h\n"),
+    ] {
+        assert_eq!(mount(root).code, 0);
+        assert_eq!(place.succeeds(&["ls", "mnt"]).text(), expected);
+        place.succeeds(&["umount", "mnt"]);
+    }
+    for (root, words) in [
+        ("../dir", ["../dir: ", "leads outside the root"]),
+        ("dir/f/", ["dir/f/: ", "not a directory"]),
+        ("dir/f", ["dir/f ", "is not a directory"]),
+        ("loop/x", ["loop/x: ", "too many levels of symbolic links"]),
+        ("lnk/../none", ["lnk/../none: ", "not in the archive"]),
+    ] {
+        mount(root.as_bytes()).failure(&words);
+    }
     assert_eq!(place.mounts(), 0);
 }
 

@@ -516,15 +516,12 @@ fn subtree_is_shown_under_its_own_root() {
     sample.file("top/README", b"");
     sample.file("top/src/lib/deep", b"deep");
     let content = sample.content(ReplyTiming::AtOnce);
-    let path = ArchivePath::sanitize(b"top/src").path;
-    let view = Subtree::new(&content.index, &path, 0).expect("a directory");
-    assert_eq!(
-        Subtree::new(&content.index, &ArchivePath::root(), 2),
-        Ok(view)
-    );
-    assert!(Subtree::new(&content.index, &ArchivePath::root(), 4).is_err());
-    let file = ArchivePath::sanitize(b"top/README").path;
-    assert!(Subtree::new(&content.index, &file, 0).is_err());
+    let view = Subtree::new(&content.index, b"top/src", 0).expect("a directory");
+    assert_eq!(Subtree::new(&content.index, b"", 2), Ok(view));
+    assert!(Subtree::new(&content.index, b"", 4).is_err());
+    for path in [&b"top/README"[..], b"top/README/", b"../top", b"top/none"] {
+        assert!(Subtree::new(&content.index, path, 0).is_err());
+    }
     let deep = content
         .index
         .find(&ArchivePath::sanitize(b"top/src/lib/deep").path)

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tarfs::ArchivePath;
 use tarfs::archive::Volume;
 use tarfs::archive::{Archive, PrefetchOptions};
 use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem as Mounted};
@@ -51,8 +50,9 @@ impl PushFixture {
         let options = MountOptions::default();
         let content = Arc::clone(&archive) as Arc<dyn Volume>;
         let view = root.map(|root| {
-            let path = ArchivePath::sanitize(root.as_bytes()).path;
-            Subtree::new(archive.index().tree().expect("rows"), &path, 0).expect("a directory")
+            let index = archive.index();
+            let index = index.tree().expect("rows");
+            Subtree::new(index, root.as_bytes(), 0).expect("a directory")
         });
         let view = view.unwrap_or(Subtree::WHOLE);
         let mounted = Mounted::new(content, view, &options, Arc::clone(archive.stats()));

@@ -119,6 +119,10 @@ def test_links_are_followed_inside_the_archive(server: Server, contents: Content
     assert archive.open("data/../link").read() == contents["data/d1/f0001"]
     with pytest.raises(FileNotFoundError, match="leads outside"):
         archive.open("../link")
+    with pytest.raises(FileNotFoundError, match="not a directory"):
+        archive.stat("data/d1/f0001/")
+    assert archive.stat("/./data//d1/").path == "data/d1"
+    assert archive.ls("data/d1/") == archive.ls("data/d1")
 
 
 def test_shards_are_disjoint_and_complete(server: Server, contents: Contents) -> None:

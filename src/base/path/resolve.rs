@@ -81,15 +81,18 @@ pub(crate) fn directory_with_path<'a, T: Tree>(
     components: impl Iterator<Item = &'a [u8]>,
 ) -> Result<(T::Directory, ArchivePath), ResolveError<T::Error>> {
     let walk = walk_components(tree, components)?;
-    let mut path = ArchivePath::default();
-    for (name, _) in &walk.ancestors {
-        path.push(name);
-    }
-    Ok((walk.current(), path))
+    Ok((walk.current(), walk.path()))
 }
 
-/// A directory, and the name of a file in it unless the directory itself is meant.
-type Place<T> = (<T as Tree>::Directory, Option<Vec<u8>>);
+/// The components of `path` joined by single slashes, without `.`. A `..` stays, because only a lookup finds its place.
+pub fn without_dots(path: &[u8]) -> Vec<u8> {
+    let names = path.split(|&byte| byte == b'/');
+    let names = names.filter(|name| !matches!(*name, b"" | b"."));
+    names.collect::<Vec<_>>().join(&b'/')
+}
+
+/// A directory, its path without links, and the name of a file in it unless the directory itself is meant.
+type Place<T> = (<T as Tree>::Directory, ArchivePath, Option<Vec<u8>>);
 
 /// Resolves `path` to a directory and the name of a file in it, or to a directory alone if the path ends with a slash,
 /// a dot, or at the root. A link is followed at the end only if `follows_last`.
@@ -105,7 +108,7 @@ pub(crate) fn file<T: Tree>(
     };
     let mut walk = Walk::new(tree);
     let name = walk.walk(tree, path, last)?;
-    Ok((walk.current(), name))
+    Ok((walk.current(), walk.path(), name))
 }
 
 /// Treatment of the last component of a path.
@@ -148,6 +151,15 @@ impl<D: Clone> Walk<D> {
     fn current(&self) -> D {
         let last = self.ancestors.last();
         last.map_or(&self.root, |(_, directory)| directory).clone()
+    }
+
+    /// The path of the current directory, without links.
+    fn path(&self) -> ArchivePath {
+        let mut path = ArchivePath::default();
+        for (name, _) in &self.ancestors {
+            path.push(name);
+        }
+        path
     }
 
     /// Returns the last component, unless it was entered.

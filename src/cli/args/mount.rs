@@ -1,7 +1,9 @@
 //! Flags of `tarfs mount`.
 
 use std::convert::Infallible;
+use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -11,7 +13,6 @@ use super::{
     CacheArgs, LayerArgs, PrefetchArgs, SourceArgs, XattrArgs, count_parser, seconds_parser,
 };
 use crate::cli::completion;
-use tarfs::ArchivePath;
 use tarfs::archive::Volume;
 use tarfs::fuse::{MountOptions, Subtree};
 use tarfs::index::Index;
@@ -77,7 +78,7 @@ pub(crate) struct MountArgs {
     pub options: Vec<String>,
     /// Show only this directory of the archive
     #[arg(long, value_name = "PATH")]
-    pub root: Option<String>,
+    pub root: Option<OsString>,
     /// Descend this many levels first, each through the only directory there
     ///
     /// Files beside that directory are not shown.
@@ -229,8 +230,7 @@ impl MountArgs {
 
     pub(crate) fn view(&self, content: &dyn Volume) -> anyhow::Result<Subtree> {
         let root = self.root.as_deref().unwrap_or_default();
-        let path = ArchivePath::sanitize(root.as_bytes()).path;
-        let find = |index: &Index| Subtree::new(index, &path, self.strip_components);
+        let find = |index: &Index| Subtree::new(index, root.as_bytes(), self.strip_components);
         Ok(content.index().read(find)??)
     }
 }

@@ -302,7 +302,7 @@ pub(crate) fn run_with(
     let outcome = if args.to_stdout {
         run.to_stdout()
     } else if args.dry_run {
-        Ok(run.dry_run())
+        run.dry_run()
     } else if let Some(staging) = staging {
         let write = |sink| run.write(sink);
         let output = &run.output;
@@ -390,7 +390,7 @@ fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result
     let _lock = args.lock_destination()?;
     let source = with_contents(IndexTree::new(index.clone(), false), &volume);
     let root = (b".".as_slice(), Ino::ROOT.0.into());
-    let plan = args.plan_update(source, &Ino::ROOT, root, &output.options())?;
+    let plan = args.plan_update(source, &Ino::ROOT, root, &output.options()?)?;
     output.update(&plan, is_whole, |sink, delete| {
         let (read, finished) = sink.update(&*volume, tree, &plan, delete);
         (shards::whether_complete(read), finished)
@@ -423,7 +423,7 @@ fn update_from_directory(
     // A link to the directory is followed.
     let path = directory.join(".");
     let root = (path.as_os_str().as_bytes(), 0);
-    let plan = args.plan_update(source, &base, root, &output.options())?;
+    let plan = args.plan_update(source, &base, root, &output.options()?)?;
     output.update(&plan, true, |sink, delete| {
         (Ok(true), sink.update_from(directory, jobs, &plan, delete))
     })
@@ -535,6 +535,7 @@ impl MaterializeOptions {
         {
             return Err(not_a_member_error(path, "is an empty directory here"));
         }
+        self.selection()?;
         if !(self.atomic || self.to_stdout || self.dry_run) {
             materialize::check_empty_destination(self.directory())?;
         }
@@ -630,7 +631,7 @@ impl MaterializeOptions {
         saved: Option<&SavedIndex>,
         source: &dyn Source,
     ) -> anyhow::Result<bool> {
-        let wanted = self.selection().paths.into_iter();
+        let wanted = self.selection()?.paths.into_iter();
         let wanted: Vec<_> = wanted.map(|wanted| wanted.path).collect();
         if wanted.is_empty() {
             return Ok(true);
@@ -706,31 +707,36 @@ impl MaterializeOptions {
         refuse(&requested, "a directory")
     }
 
-    fn selection(&self) -> Selection {
+    fn selection(&self) -> anyhow::Result<Selection> {
         let globs = |patterns: &[OsString]| {
             patterns
                 .iter()
                 .map(|pattern| Glob::new(pattern.as_bytes()))
                 .collect()
         };
-        Selection {
+        let paths = self.paths.iter().map(|path| {
+            SelectedPath::new(path.as_bytes()).with_context(|| {
+                let path = Path::new(path).display();
+                format!(
+                    "{path}: a PATH of `tarfs materialize` cannot contain `..` (name the member as `tarfs find` \
+                     shows it; to write into a directory use -C {path})"
+                )
+            })
+        });
+        Ok(Selection {
             strip_components: self.strip_components,
             exclude: globs(&self.exclude),
             include: globs(&self.include),
-            paths: self
-                .paths
-                .iter()
-                .map(|path| SelectedPath::new(path.as_bytes()))
-                .collect(),
+            paths: paths.collect::<Result<_, _>>()?,
             // A journal has no links.
             follows_links: !self.resume,
-        }
+        })
     }
 
-    fn options(&self, source: &SourceArgs, reporter: Arc<dyn Reporter>) -> Options {
+    fn options(&self, source: &SourceArgs, reporter: Arc<dyn Reporter>) -> anyhow::Result<Options> {
         let defaults = Options::for_this_user();
-        Options {
-            selection: self.selection(),
+        Ok(Options {
+            selection: self.selection()?,
             existing: match (self.keep_old_files, self.skip_old_files) {
                 (true, _) => Existing::Keep,
                 (_, true) => Existing::Skip,
@@ -748,7 +754,7 @@ impl MaterializeOptions {
             max_entries: source.max_entries.unwrap_or(u64::MAX),
             index_memory: MemoryLimit::new(source.index_memory.0),
             reporter: Some(reporter),
-        }
+        })
     }
 }
 
@@ -783,7 +789,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    fn options(&self) -> Options {
+    fn options(&self) -> anyhow::Result<Options> {
         let reporter = Arc::clone(&self.reporter);
         self.args.options(self.source_args, reporter)
     }
@@ -810,7 +816,7 @@ impl<'a> Output<'a> {
         layers_directory: Option<PathBuf>,
         write: impl FnOnce(Materializer) -> Written,
     ) -> anyhow::Result<ExitCode> {
-        let options = self.options();
+        let options = self.options()?;
         let sink = Materializer::new(self.args.directory(), options, Arc::clone(self.stats))?;
         let stats = Arc::clone(self.stats);
         let place = self.args.directory().display().to_string();
@@ -905,7 +911,7 @@ impl<'a> Output<'a> {
         staging: &Staging,
         write: impl FnOnce(Materializer) -> Written,
     ) -> anyhow::Result<ExitCode> {
-        let options = self.options();
+        let options = self.options()?;
         let sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
         let (complete, finished) = write(sink);
         let (complete, summary) = (complete?, self.with_destination(finished)?);
@@ -1038,7 +1044,7 @@ impl Run<'_> {
             ));
             return self.to_disk();
         }
-        let options = self.output.options();
+        let options = self.output.options()?;
         let resume_key = self.resume_key(&options);
         let stats = Arc::clone(self.stats);
         let directory = self.args.directory();
@@ -1109,7 +1115,7 @@ impl Run<'_> {
     }
 
     fn to_stdout(&self) -> anyhow::Result<ExitCode> {
-        let selection = self.args.selection();
+        let selection = self.args.selection()?;
         let reporter = Some(Arc::clone(&self.output.reporter));
         let mut sink = ContentSink::new(output::binary_stdout()?, selection, reporter);
         let scanned = self.scan(&mut sink);
@@ -1118,12 +1124,12 @@ impl Run<'_> {
         Ok(exit_code(complete, &finished?))
     }
 
-    fn dry_run(&self) -> ExitCode {
-        let selection = self.args.selection();
+    fn dry_run(&self) -> anyhow::Result<ExitCode> {
+        let selection = self.args.selection()?;
         let mut sink = DryRunSink::new(selection, Some(Arc::clone(&self.output.reporter)));
         let scanned = self.scan(&mut sink);
         let complete = report_scan(self.source, scanned);
-        exit_code(complete, &sink.finish())
+        Ok(exit_code(complete, &sink.finish()))
     }
 
     fn scan<S: Sink>(&self, sink: &mut S) -> Result<scan::Summary, ScanError<S::Error>> {

@@ -27,6 +27,8 @@ use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
 };
 
+pub use resolve_path::Resolved;
+
 /// An entry's number: the order of its first appearance in the archive, from the root's 1 on. An implied
 /// directory appears with the first member below it. The index format fixes the numbers, so a mount may show
 /// them before the scan ends.

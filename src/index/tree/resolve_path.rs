@@ -1,6 +1,7 @@
 //! Lookup of paths that go through symbolic links of the archive.
 
 use super::{Entry, EntryKind, Index, Ino};
+use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, PathError, ResolveError, Step};
 
 /// Resolves paths, and creates nothing.
@@ -8,6 +9,17 @@ struct Resolver<'a>(&'a Index);
 
 /// A name on the way does not exist.
 struct Missing;
+
+/// An entry at the end of a path.
+#[derive(Clone, Debug)]
+pub struct Resolved<'a> {
+    /// The entry.
+    pub entry: Entry<'a>,
+    /// The directory that holds the name; the root for itself.
+    pub parent: Ino,
+    /// The path without links.
+    pub path: ArchivePath,
+}
 
 impl resolve::Tree for Resolver<'_> {
     type Directory = Ino;
@@ -38,12 +50,37 @@ impl Index {
     /// # Errors
     /// The path leads outside of the archive, or through a file that is no directory.
     pub fn resolve(&self, path: &[u8], follows_last: bool) -> Result<Option<Entry<'_>>, PathError> {
-        match resolve::file(&mut Resolver(self), path, follows_last) {
-            Ok((directory, None)) => Ok(self.entry(directory)),
-            Ok((directory, Some(name))) => Ok(self.lookup(directory, &name)),
-            Err(ResolveError::Tree(Missing)) => Ok(None),
-            Err(ResolveError::Path(error)) => Err(error),
-        }
+        let found = self.resolve_with_path(path, follows_last)?;
+        Ok(found.map(|found| found.entry))
+    }
+
+    /// As [`Self::resolve`], and returns the path to the entry without links.
+    ///
+    /// # Errors
+    /// As [`Self::resolve`].
+    pub fn resolve_with_path(
+        &self,
+        path: &[u8],
+        follows_last: bool,
+    ) -> Result<Option<Resolved<'_>>, PathError> {
+        let (directory, mut path, name) =
+            match resolve::file(&mut Resolver(self), path, follows_last) {
+                Ok(place) => place,
+                Err(ResolveError::Tree(Missing)) => return Ok(None),
+                Err(ResolveError::Path(error)) => return Err(error),
+            };
+        let (entry, parent) = if let Some(name) = name {
+            path.push(&name);
+            (self.lookup(directory, &name), directory)
+        } else {
+            let entry = self.entry(directory);
+            (entry, entry.map_or(directory, |entry| entry.parent()))
+        };
+        Ok(entry.map(|entry| Resolved {
+            entry,
+            parent,
+            path,
+        }))
     }
 }
 
@@ -79,6 +116,17 @@ mod tests {
         assert_eq!(resolve("", false), Ok(Some(Ino::ROOT)));
         assert_eq!(resolve("bin/none", false), Ok(None));
         assert_eq!(resolve("none/sh", false), Ok(None));
+        for (path, expected) in [
+            ("bin/../f", None),
+            ("bin/../bin/./sh", Some("usr/bin/sh")),
+            ("usr/back/", Some("usr/bin")),
+            ("bin/..", Some("usr")),
+            ("/", Some(".")),
+        ] {
+            let found = index.resolve_with_path(path.as_bytes(), false);
+            let found = found.map(|found| found.map(|found| found.path.to_string()));
+            assert_eq!(found, Ok(expected.map(str::to_owned)), "{path}");
+        }
         for (path, error) in [
             ("out/passwd", PathError::EscapesRoot),
             ("host/bin", PathError::EscapesRoot),

@@ -153,11 +153,11 @@ class Archive:
         return self._entries(path, deep=True)
 
     def _entries(self, path: StrPath, deep: bool) -> list[Entry]:
-        return list(map(Entry._make, self._handle.entries(_clean(path), deep)))
+        return list(map(Entry._make, self._handle.entries(os.fsdecode(path), deep)))
 
     def stat(self, path: StrPath, *, follow_symlinks: bool = True) -> Entry:
         """Returns the entry at ``path``. Symbolic links are followed inside the archive."""
-        return Entry._make(self._handle.stat(_clean(path), follow_symlinks))
+        return Entry._make(self._handle.stat(os.fsdecode(path), follow_symlinks))
 
     def exists(self, path: StrPath) -> bool:
         """Whether ``path`` leads to an entry."""
@@ -393,10 +393,6 @@ class Member(_Readable):
 
 
 os.register_at_fork(after_in_child=lambda: setattr(Archive, "_lock", threading.Lock()))
-
-
-def _clean(path: StrPath) -> str:
-    return os.fsdecode(path).strip("/")
 
 
 def _number(number: int, count: int) -> int:

@@ -232,9 +232,14 @@ fn list<T: Tree + Send + 'static>(
     let lister = Arc::new(lister(args, place, tree)?);
     let (mut files, mut directories) = (Vec::new(), Vec::new());
     for start in &place.starts {
-        let item = Item::at_start(&**tree, base, start.name());
+        let item = Item::at_start(&**tree, base, start.name()).with_parent(start.parent);
         let is_listed = item.kind() == FileKind::Directory && !args.directory_itself;
-        match (is_listed, &*start.inner_path) {
+        let path = if args.json {
+            &start.inner_path
+        } else {
+            &start.label
+        };
+        match (is_listed, &**path) {
             (true, path) => directories.push((item, path)),
             (false, b"") => files.push((item, &b"."[..])),
             (false, path) => files.push((item, path)),

@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, stdout};
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -20,7 +20,6 @@ use crate::cli::environment;
 use crate::cli::open_archive;
 use crate::cli::shards;
 use crate::cli::ui::output;
-use tarfs::ArchivePath;
 use tarfs::archive::{TreeOrigin, Volume};
 use tarfs::index::format::Error as Cause;
 use tarfs::index::store::{self, RowsToLoad};
@@ -28,7 +27,7 @@ use tarfs::index::{Index, LazyIndex, MemoryLimit, ShardPlan};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::list::{
     DirectoryTree, FileKind, IndexTree, Item, Name, OpenDirectory, SharedOutput, Start, Tree,
-    Visitor, metadata_of, walk_parallel,
+    Visitor, metadata_of, walk_parallel, without_dots,
 };
 use tarfs::locate::SourceSpec;
 
@@ -43,10 +42,14 @@ pub(super) const EXIT_PARTIAL: u8 = 1;
 pub(crate) struct StartPoint {
     /// Its path as it is shown.
     path: Vec<u8>,
-    /// Its path in SOURCE, without a leading slash; empty for SOURCE itself.
+    /// PATH without needless slashes and dots; empty for SOURCE itself.
+    pub label: Vec<u8>,
+    /// Its path in SOURCE, without a leading slash, and in an archive without links; empty for SOURCE itself.
     pub inner_path: Vec<u8>,
     kind: FileKind,
     inode: u64,
+    /// The number of its directory; 0 for SOURCE itself.
+    pub parent: u64,
     /// The file system that holds it; 0 in an archive.
     file_system: u64,
 }
@@ -281,9 +284,10 @@ fn start_in_directory(
     inner: &OsString,
     follows_links: bool,
 ) -> Option<StartPoint> {
-    if Path::new(inner).is_absolute() {
+    if leaves_source(Path::new(inner)) {
         output::print_error(format_args!(
-            "{}: PATHs are paths in SOURCE, which is {} (leave out the leading slash, or name one SOURCE at a time)",
+            "{}: PATHs are paths in SOURCE, which is {} (leave out the leading slash or `..`, or name one SOURCE at a \
+             time)",
             tarfs::list::escape(inner.as_bytes()),
             tarfs::list::escape(directory.as_os_str().as_bytes())
         ));
@@ -294,7 +298,7 @@ fn start_in_directory(
     } else {
         directory.join(inner)
     };
-    let inner = ArchivePath::sanitize(inner.as_bytes()).path;
+    let label = without_dots(inner.as_bytes());
     let mut found = metadata_of(&path);
     if follows_links && found.as_ref().is_ok_and(|it| it.kind == FileKind::Symlink) && path.is_dir()
     {
@@ -303,13 +307,22 @@ fn start_in_directory(
         found = metadata_of(&path);
     }
     match found {
-        Ok(found) => Some(StartPoint {
-            path: path.as_os_str().as_bytes().to_owned(),
-            inner_path: inner.as_bytes().to_owned(),
-            kind: found.kind,
-            inode: found.inode,
-            file_system: found.file_system,
-        }),
+        Ok(found) => {
+            let above = match path.parent() {
+                _ if label.is_empty() => None,
+                Some(above) if found.kind != FileKind::Directory => metadata_of(above).ok(),
+                _ => metadata_of(&path.join("..")).ok(),
+            };
+            Some(StartPoint {
+                path: path.into_os_string().into_vec(),
+                inner_path: label.clone(),
+                label,
+                kind: found.kind,
+                inode: found.inode,
+                parent: above.map_or(0, |above| above.inode),
+                file_system: found.file_system,
+            })
+        }
         Err(error) => {
             report(path.as_os_str().as_bytes(), &error);
             None
@@ -317,25 +330,40 @@ fn start_in_directory(
     }
 }
 
+/// Whether `inner` is absolute, or its `..` lead out of the directory that it is in.
+fn leaves_source(inner: &Path) -> bool {
+    let mut depth = 0_usize;
+    inner.components().any(|component| {
+        match component {
+            Component::Prefix(_) | Component::RootDir => return true,
+            Component::CurDir => {}
+            Component::Normal(_) => depth += 1,
+            Component::ParentDir if depth == 0 => return true,
+            Component::ParentDir => depth -= 1,
+        }
+        false
+    })
+}
+
 fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> Option<StartPoint> {
-    let clean = ArchivePath::sanitize(path.as_bytes()).path;
     let shown = match path.as_bytes() {
         b"" => b".",
         path => path,
     };
     let found = match tree.resolve(path.as_bytes(), false) {
-        Ok((FileKind::Symlink, _)) if follows_links => {
-            let target = tree.resolve(path.as_bytes(), true);
-            let directory = target.ok().filter(|(kind, _)| *kind == FileKind::Directory);
-            directory.map_or_else(|| tree.resolve(path.as_bytes(), false), Ok)
+        Ok(link) if follows_links && link.kind == FileKind::Symlink => {
+            let target = tree.resolve(path.as_bytes(), true).ok();
+            let directory = target.filter(|target| target.kind == FileKind::Directory);
+            Ok(directory.unwrap_or(link))
         }
         found => found,
     };
-    let (kind, inode) = match found {
+    let found = match found {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             output::print_error(format_args!(
-                "{clean}: not in the archive (`tarfs find` shows what is)"
+                "{}: not in the archive (`tarfs find` shows what is)",
+                tarfs::list::escape(shown)
             ));
             return None;
         }
@@ -344,13 +372,17 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> O
             return None;
         }
     };
-    let path = shown.to_vec();
-    let inner_path = clean.as_bytes().to_owned();
     Some(StartPoint {
-        path,
-        inner_path,
-        kind,
-        inode,
+        path: shown.to_vec(),
+        label: without_dots(path.as_bytes()),
+        parent: if found.path.is_empty() {
+            0
+        } else {
+            found.parent
+        },
+        inner_path: found.path,
+        kind: found.kind,
+        inode: found.inode,
         file_system: 0,
     })
 }
