@@ -8,6 +8,17 @@ use crate::codec::Compression;
 use crate::index::{NewDigests, Span};
 use crate::tar::Member;
 
+/// The way in which the payload of a member ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PayloadEnd {
+    /// All bytes were passed.
+    Complete,
+    /// The archive ends in the middle of it.
+    Cut,
+    /// The next bytes are damaged or unavailable, which [`Sink::damage`] or the error of the run reports.
+    Damaged,
+}
+
 /// Receives the results of a scan, in archive order, on the scan thread.
 ///
 /// For each member: [`member`](Self::member), [`payload`](Self::payload) for each piece,
@@ -35,11 +46,11 @@ pub trait Sink {
         Ok(())
     }
 
-    /// Ends the payload. `cut` means that the archive ends in the middle of it.
+    /// Ends the payload.
     ///
     /// # Errors
     /// When the scan must stop.
-    fn member_end(&mut self, _cut: bool) -> Result<(), Self::Error> {
+    fn member_end(&mut self, _end: PayloadEnd) -> Result<(), Self::Error> {
         Ok(())
     }
 

@@ -52,7 +52,10 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// When rows of the index cannot be loaded.
     fn cut_offset(&self, ino: Ino) -> Result<Option<u64>, MissingRow> {
-        (self.index()).read(|index| index.cut_offset(index.entry(ino)?))
+        self.index().read(|index| {
+            let end = Plain(index.origin().plain_bytes);
+            index.entry(ino)?.cut_offset(end)
+        })
     }
 
     /// Runs `callback` when `awaited` is available or the scan is over, at once or later on the scan thread.
@@ -134,11 +137,6 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// The only archive, if its index is the tree's.
     fn as_archive(&self) -> Option<&Archive> {
         None
-    }
-
-    /// End of the plain bytes of the archive with the content of `ino`, which a cut archive may end before.
-    fn content_end(&self, _ino: Ino) -> Plain {
-        Plain(self.index().origin().plain_bytes)
     }
 
     /// The archives that form the tree, from the bottom.

@@ -17,6 +17,19 @@ pub struct Error {
     pub cause: Cause,
 }
 
+impl Error {
+    /// Whether the limits of this process are the reason, and not the bytes.
+    pub fn is_of_this_process(&self) -> bool {
+        match self.cause {
+            Cause::MemoryLimit { .. } | Cause::Cancelled => true,
+            Cause::Malformed(_)
+            | Cause::Checksum { .. }
+            | Cause::Unsupported(_)
+            | Cause::Truncated => false,
+        }
+    }
+}
+
 /// Why decoding failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Cause {

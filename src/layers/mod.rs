@@ -102,8 +102,17 @@ impl Volume for LayeredArchive {
     }
 
     fn cut_offset(&self, ino: Ino) -> Result<Option<u64>, MissingRow> {
-        self.locate(ino)
-            .map_or(Ok(None), |(layer, ino)| layer.cut_offset(ino))
+        let (Some(found), Some(entry)) = (self.merged.layer_ino(ino), self.merged.index.entry(ino))
+        else {
+            return Ok(None);
+        };
+        let layers = self
+            .layers
+            .iter()
+            .take((found.layer as usize).saturating_add(1));
+        let lens = layers.map(|layer| layer.index().origin().plain_bytes);
+        let end = Plain(lens.fold(0, u64::saturating_add));
+        Ok(entry.cut_offset(end))
     }
 
     fn must_compare(&self, part: TreePart<'_>) -> bool {
@@ -196,13 +205,6 @@ impl Volume for LayeredArchive {
                 pages: Arc::clone(&pages),
             }));
         }
-    }
-
-    fn content_end(&self, ino: Ino) -> Plain {
-        let layer = self.merged.layer_ino(ino).map(|found| found.layer as usize);
-        let layers = self.layers.iter().take(layer.map_or(0, |layer| layer + 1));
-        let lens = layers.map(|layer| layer.index().origin().plain_bytes);
-        Plain(lens.fold(0, u64::saturating_add))
     }
 
     fn archives(&self) -> Vec<&Archive> {

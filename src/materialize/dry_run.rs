@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::error::{Error, Problems, Reporter};
 use super::options::Summary;
 use super::selection::Selection;
-use crate::archive::scan::Sink;
+use crate::archive::scan::{PayloadEnd, Sink};
 use crate::tar::{Member, MemberKind};
 
 /// Reports the entries that a [`super::Materializer`] would make.
@@ -56,7 +56,7 @@ impl Sink for DryRunSink {
         Ok(())
     }
 
-    fn member_end(&mut self, _cut: bool) -> Result<(), Error> {
+    fn member_end(&mut self, _end: PayloadEnd) -> Result<(), Error> {
         Ok(())
     }
 

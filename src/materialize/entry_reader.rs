@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::background_copy::CopyPlan;
 use super::write::member_of;
-use crate::archive::scan::Sink;
+use crate::archive::scan::{PayloadEnd, Sink};
 use crate::archive::{PlainStream, ReadError, TreePart, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::BufferPool;
@@ -66,7 +66,7 @@ pub fn read_entries<S: Sink>(
         damaged += u64::from(!reader.read_entry(entry, path, sink)?);
         for link in links {
             let sent = sink.member(link_to(entry, path, link));
-            let sent = sent.and_then(|()| sink.member_end(false));
+            let sent = sent.and_then(|()| sink.member_end(PayloadEnd::Complete));
             sent.map_err(EntryError::Sink)?;
         }
     }
@@ -168,12 +168,15 @@ impl<'a> EntryReader<'a> {
         compared.map_err(|error| EntryError::Read(path.clone(), error))?;
         sink.member(member).map_err(EntryError::Sink)?;
         let sent = self.send(entry, path, sink)?;
-        match &sent {
-            // The end of the member tells of it.
-            Ok(()) | Err(ReadError::Truncated) => {}
-            Err(error) => sink.damage(Plain(0), &format!("{path}: {error}")),
-        }
-        sink.member_end(sent.is_err()).map_err(EntryError::Sink)?;
+        let end = match &sent {
+            Ok(()) => PayloadEnd::Complete,
+            Err(ReadError::Truncated) => PayloadEnd::Cut,
+            Err(error) => {
+                sink.damage(Plain(0), &format!("{path}: {error}"));
+                PayloadEnd::Damaged
+            }
+        };
+        sink.member_end(end).map_err(EntryError::Sink)?;
         Ok(sent.is_ok())
     }
 
@@ -210,8 +213,7 @@ impl<'a> EntryReader<'a> {
                 }
             }
         }
-        let end = self.contents.volume.content_end(entry.ino());
-        if sent.is_ok() && entry.pieces(0, u64::MAX).any(|it| it.plain.end() > end) {
+        if sent.is_ok() && cut_offset(self.contents.volume, entry).is_some() {
             sent = Err(ReadError::Truncated);
         }
         Ok(sent)
@@ -230,13 +232,12 @@ fn available_pieces<'a>(
     volume: &dyn Volume,
     entry: Entry<'a>,
 ) -> impl Iterator<Item = Piece> + use<'a> {
-    let end = volume.content_end(entry.ino());
-    let pieces = entry.pieces(0, u64::MAX);
-    let available = pieces.map(move |piece| Piece {
-        plain: Extent::new(piece.plain.start(), piece.plain.end().min(end)).unwrap_or_default(),
-        ..piece
-    });
-    available.take_while(|piece| !piece.plain.is_empty())
+    entry.pieces_before(cut_offset(volume, entry).unwrap_or(u64::MAX))
+}
+
+/// Offset at which the end of a truncated archive cuts a file. If its row is missing, its reads fail.
+fn cut_offset(volume: &dyn Volume, entry: Entry<'_>) -> Option<u64> {
+    volume.cut_offset(entry.ino()).ok().flatten()
 }
 
 /// The reads of the content of an entry.

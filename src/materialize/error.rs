@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::io::Errno;
 
 use crate::archive::HINT_RAISE_INDEX_MEMORY;
+use crate::archive::scan::PayloadEnd;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::PathError;
 use crate::base::sync::Mutex;
@@ -88,6 +89,9 @@ pub enum Cause {
     /// The archive ends inside the member.
     #[error("the archive ends in the middle of this file; the bytes before that are kept")]
     Truncated,
+    /// The content of the member is damaged, or cannot be read.
+    #[error("its content is damaged; the bytes before that are kept")]
+    Damaged,
     /// An update keeps the old file, because the content of the new one is damaged or cut.
     #[error("not written, because its content is damaged or ends early")]
     Incomplete,
@@ -97,6 +101,17 @@ pub enum Cause {
     /// A requested path does not exist in the archive.
     #[error("not in the archive (`tarfs find` shows what is; -C names a directory to write to)")]
     NotFound,
+}
+
+impl Cause {
+    /// The problem of a file whose content ends in this way, if it is one.
+    pub(super) fn of_end(end: PayloadEnd) -> Option<Self> {
+        match end {
+            PayloadEnd::Complete => None,
+            PayloadEnd::Cut => Some(Self::Truncated),
+            PayloadEnd::Damaged => Some(Self::Damaged),
+        }
+    }
 }
 
 /// Reason why the run cannot start or cannot continue.

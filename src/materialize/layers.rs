@@ -65,12 +65,12 @@ impl LayerState {
         }
     }
 
-    /// Starts the next layer. All layers together have at most `max_inodes` inodes.
-    pub(super) fn begin_layer(&mut self, max_inodes: u32) {
+    /// Starts the next layer. All layers together have at most `max_entries` entries.
+    pub(super) fn begin_layer(&mut self, max_entries: u32) {
         let used = self.indexes.iter().map(Index::member_count);
         let used = u32::try_from(used.fold(0, u64::saturating_add)).unwrap_or(u32::MAX);
         let builder = Builder::new(Options {
-            max_entries: max_inodes.saturating_sub(used),
+            max_entries: max_entries.saturating_sub(used),
             whiteouts: Some(self.whiteouts),
             ..Options::default()
         });

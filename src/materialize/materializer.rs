@@ -17,7 +17,7 @@ use super::write::{
     is_empty_directory, sync_file_system,
 };
 use crate::archive::ResumePoint;
-use crate::archive::scan::Sink;
+use crate::archive::scan::{PayloadEnd, Sink};
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Plain;
 use crate::base::stats::Stats;
@@ -162,7 +162,7 @@ impl Materializer {
     /// Starts the next layer. Call [`end_layer`](Self::end_layer) when it is complete.
     pub fn begin_layer(&mut self) {
         if let Some(layers) = &mut self.layers {
-            layers.begin_layer(self.tree.context.entry_quota.max_inodes());
+            layers.begin_layer(self.tree.context.entry_quota.max_entries());
         }
     }
 
@@ -252,21 +252,23 @@ impl Materializer {
     /// Ends an open payload, and waits for the writers.
     pub(super) fn cut_payload(&mut self) {
         if !matches!(self.current, CurrentFile::Nothing) {
-            self.end_payload(true);
+            self.end_payload(PayloadEnd::Cut);
         }
         self.tree.destination.writers.wait_for_all();
     }
 
-    fn end_payload(&mut self, cut: bool) {
+    fn end_payload(&mut self, end: PayloadEnd) {
         let writers = &mut self.tree.destination.writers;
         match std::mem::replace(&mut self.current, CurrentFile::Nothing) {
             CurrentFile::Nothing => {}
-            CurrentFile::Waiting(job) if cut => {
-                writers.begin_file(job);
-                writers.end_file(true);
+            CurrentFile::Waiting(job) if end == PayloadEnd::Complete => {
+                writers.write_file(job, Bytes::new());
             }
-            CurrentFile::Waiting(job) => writers.write_file(job, Bytes::new()),
-            CurrentFile::Streaming => writers.end_file(cut),
+            CurrentFile::Waiting(job) => {
+                writers.begin_file(job);
+                writers.end_file(end);
+            }
+            CurrentFile::Streaming => writers.end_file(end),
         }
     }
 }
@@ -317,8 +319,8 @@ impl Sink for Materializer {
         Ok(())
     }
 
-    fn member_end(&mut self, cut: bool) -> Result<(), Error> {
-        self.end_payload(cut);
+    fn member_end(&mut self, end: PayloadEnd) -> Result<(), Error> {
+        self.end_payload(end);
         self.tree.resume.after_member();
         self.tree.context.problems.check_fatal()
     }

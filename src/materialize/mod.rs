@@ -31,7 +31,8 @@ mod test_support;
 use std::os::fd::AsFd;
 
 pub use self::background_copy::{
-    BackgroundCopy, BackgroundCopyProgress, CopyState, ReadFn, RunningCopy,
+    BackgroundCopy, BackgroundCopyProgress, CopyContents, CopyState, CutOffsetFn, ReadFn,
+    RunningCopy,
 };
 pub use self::dry_run::DryRunSink;
 pub use self::entry_reader::{EntryError, read_entries};

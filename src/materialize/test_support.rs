@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::error::Problems;
 use super::options::Options;
 use super::write::{Context, Destination, Directory, WriterPool};
-use crate::archive::scan::Sink;
+use crate::archive::scan::{PayloadEnd, Sink};
 use crate::base::extent::{Extent, Plain};
 use crate::tar::{Member, MemberKind};
 
@@ -55,6 +55,6 @@ pub(super) fn feed<'a, S: Sink>(
             sink.payload(Bytes::copy_from_slice(payload))
                 .expect("a payload");
         }
-        sink.member_end(false).expect("an end");
+        sink.member_end(PayloadEnd::Complete).expect("an end");
     }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::error::{Cause, Error, Problems, Reporter};
 use super::options::Summary;
 use super::selection::Selection;
-use crate::archive::scan::Sink;
+use crate::archive::scan::{PayloadEnd, Sink};
 use crate::base::archive_path::ArchivePath;
 use crate::tar::{self, Member, MemberKind, Segment};
 
@@ -164,15 +164,15 @@ impl<W: Write> Sink for ContentSink<W> {
         Ok(())
     }
 
-    fn member_end(&mut self, cut: bool) -> Result<(), Error> {
+    fn member_end(&mut self, end: PayloadEnd) -> Result<(), Error> {
         let Some(file) = self.current.take() else {
             return Ok(());
         };
         self.entries += 1;
-        if cut {
-            self.problems.add(&file.path, Cause::Truncated);
+        if let Some(cause) = Cause::of_end(end) {
+            self.problems.add(&file.path, cause);
         }
-        if self.is_tar || file.sparse && !cut {
+        if self.is_tar || file.sparse && end == PayloadEnd::Complete {
             self.write_zeros(file.size.saturating_sub(file.offset))?;
         }
         if self.is_tar {

@@ -74,7 +74,8 @@ impl Archive {
         })
     }
 
-    /// Returns `len` bytes of the file `ino` from `start` on. It must have them.
+    /// Returns `len` bytes of the file `ino` from `start` on, which it must have, or those before the end of a truncated
+    /// archive and before damage. An error if there is none.
     fn read<'py>(
         &self,
         py: Python<'py>,
@@ -83,10 +84,12 @@ impl Archive {
         len: usize,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let (opened, ino) = (self.opened.get(py)?, Ino(ino));
-        PyBytes::new_with(py, len, |mut buffer| {
-            let mut offset = start;
-            while !buffer.is_empty() {
-                let len = buffer.len().min(MAX_READ_BYTES);
+        let mut offset = start;
+        let mut end = start.saturating_add(len as u64);
+        let bytes = PyBytes::new_with(py, len, |mut buffer| {
+            while offset < end {
+                let left = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
+                let len = left.min(buffer.len()).min(MAX_READ_BYTES);
                 let cached = py.detach(|| opened.try_read(ino, offset, len));
                 let read = if let Some(read) = cached {
                     read
@@ -94,7 +97,20 @@ impl Archive {
                     let opened = Arc::clone(opened);
                     call(py, move || opened.read(ino, offset, len))?
                 };
-                let bytes = read.map_err(|error| of_error(py, &error))?;
+                let cut_offset = match read {
+                    Err(ReadError::Truncated) => opened.volume.cut_offset(ino).ok().flatten(),
+                    _ => None,
+                };
+                let bytes = match read {
+                    Ok(bytes) => bytes,
+                    Err(_) if cut_offset.is_some_and(|cut| offset < cut && cut < end) => {
+                        end = cut_offset.unwrap_or(end);
+                        continue;
+                    }
+                    // The next read fails.
+                    Err(_) if offset > start => break,
+                    Err(error) => return Err(of_error(py, &error)),
+                };
                 let parts = buffer.split_at_mut_checked(bytes.len());
                 let parts = parts.filter(|_| !bytes.is_empty());
                 let (now, later) = parts.ok_or_else(|| of_error(py, &ReadError::Index))?;
@@ -103,7 +119,14 @@ impl Archive {
                 buffer = later;
             }
             Ok(())
-        })
+        })?;
+        match usize::try_from(offset.saturating_sub(start)) {
+            Ok(done) if done < len => {
+                let available = bytes.as_bytes().get(..done).unwrap_or_default();
+                Ok(PyBytes::new(py, available))
+            }
+            _ => Ok(bytes),
+        }
     }
 
     /// Cuts the archive into `count` shards: number, and entries, bytes, packed start and end of each.

@@ -14,6 +14,7 @@ use crate::base::error_chain::error_chain;
 use crate::locate::{self, unwrap_transparent};
 use crate::materialize;
 use crate::source::{self, Cause};
+use crate::tar;
 
 /// Name of a class in `tarfs._errors`.
 type Class = &'static str;
@@ -76,18 +77,43 @@ fn class_of(error: &(dyn Error + 'static)) -> Option<Class> {
         | ReadError::Unreachable(_)
         | ReadError::AccessDenied(_)
         | ReadError::Memory(_)
+        | ReadError::Damaged { cause: Some(_), .. }
         | ReadError::NotAFile => None,
-        _ => Some(DAMAGED),
+        ReadError::Unscanned | ReadError::IndexUnavailable => Some(ERROR),
+        ReadError::Damaged { cause: None, .. }
+        | ReadError::Truncated
+        | ReadError::Index
+        | ReadError::IndexMismatch => Some(DAMAGED),
     }
 }
 
 fn class_of_archive(error: &archive::Error) -> Class {
     match error {
         archive::Error::Source(error) => class_of_cause(&error.cause),
+        archive::Error::Codec(error) if error.is_of_this_process() => ERROR,
+        archive::Error::Tar(error) => match error.cause {
+            tar::Cause::LimitExceeded { .. }
+            | tar::Cause::TooManyEntries { .. }
+            | tar::Cause::TooLarge { .. }
+            | tar::Cause::TooLong { .. } => ERROR,
+            tar::Cause::NotTar | tar::Cause::Truncated(_) => DAMAGED,
+        },
+        // Limits, which a caller can raise, are no damage.
         archive::Error::TooManyEntries { .. }
+        | archive::Error::TooLarge { .. }
         | archive::Error::TooMuchMemory(_)
+        | archive::Error::EndlessZeros
         | archive::Error::Interrupted => ERROR,
-        _ => DAMAGED,
+        archive::Error::Codec(_)
+        | archive::Error::NotAnArchive
+        | archive::Error::Empty
+        | archive::Error::UnsupportedFormat(_)
+        | archive::Error::Encrypted(_)
+        | archive::Error::WebPage
+        | archive::Error::GitLfsPointer
+        | archive::Error::DigestMismatch { .. }
+        | archive::Error::BlockMismatch { .. }
+        | archive::Error::PlainDigestMismatch { .. } => DAMAGED,
     }
 }
 

@@ -15,7 +15,7 @@ use super::opened::{Opened, cause};
 use super::options;
 use super::process::{ThisProcess, call, receive};
 use super::row::Row;
-use crate::archive::scan::{self, Sink};
+use crate::archive::scan::{self, PayloadEnd, Sink};
 use crate::base::extent::Plain;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
@@ -155,10 +155,11 @@ impl Sink for MemberSink {
         self.contents.payload(bytes)
     }
 
-    fn member_end(&mut self, cut: bool) -> Result<(), Error> {
-        self.contents.member_end(cut)?;
+    fn member_end(&mut self, end: PayloadEnd) -> Result<(), Error> {
+        self.contents.member_end(end)?;
         let unknown = || "the archive ends in this member".to_owned();
-        let damage = cut.then(|| self.damage.take().unwrap_or_else(unknown));
+        let is_complete = end == PayloadEnd::Complete;
+        let damage = (!is_complete).then(|| self.damage.take().unwrap_or_else(unknown));
         self.output.send(Message::End(damage))
     }
 

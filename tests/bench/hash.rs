@@ -18,7 +18,7 @@ use std::time::Instant;
 use anyhow::Context;
 use bytes::Bytes;
 use tarfs::Stats;
-use tarfs::archive::scan::{self, Sink};
+use tarfs::archive::scan::{self, PayloadEnd, Sink};
 use tarfs::source;
 use tarfs::tar::Member;
 use xxhash_rust::xxh3::Xxh3;
@@ -98,7 +98,7 @@ impl Sink for Hashes {
         Ok(())
     }
 
-    fn member_end(&mut self, _: bool) -> Result<(), Infallible> {
+    fn member_end(&mut self, _: PayloadEnd) -> Result<(), Infallible> {
         self.sum = self.sum.wrapping_add(self.hash.digest());
         Ok(())
     }

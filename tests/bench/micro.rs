@@ -25,7 +25,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 use tarfs::Stats;
-use tarfs::archive::scan::Sink;
+use tarfs::archive::scan::{PayloadEnd, Sink};
 use tarfs::codec::{self, Compression, Pull};
 use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::internal::memory_reclaim::MemoryBroker;
@@ -280,7 +280,7 @@ fn writer() -> anyhow::Result<()> {
         for (member, bytes) in members {
             writer.member(member)?;
             writer.payload(bytes)?;
-            writer.member_end(false)?;
+            writer.member_end(PayloadEnd::Complete)?;
         }
         let summary = writer.finish()?;
         let spent = processor_seconds(ClockId::ProcessCPUTime) - before;

@@ -1101,7 +1101,6 @@ fn missing_part_of_a_published_index_is_an_error_with_path_and_advice() {
         &["ls", "-R", &url, directory],
         &["find", &url, directory],
         &["du", &url, directory],
-        &["plan", "--shards=2", &url],
     ] {
         let got = tarfs(&place, words);
         let text = String::from_utf8_lossy(&got.stderr).into_owned();
@@ -1116,6 +1115,12 @@ fn missing_part_of_a_published_index_is_an_error_with_path_and_advice() {
         &["ls", "-d", "--no-published-index", &url, directory],
     );
     assert!(whole.status.success(), "{whole:?}");
+    fs::remove_dir_all(place.path("cache")).ok();
+    let planned = tarfs(&place, &["plan", "--shards=2", &url]);
+    assert!(
+        planned.status.success(),
+        "a publisher's index is used: {planned:?}"
+    );
 }
 
 #[test]

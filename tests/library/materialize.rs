@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use rustix::process::geteuid;
 use tarfs::ArchivePath;
-use tarfs::archive::scan::Sink;
+use tarfs::archive::scan::{PayloadEnd, Sink};
 use tarfs::materialize::{Existing, Materializer, Options, Problem, Reporter, Selection};
 use tarfs::tar::{Member, MemberKind, Segment};
 
@@ -502,7 +502,7 @@ fn truncated_file_keeps_its_received_bytes() {
     sink.member(member).expect("a member");
     sink.payload(Bytes::from_static(b"half"))
         .expect("a payload");
-    sink.member_end(true).expect("an end");
+    sink.member_end(PayloadEnd::Cut).expect("an end");
     let summary = sink.finish().expect("a summary");
     assert_eq!(
         problems(&summary),

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use tarfs::Stats;
-use tarfs::archive::scan::{self, ScanError, Sink};
+use tarfs::archive::scan::{self, PayloadEnd, ScanError, Sink};
 use tarfs::archive::{Archive, DiskCacheMode, OpenError, OpenOptions, ReadError, Volume};
 use tarfs::fetch;
 use tarfs::index::Ino;
@@ -157,7 +157,7 @@ impl Sink for Counter {
         self.0 += bytes.len();
         Ok(())
     }
-    fn member_end(&mut self, _cut: bool) -> Result<(), ()> {
+    fn member_end(&mut self, _end: PayloadEnd) -> Result<(), ()> {
         Ok(())
     }
     fn warning(&mut self, _text: &str) {}

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tarfs::archive::scan::{self, Digest, Sink};
+use tarfs::archive::scan::{self, Digest, PayloadEnd, Sink};
 use tarfs::archive::{OpenOptions, ReadError, Volume};
 use tarfs::index::{EntryKind, ShardPlan};
 use tarfs::layers::{Layer, LayeredArchive, WhiteoutFormat};
@@ -43,8 +43,8 @@ impl Sink for Collector {
         Ok(())
     }
 
-    fn member_end(&mut self, cut: bool) -> Result<(), Infallible> {
-        self.files.get_mut(&self.current).expect("a file").1 = cut;
+    fn member_end(&mut self, end: PayloadEnd) -> Result<(), Infallible> {
+        self.files.get_mut(&self.current).expect("a file").1 = end == PayloadEnd::Cut;
         Ok(())
     }
 

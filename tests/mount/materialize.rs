@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tarfs::archive::scan::Sink;
+use tarfs::archive::scan::{PayloadEnd, Sink};
 use tarfs::materialize::{Error, Materializer, Options, Summary};
 use tarfs::tar::{Device, Event, Member, MemberKind, Parser};
 
@@ -276,7 +276,7 @@ fn materialize_archive(archive: &Path, destination: &Path) -> Summary {
             },
             Event::Member(member) => sink.member(*member).expect("a member"),
             Event::Payload(bytes) => sink.payload(bytes).expect("a payload"),
-            Event::MemberEnd => sink.member_end(false).expect("an end"),
+            Event::MemberEnd => sink.member_end(PayloadEnd::Complete).expect("an end"),
             Event::Warning(warning) | Event::Damaged(warning) => sink.warning(&warning.text),
             Event::End => break,
         }

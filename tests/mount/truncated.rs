@@ -91,6 +91,29 @@ fn cut_file_of_a_mount_has_every_byte_before_the_cut() {
 }
 
 #[test]
+fn copy_of_layers_keeps_the_cut_file_of_a_lower_layer() {
+    let (place, expected) = place_with_cut_file(Packing::Gzip);
+    place.put(
+        "b.tar",
+        Archive::new().file("upper", vec![8; 5_000_000]).end(),
+    );
+    let words = ["mount", "--allow-truncated", "a.tar", "--layer", "b.tar"];
+    place.succeeds(&[&words[..], &["mnt", "--copy-to", "copy"]].concat());
+    wait::wait_until("the copy has ended", || {
+        place.status().pointer("/copy/state") == Some(&Value::from("incomplete"))
+    });
+    assert!(fs::read(place.path("copy/cut")).expect("kept") == expected);
+    assert_eq!(
+        fs::metadata(place.path("copy/upper"))
+            .expect("whole")
+            .size(),
+        5_000_000
+    );
+    assert_cut_file(&place, Packing::Gzip, &expected);
+    place.umount();
+}
+
+#[test]
 fn copy_keeps_the_available_bytes_of_a_cut_file_and_names_it_once() {
     let (place, expected) = place_with_cut_file(Packing::Gzip);
     let words = [

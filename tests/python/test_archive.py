@@ -313,6 +313,26 @@ def test_damage_is_a_value_error(server: Server, tmp_path: Path) -> None:
         assert isinstance(raised.value, ValueError) and "bad.tar.gz" in str(raised.value)
 
 
+def test_limits_are_no_damage(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {"a": b"1", "b": b"2"})
+    with pytest.raises(tarfs.Error, match="allowed") as raised:
+        tarfs.open(path, cache_dir=False, max_entries=1)
+    assert not isinstance(raised.value, tarfs.Damaged)
+
+
+def test_cut_file_has_the_bytes_before_the_cut(tmp_path: Path) -> None:
+    data = os.urandom(100_000)
+    path = write_tar(tmp_path / "a.tar", {"a": data})
+    path.write_bytes(path.read_bytes()[:60_000])
+    archive = tarfs.open(path, cache_dir=False, allow_truncated=True)
+    file = archive.open("a")
+    front = file.read(80_000)
+    assert len(front) == 60_000 - 512 and data.startswith(front)
+    for read in (lambda: file.read(10), archive.open("a").read, lambda: archive.read_range("a")):
+        with pytest.raises(tarfs.Damaged):
+            read()
+
+
 def test_headers_are_loaded_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.user, logins = "token 1", iter(["token 1", "token 2"])
     with pytest.raises(PermissionError, match="refuses access"):

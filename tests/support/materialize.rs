@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tarfs::Stats;
-use tarfs::archive::scan::Sink;
+use tarfs::archive::scan::{PayloadEnd, Sink};
 use tarfs::materialize::{Error, Materializer, Options, Summary, XattrFilter};
 use tarfs::tar::{Member, MemberKind, Timestamp};
 use tarfs::{Extent, Plain};
@@ -77,7 +77,7 @@ pub(crate) fn try_materialize(
         for piece in Bytes::from(content).chunks(100_000) {
             sink.payload(Bytes::copy_from_slice(piece))?;
         }
-        sink.member_end(false)
+        sink.member_end(PayloadEnd::Complete)
     });
     let finished = sink.finish();
     fed.and(finished)

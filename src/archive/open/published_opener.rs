@@ -138,7 +138,7 @@ impl Opener {
     }
 
     /// Builds a reader that compares the entries of `index`, the tree of `tree`, with the archive. If the index is proven
-    /// to be of the archive's version, it is saved as `copy`.
+    /// to be of the archive's version, it is saved as `copy`, unless the user names it.
     fn checking_reader(
         &self,
         index: Index,
@@ -148,7 +148,8 @@ impl Opener {
     ) -> Reader {
         // Not named by the content ID, which the index may claim, and shared with no other index.
         let disk_cache = self.open_disk_cache_named(&index, &disk_cache_name_of(copy));
-        let store = self.store.clone().filter(|_| is_bound);
+        let is_copied = is_bound && tree.origin != TreeOrigin::User;
+        let store = self.store.clone().filter(|_| is_copied);
         let saved_copy = store.map(|store| (store, copy.clone()));
         let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
         reader.header_checks = Some(HeaderChecks::new(saved_copy));

@@ -41,7 +41,7 @@ use crate::source::{Access, Source};
 use crate::tar::{self, Event, Parser};
 
 pub use self::options::{Digest, MIN_MEMORY, Options};
-pub use super::sink::Sink;
+pub use super::sink::{PayloadEnd, Sink};
 
 /// Result of a scan.
 #[derive(Clone, Copy, Debug)]
@@ -484,7 +484,7 @@ impl<'a, S: Sink> Scan<'a, S> {
             Event::Payload(bytes) => self.sink.payload(bytes),
             Event::MemberEnd => {
                 self.member = None;
-                self.sink.member_end(false)
+                self.sink.member_end(PayloadEnd::Complete)
             }
             Event::Warning(warning) => {
                 self.sink.warning(&warning.text);
@@ -556,7 +556,12 @@ impl<'a, S: Sink> Scan<'a, S> {
     ) -> Result<(), ScanError<S::Error>> {
         self.end_span();
         if self.member.take().is_some() {
-            self.sink.member_end(true).map_err(ScanError::Sink)?;
+            let end = if error.is_truncation() {
+                PayloadEnd::Cut
+            } else {
+                PayloadEnd::Damaged
+            };
+            self.sink.member_end(end).map_err(ScanError::Sink)?;
         }
         if self.options.allow_truncated && error.is_truncation() {
             self.sink

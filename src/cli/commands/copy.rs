@@ -12,7 +12,7 @@ use crate::cli::daemon::opened_archive::OpenedArchive;
 use tarfs::fuse::{self, BackingFiles, Mount};
 use tarfs::index::Ino;
 use tarfs::materialize::XattrFilter;
-use tarfs::materialize::{BackgroundCopy, CopyState, RunningCopy};
+use tarfs::materialize::{BackgroundCopy, CopyContents, CopyState, RunningCopy};
 
 #[derive(Debug)]
 pub(crate) struct MountCopy {
@@ -55,9 +55,12 @@ impl MountCopy {
         if self.running.get().is_some() {
             return Ok(());
         }
-        let volume = Arc::clone(&opened.content);
-        let read = Arc::new(move |ino, offset, len| volume.read_blocking(ino, offset, len));
-        let running = self.background.start(&index, root, read, &opened.stats)?;
+        let (reader, cutter) = (Arc::clone(&opened.content), Arc::clone(&opened.content));
+        let contents = CopyContents {
+            read: Arc::new(move |ino, offset, len| reader.read_blocking(ino, offset, len)),
+            cut_offset: Arc::new(move |ino| cutter.cut_offset(ino).ok().flatten()),
+        };
+        let running = (self.background).start(&index, root, contents, &opened.stats)?;
         // Cannot fail, because only this method sets it.
         drop(self.running.set(running));
         Ok(())

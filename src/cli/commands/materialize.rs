@@ -29,7 +29,7 @@ use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use tarfs::ArchivePath;
 use tarfs::Plain;
 use tarfs::Stats;
-use tarfs::archive::scan::{self, ScanError, Sink};
+use tarfs::archive::scan::{self, PayloadEnd, ScanError, Sink};
 use tarfs::archive::{Error, OpenOptions, SavedIndex, TreeOrigin, Version, Volume};
 use tarfs::codec::Compression;
 use tarfs::index::{Ino, MemoryLimit};
@@ -1025,9 +1025,8 @@ impl Run<'_> {
         };
         let scanned = self.scan_source(source, &options, &mut counting_sink);
         let file_bytes = counting_sink.file_bytes;
-        let plain_bytes = scanned.as_ref().map_or(0, |summary| summary.plain_len);
         if let Some(left) = left_bytes {
-            *left = left.saturating_sub(file_bytes.max(plain_bytes));
+            *left = left.saturating_sub(file_bytes);
         }
         // An error that stops the run is printed at its end.
         report_scan(source, scanned) && sink.end_layer().is_ok()
@@ -1202,8 +1201,8 @@ impl Sink for CountingSink<'_> {
         self.sink.payload(bytes)
     }
 
-    fn member_end(&mut self, cut: bool) -> Result<(), Self::Error> {
-        self.sink.member_end(cut)
+    fn member_end(&mut self, end: PayloadEnd) -> Result<(), Self::Error> {
+        self.sink.member_end(end)
     }
 
     fn warning(&mut self, text: &str) {
@@ -1280,7 +1279,13 @@ impl Reporter for TerminalReporter {
     }
 
     fn problem(&self, problem: &Problem) {
-        if self.reports_truncation || !matches!(problem.cause, Cause::Truncated) {
+        let is_reported = match problem.cause {
+            Cause::Truncated => self.reports_truncation,
+            // Its place in the archive is printed.
+            Cause::Damaged => false,
+            _ => true,
+        };
+        if is_reported {
             output::print_error(error_chain(problem));
         }
     }

@@ -60,7 +60,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         &args.source,
         &layers,
         &args.cache,
-        TreeOrigin::SHOWN,
+        TreeOrigin::WRITTEN,
         RowsToLoad::All,
     )?;
     let (_, index, plan) = shards::plan_of(&*volume, args.shards)?;

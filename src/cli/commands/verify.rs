@@ -13,7 +13,7 @@ use crate::cli::open_archive;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use tarfs::Sha256;
 use tarfs::Stats;
-use tarfs::archive::scan::{self, Digest, ScanError, Sink};
+use tarfs::archive::scan::{self, Digest, PayloadEnd, ScanError, Sink};
 use tarfs::archive::{Error, VerifySink};
 use tarfs::codec::Compression;
 use tarfs::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
@@ -182,8 +182,8 @@ impl Sink for VerifyAndIndexSink {
         Ok(())
     }
 
-    fn member_end(&mut self, cut: bool) -> Result<(), TooMuchMemory> {
-        let Ok(()) = self.check.member_end(cut);
+    fn member_end(&mut self, end: PayloadEnd) -> Result<(), TooMuchMemory> {
+        let Ok(()) = self.check.member_end(end);
         Ok(())
     }
 

@@ -598,29 +598,6 @@ impl Index {
         u32::try_from(self.arrays.spans.len()).unwrap_or(u32::MAX)
     }
 
-    /// The pieces of a file, up to the end of a truncated archive.
-    pub(crate) fn available_pieces<'a>(
-        &self,
-        entry: Entry<'a>,
-    ) -> impl Iterator<Item = Piece> + use<'a> {
-        let end = Plain(self.origin.plain_bytes);
-        let pieces = entry.pieces(0, u64::MAX);
-        let available = pieces.map(move |piece| Piece {
-            plain: Extent::new(piece.plain.start(), piece.plain.end().min(end)).unwrap_or_default(),
-            ..piece
-        });
-        available.take_while(|piece| !piece.plain.is_empty())
-    }
-
-    /// Offset in a file of its first byte behind the end of the archive, or of the part that is scanned.
-    pub(crate) fn cut_offset(&self, entry: Entry<'_>) -> Option<u64> {
-        let end = self.origin.plain_bytes;
-        let mut pieces = entry.pieces(0, u64::MAX);
-        let cut = pieces.find(|piece| piece.plain.end().0 > end)?;
-        let available = end.saturating_sub(cut.plain.start().0);
-        Some(cut.offset.saturating_add(available))
-    }
-
     /// Number of the span that contains plain byte `offset`; `None` past the end.
     pub fn span_at(&self, offset: Plain) -> Option<u32> {
         if offset.0 >= self.origin.plain_bytes {
@@ -896,5 +873,22 @@ impl<'a> Entry<'a> {
                 offset: row.offset.get(),
                 plain: Extent::with_len(Plain(row.plain.get()), row.len.get()),
             })
+    }
+
+    /// The pieces before `end`, the last one cut there.
+    pub(crate) fn pieces_before(&self, end: u64) -> impl Iterator<Item = Piece> + use<'a> {
+        self.pieces(0, end).map(move |piece| {
+            let len = piece.plain.len().min(end.saturating_sub(piece.offset));
+            let plain = Extent::with_len(piece.plain.start(), len);
+            Piece { plain, ..piece }
+        })
+    }
+
+    /// Offset of the first byte that is not before `end` of the plain bytes.
+    pub(crate) fn cut_offset(&self, end: Plain) -> Option<u64> {
+        let mut pieces = self.pieces(0, u64::MAX);
+        let cut = pieces.find(|piece| piece.plain.end() > end)?;
+        let available = end.0.saturating_sub(cut.plain.start().0);
+        Some(cut.offset.saturating_add(available))
     }
 }

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::directory::CopyDirectory;
 use super::status::{BackgroundCopyProgress, CancelToken, CopyStatus};
-use super::task::{CopyTask, ReadFn};
+use super::task::{CopyContents, CopyTask};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
@@ -83,13 +83,13 @@ impl BackgroundCopy {
         &self,
         index: &LazyIndex,
         root: Ino,
-        read: ReadFn,
+        contents: CopyContents,
         stats: &Arc<Stats>,
     ) -> Result<RunningCopy, Error> {
         let status = Arc::clone(&self.status);
         let tree = index.clone().into_tree().map_err(Error::IndexRows);
         let tree = tree.inspect_err(|error| status.halt(error))?;
-        let task = self.build_task(&tree, root, read, stats);
+        let task = self.build_task(&tree, root, contents, stats);
         let task = Arc::new(task.inspect_err(|error| status.halt(error))?);
         if self.task.set(Arc::clone(&task)).is_err() {
             return Err(Error::InUse(self.directory().to_owned()));
@@ -107,12 +107,20 @@ impl BackgroundCopy {
         &self,
         index: &Arc<Index>,
         root: Ino,
-        read: ReadFn,
+        contents: CopyContents,
         stats: &Arc<Stats>,
     ) -> Result<CopyTask, Error> {
         let tree_hash = tree_hash(index, root, &self.xattrs).map_err(Error::IndexRows)?;
         let ledger = self.status.directory.ledger(tree_hash, self.boot_id)?;
-        CopyTask::new(&self.status, index, root, read, ledger, &self.xattrs, stats)
+        CopyTask::new(
+            &self.status,
+            index,
+            root,
+            contents,
+            ledger,
+            &self.xattrs,
+            stats,
+        )
     }
 
     /// Whether [`open_copy`](Self::open_copy) may succeed. Does not access the disk.

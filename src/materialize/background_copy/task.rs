@@ -19,8 +19,11 @@ use super::ledger::{Ledger, LedgerRow};
 use super::plan::{self, CopyPlan, Name};
 use super::status::{CopyState, CopyStatus};
 use crate::archive::ReadError;
+use crate::archive::scan::PayloadEnd;
 use crate::base::archive_path::ArchivePath;
+use crate::base::descriptor_limit::is_descriptor_limit;
 use crate::base::extent::Plain;
+
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
@@ -47,11 +50,29 @@ const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 /// Reads a file of the archive, from an offset, at most so many bytes.
 pub type ReadFn = Arc<dyn Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync>;
 
+/// Returns the offset in a file of its first byte behind the end of its truncated archive.
+pub type CutOffsetFn = Arc<dyn Fn(Ino) -> Option<u64> + Send + Sync>;
+
+/// The contents of the files of a copy.
+#[derive(Clone)]
+pub struct CopyContents {
+    /// Reads a file.
+    pub read: ReadFn,
+    /// Finds where a file is cut.
+    pub cut_offset: CutOffsetFn,
+}
+
+impl std::fmt::Debug for CopyContents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CopyContents").finish_non_exhaustive()
+    }
+}
+
 pub(super) struct CopyTask {
     status: Arc<CopyStatus>,
     index: Arc<Index>,
     root: Ino,
-    read: ReadFn,
+    contents: CopyContents,
     pub(super) ledger: Ledger,
     pub(super) plan: CopyPlan,
     context: Context,
@@ -76,7 +97,7 @@ impl CopyTask {
         status: &Arc<CopyStatus>,
         index: &Arc<Index>,
         root: Ino,
-        read: ReadFn,
+        contents: CopyContents,
         ledger: Ledger,
         xattrs: &XattrFilter,
         stats: &Arc<Stats>,
@@ -112,7 +133,7 @@ impl CopyTask {
             plan: CopyPlan::new(index, root),
             index: Arc::clone(index),
             root,
-            read,
+            contents,
             ledger,
             context,
             complete,
@@ -358,7 +379,9 @@ impl CopyTask {
         };
         let wants_file = entry.kind() == EntryKind::File;
         let found = match self.status.directory.open_entry(path, wants_file) {
-            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error),
+            Err(error) if error == Errno::NOMEM || is_descriptor_limit(&error) => {
+                return Err(error);
+            }
             Err(_) => return Ok(None),
             Ok(found) => found,
         };
@@ -455,15 +478,16 @@ impl CopyTask {
         mut file: FileWriter,
     ) -> Result<(OwnedFd, Option<u64>), Failure> {
         let mut hasher = Xxh3Default::new();
-        for piece in self.index.available_pieces(entry) {
+        let cut_offset = (self.contents.cut_offset)(entry.ino());
+        for piece in entry.pieces_before(cut_offset.unwrap_or(u64::MAX)) {
             let mut done = 0;
             while done < piece.plain.len() {
                 if self.status.cancel_token.is_cancelled() {
                     return Err(Failure::Cancelled);
                 }
                 let len = read_len(&self.index, &piece, done);
-                let bytes =
-                    (self.read)(entry.ino(), piece.offset + done, len).map_err(Failure::Read)?;
+                let bytes = (self.contents.read)(entry.ino(), piece.offset + done, len)
+                    .map_err(Failure::Read)?;
                 if bytes.is_empty() {
                     return Err(Failure::Read(ReadError::Index));
                 }
@@ -472,8 +496,13 @@ impl CopyTask {
                 file = file.write(&bytes, &self.context).ok_or(Failure::Recorded)?;
             }
         }
-        let is_cut = self.index.cut_offset(entry).is_some();
-        let file = file.finish(is_cut, &self.context);
+        let is_cut = cut_offset.is_some();
+        let end = if is_cut {
+            PayloadEnd::Cut
+        } else {
+            PayloadEnd::Complete
+        };
+        let file = file.finish(end, &self.context);
         let hash = (!is_cut).then(|| hasher.digest());
         Ok((file.ok_or(Failure::Recorded)?, hash))
     }

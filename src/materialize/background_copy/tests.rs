@@ -56,10 +56,10 @@ impl Archive {
         }
     }
 
-    fn read(&self) -> ReadFn {
+    fn contents(&self) -> CopyContents {
         let (index, contents) = (Arc::clone(&self.index), Arc::clone(&self.contents));
         let reads = Arc::clone(&self.reads);
-        Arc::new(move |ino, offset, len| {
+        let read: ReadFn = Arc::new(move |ino, offset, len| {
             reads.lock().push(ino);
             let content = contents.get(&ino.0).expect("a file");
             let entry = index.entry(ino).expect("a file");
@@ -68,7 +68,9 @@ impl Archive {
             let from = piece.plain.start().0 - first.plain.start().0 + offset - piece.offset;
             let from = usize::try_from(from).expect("small");
             Ok(Bytes::copy_from_slice(&content[from..from + len as usize]))
-        })
+        });
+        let cut_offset: CutOffsetFn = Arc::new(|_| None);
+        CopyContents { read, cut_offset }
     }
 
     fn start(&self, dir: &TestDir) -> (Arc<BackgroundCopy>, RunningCopy) {
@@ -78,7 +80,7 @@ impl Archive {
             .start(
                 &LazyIndex::new(Arc::clone(&self.index)),
                 Ino::ROOT,
-                self.read(),
+                self.contents(),
                 &Arc::default(),
             )
             .expect("ours");
@@ -235,7 +237,7 @@ fn copy_verifies_contents_after_a_reboot() {
     let task = {
         let background = open(&dir, 2);
         let stats = Arc::default();
-        let task = background.build_task(&archive.index, Ino::ROOT, archive.read(), &stats);
+        let task = background.build_task(&archive.index, Ino::ROOT, archive.contents(), &stats);
         task.expect("ours")
     };
     let number = ino(&archive, "two").0;
@@ -278,11 +280,11 @@ fn entry_that_cannot_be_created_does_not_stop_the_copy() {
         let background = Arc::new(open(&dir, this_boot_id()));
         // Interferes with a non-empty directory, which the copy does not replace.
         let taken = dir.path("two");
-        let read = archive.read();
+        let read = archive.contents();
         let task = background.build_task(&archive.index, Ino::ROOT, read, &Arc::default());
         drop(task.expect("empty"));
         fs::create_dir_all(taken.join("mine")).expect("made");
-        let read = archive.read();
+        let read = archive.contents();
         let index = LazyIndex::new(Arc::clone(&archive.index));
         let running = background.start(&index, Ino::ROOT, read, &Arc::default());
         (background, running.expect("ours"))
@@ -303,7 +305,12 @@ fn requested_file_is_copied_before_its_turn() {
         .map(|name| test_support::file(name.as_bytes(), b"x"));
     let (archive, dir) = (Archive::new(members.collect()), TestDir::new());
     let background = Arc::new(open(&dir, this_boot_id()));
-    let task = background.build_task(&archive.index, Ino::ROOT, archive.read(), &Arc::default());
+    let task = background.build_task(
+        &archive.index,
+        Ino::ROOT,
+        archive.contents(),
+        &Arc::default(),
+    );
     let task = Arc::new(task.expect("empty"));
     assert!(background.task.set(Arc::clone(&task)).is_ok());
     let last = ino(&archive, "1999");

@@ -67,9 +67,9 @@ impl EntryQuota {
         Ok(())
     }
 
-    /// Maximum number of inodes in an index of that many entries. The index needs two more, for the root and
+    /// Limit for an index of that many entries. The index needs two more, for the root and
     /// "no entry". Its default limit is also an upper bound.
-    pub(crate) fn max_inodes(&self) -> u32 {
+    pub(crate) fn max_entries(&self) -> u32 {
         let limit = u32::try_from(self.limit.saturating_add(2)).unwrap_or(u32::MAX);
         limit.min(index::Options::default().max_entries)
     }

@@ -11,6 +11,7 @@ use super::context::Context;
 use super::directory::Directory;
 use super::job::Job;
 use super::temporary::TemporaryEntry;
+use crate::archive::scan::PayloadEnd;
 use crate::base::file::AttributeTarget;
 use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::tar::Segment;
@@ -177,7 +178,7 @@ impl FileWriter {
         }
         // An update keeps the old file then.
         let is_kept = is_same || file.temporary.is_none();
-        is_kept && file.finish(false, context).is_some()
+        is_kept && file.finish(PayloadEnd::Complete, context).is_some()
     }
 
     fn try_copy(&mut self, source: BorrowedFd<'_>) -> Result<(), Cause> {
@@ -269,8 +270,10 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Sets size and attributes. A `cut` file keeps its bytes so far. `None` after a reported error.
-    pub(crate) fn finish(mut self, cut: bool, context: &Context) -> Option<OwnedFd> {
+    /// Sets size and attributes. An incomplete file keeps its bytes so far. `None` after a reported error.
+    pub(crate) fn finish(mut self, end: PayloadEnd, context: &Context) -> Option<OwnedFd> {
+        let cause = Cause::of_end(end);
+        let cut = cause.is_some();
         if cut && self.temporary.is_some() {
             context.note_failure(&self.job);
             context.problems.add(&self.job.path, Cause::Incomplete);
@@ -278,8 +281,8 @@ impl FileWriter {
         }
         // A resumed run writes the file again.
         let observer = context.file_observer.get();
-        if cut && observer.is_none() {
-            context.problems.add(&self.job.path, Cause::Truncated);
+        if let Some(cause) = cause.filter(|_| observer.is_none()) {
+            context.problems.add(&self.job.path, cause);
         }
         match self.try_finish(cut, context) {
             Ok(()) => {

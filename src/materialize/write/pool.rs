@@ -18,6 +18,7 @@ use super::context::Context;
 use super::directory::Identity;
 use super::file::FileWriter;
 use super::job::Job;
+use crate::archive::scan::PayloadEnd;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::base::thread::Thread;
 
@@ -108,8 +109,8 @@ enum Item {
     Begin(u64, Job),
     /// The next piece of that file.
     Piece(Bytes),
-    /// The end of that file; `cut` if the archive ends in it.
-    End { cut: bool },
+    /// The end of that file.
+    End(PayloadEnd),
 }
 
 impl WriterPool {
@@ -158,8 +159,8 @@ impl WriterPool {
         self.push(Item::Piece(bytes));
     }
 
-    pub(crate) fn end_file(&self, cut: bool) {
-        self.push(Item::End { cut });
+    pub(crate) fn end_file(&self, end: PayloadEnd) {
+        self.push(Item::End(end));
     }
 
     /// Waits until no file of this name in this directory is queued.
@@ -429,7 +430,7 @@ impl WriterQueues {
                     && let Some(file) = self.create(number, job, context)
                     && let Some(file) = file.write(&bytes, context)
                 {
-                    file.finish(false, context);
+                    file.finish(PayloadEnd::Complete, context);
                 }
                 queue.mark_done();
                 None
@@ -444,9 +445,9 @@ impl WriterQueues {
             }
             Item::Piece(bytes) if is_running => open.and_then(|file| file.write(&bytes, context)),
             Item::Piece(_) => open,
-            Item::End { cut } => {
+            Item::End(end) => {
                 if let Some(file) = open.filter(|_| is_running) {
-                    file.finish(cut, context);
+                    file.finish(end, context);
                 }
                 queue.mark_done();
                 None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
@@ -175,7 +176,7 @@ class Archive:
         """Returns the bytes from ``start`` to before ``end``. Negative ones count from the end of the file."""
         entry = self._file(path)
         start, end, _ = slice(start, end).indices(entry.size)
-        return self._handle.read(entry.ino, start, max(end - start, 0))
+        return _read_all(self._handle, entry.ino, start, max(end - start, 0))
 
     def _file(self, path: StrPath) -> Entry:
         entry = self.stat(path)
@@ -300,12 +301,14 @@ class File(_Readable):
         return position
 
     def read(self, size: int | None = -1) -> bytes:
-        """Reads up to ``size`` bytes, fewer only at the end, or all that are left."""
+        """Reads up to ``size`` bytes, fewer only at the end or before damage, or all that are left."""
         self._checkClosed()
         left = max(self.entry.size - self._position, 0)
-        size = left if size is None or index(size) < 0 else min(index(size), left)
+        is_all = size is None or index(size) < 0
+        size = left if size is None or is_all else min(index(size), left)
         native = self._archive._opened()
-        data = native.read(self.entry.ino, self._position, size) if size else b""
+        read = functools.partial(_read_all, native) if is_all else native.read
+        data = read(self.entry.ino, self._position, size) if size else b""
         self._position += len(data)
         return data
 
@@ -393,6 +396,14 @@ class Member(_Readable):
 
 
 os.register_at_fork(after_in_child=lambda: setattr(Archive, "_lock", threading.Lock()))
+
+
+def _read_all(native: _native.Archive, ino: int, start: int, size: int) -> bytes:
+    """Returns ``size`` bytes, or raises."""
+    data = native.read(ino, start, size)
+    while len(data) < size:
+        data += native.read(ino, start + len(data), size - len(data))
+    return data
 
 
 def _number(number: int, count: int) -> int:

@@ -254,6 +254,28 @@ fn limits_count_the_same_with_a_saved_index() {
 }
 
 #[test]
+fn size_limit_of_layers_counts_only_files() {
+    let place = cli::Place::new();
+    let layer = |name, len| Archive::new().file(name, vec![1; len]).end();
+    place.put("a.tar", layer("a", 3000));
+    place.put("b.tar", layer("b", 4000));
+    for (limit, code) in [("7000", 0), ("6999", 2)] {
+        for way in [&[][..], &["--update"]] {
+            fs::create_dir(place.path("limited")).expect("made");
+            let words = ["materialize", "-q", "--max-unpacked-size", limit, "a.tar"];
+            let more = ["--layer", "b.tar", "-C", "limited"];
+            let outcome = place.run(&[&words[..], &more, way].concat());
+            assert_eq!(
+                outcome.code, code,
+                "{limit} {way:?}: {}",
+                outcome.complaints
+            );
+            fs::remove_dir_all(place.path("limited")).expect("ours");
+        }
+    }
+}
+
+#[test]
 fn path_with_too_many_components_loses_only_its_member() {
     let deep = "a/".repeat(2048) + "f";
     let archive = Archive::new()

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use tarfs::archive::scan::{self, Sink};
+use tarfs::archive::scan::{self, PayloadEnd, Sink};
 use tarfs::archive::{OpenError, OpenOptions, SavedIndex};
 use tarfs::tar::Member;
 use xxhash_rust::xxh3::Xxh3Default;
@@ -30,7 +30,7 @@ impl Sink for HashingSink {
         Ok(())
     }
 
-    fn member_end(&mut self, _cut: bool) -> Result<(), Infallible> {
+    fn member_end(&mut self, _end: PayloadEnd) -> Result<(), Infallible> {
         Ok(())
     }
 
