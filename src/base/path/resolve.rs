@@ -170,8 +170,10 @@ impl<D: Clone> Walk<D> {
         last: Last,
     ) -> Result<Option<Vec<u8>>, ResolveError<T::Error>> {
         let split = |path: &[u8]| -> Vec<_> {
-            let names = path.split(|&byte| byte == b'/').rev();
-            names.map(<[u8]>::to_vec).collect()
+            let names = path.split(|&byte| byte == b'/').rev().enumerate();
+            // Of those that stay where they are, only the last one means a directory.
+            let names = names.filter(|&(place, name)| place == 0 || !matches!(name, b"" | b"."));
+            names.map(|(_, name)| name.to_vec()).collect()
         };
         // Components still to walk, with the next one last. A link pushes those of its target.
         let mut pending = split(path);
@@ -300,6 +302,19 @@ mod tests {
     fn parent_component_inside_the_root_is_followed() {
         let mut tree = TestTree::with(&[("/a", None), ("/a/b", Some("../c/./")), ("/c", None)]);
         assert_eq!(tree.resolve("a/b/d"), Ok("/c/d".to_owned()));
+    }
+
+    #[test]
+    fn only_a_slash_or_dot_at_the_end_means_a_directory() {
+        let mut tree = TestTree::with(&[("/a", Some(".//./b/./")), ("/b", None), ("/f", Some(""))]);
+        let mut place = |path: &str| {
+            let found = file(&mut tree, path.as_bytes(), true).ok();
+            found.map(|(directory, _, name)| (directory, name))
+        };
+        assert_eq!(place("./a"), Some(("/b".to_owned(), None)));
+        let found = Some((String::new(), Some(b"f".to_vec())));
+        assert_eq!(place(".//./f"), found);
+        assert_eq!((place("f/"), place("f/.")), (None, None));
     }
 
     #[test]
