@@ -14,7 +14,9 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use super::arrays::row_table::RowTable;
 use super::arrays::sort::SortedNames;
-use super::arrays::{NameTable, capacity_bytes, push_row};
+use super::arrays::{
+    MAX_MEMBER_PATH_BYTES, MAX_SYMLINK_TARGET_BYTES, NameTable, capacity_bytes, push_row,
+};
 use super::blocks::{self, NewDigests};
 use super::build_tree::{
     BuildTree, CreatingResolver, MAX_NAME_BYTES, MemberError, NameError, Options, ROOT,
@@ -41,11 +43,6 @@ pub(crate) const MAX_FORWARD_LINK_PASSES: usize = 40;
 
 /// Forward links that one step of [`Builder::resolve_forward_links`] looks up.
 const FORWARD_LINKS_PER_STEP: usize = 1024;
-
-const MAX_PATH_BYTES: usize = 65_535;
-
-/// Maximum bytes of a symbolic link's target: the limit of Linux.
-const MAX_SYMLINK_TARGET_BYTES: usize = 4095;
 
 /// Maximum bytes of the name of a user or group; longer ones are dropped. `useradd` takes 32.
 pub(super) const MAX_OWNER_NAME_BYTES: usize = 1024;
@@ -823,7 +820,7 @@ impl Builder {
 }
 
 fn check_path_len(path: &ArchivePath) -> Result<(), MemberError> {
-    if path.as_bytes().len() > MAX_PATH_BYTES {
+    if path.as_bytes().len() > MAX_MEMBER_PATH_BYTES {
         return Err(MemberError::NameTooLong);
     }
     Ok(())

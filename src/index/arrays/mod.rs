@@ -16,12 +16,20 @@ use super::rows::{
     TYPE_MASK, UnresolvedRow, XattrRow,
 };
 use crate::base::archive_path::ArchivePath;
+use crate::base::resolve::MAX_LINKS;
 use places::Places;
 use row_table::RowTable;
 
-/// Maximum number of components of a path, which ends cycles of parents in a damaged file. No valid entry is
-/// deeper, because the parser allows 64 KiB of name and 40 links of 4 KiB each.
-const MAX_DEPTH: usize = 1 << 17;
+/// Maximum bytes of a member's path.
+pub(super) const MAX_MEMBER_PATH_BYTES: usize = 65_535;
+
+/// Maximum bytes of a symbolic link's target: the limit of Linux.
+pub(super) const MAX_SYMLINK_TARGET_BYTES: usize = 4095;
+
+/// Maximum bytes of an entry's path, which also ends cycles of parents in a damaged file. No valid entry has a longer
+/// one, because the builder follows at most so many links on the path of a member.
+const MAX_ENTRY_PATH_BYTES: usize =
+    MAX_MEMBER_PATH_BYTES + MAX_LINKS * (MAX_SYMLINK_TARGET_BYTES + 1);
 
 #[derive(Debug, Default)]
 pub(super) struct Arrays {
@@ -72,9 +80,16 @@ impl Arrays {
         }
     }
 
+    /// The target of a link; `None` if it is longer than any that the builder accepts.
     pub(super) fn target(&self, link: &InodeRow) -> Option<&[u8]> {
-        self.arena
-            .bytes_at(link.data.get(), link.children.get().into())
+        let len = link.children.get();
+        let max_bytes = match link.kind() {
+            SYMLINK => MAX_SYMLINK_TARGET_BYTES,
+            _ => MAX_MEMBER_PATH_BYTES,
+        };
+        (len as usize <= max_bytes)
+            .then(|| self.arena.bytes_at(link.data.get(), len.into()))
+            .flatten()
     }
 
     pub(super) fn owner(&self, row: u16) -> &[u8] {
@@ -191,15 +206,17 @@ impl Arrays {
         siblings.contains(&dirent).then_some(dirent)
     }
 
-    /// The path of dirent `number`; `None` when it does not lead up to the root.
+    /// The path of dirent `number`; `None` when it does not lead up to the root, or is longer than a valid one.
     pub(super) fn path(&self, mut number: u32) -> Option<ArchivePath> {
         let mut names = Vec::new();
+        let mut len = 0;
         while number != NONE {
-            if names.len() == MAX_DEPTH {
-                return None;
-            }
             let dirent = self.dirent(number)?;
             let (name, ..) = self.live_dirent(number)?;
+            len += name.len() + 1;
+            if len > MAX_ENTRY_PATH_BYTES {
+                return None;
+            }
             names.push(name);
             number = match dirent.parent.get() {
                 1 => NONE,
@@ -375,6 +392,7 @@ fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::test_support::{directory, index, symlink};
 
     #[test]
     fn arena_range_past_the_end_is_none() {
@@ -384,6 +402,38 @@ mod tests {
         assert_eq!(arena.bytes_at(3, 0), Some(&b""[..]));
         assert_eq!(arena.bytes_at(1, 3), None);
         assert_eq!(arena.bytes_at(u64::MAX, 2), None);
+    }
+
+    #[test]
+    fn path_and_target_longer_than_any_valid_one_are_none() {
+        let mut index = index(&[directory("a/b/c/d", 0o755), symlink("l", "a")]);
+        let arrays = &mut index.arrays;
+        let is_link = |row: &&InodeRow| row.kind() == SYMLINK;
+        let link = *arrays.inodes.iter().find(is_link).expect("a link");
+        assert_eq!(arrays.target(&link), Some(&b"a"[..]));
+        let long = [b'n'; MAX_MEMBER_PATH_BYTES];
+        let name = arrays.arena.push_name(&long);
+        let of_len = |len: usize| InodeRow {
+            data: name.offset().into(),
+            children: u32::try_from(len).expect("short").into(),
+            ..link
+        };
+        let is_valid = |len| arrays.target(&of_len(len)).is_some();
+        assert!(is_valid(MAX_SYMLINK_TARGET_BYTES) && !is_valid(MAX_SYMLINK_TARGET_BYTES + 1));
+        let numbers = 0..u32::try_from(arrays.dirents.len()).expect("few");
+        assert!(numbers.clone().all(|number| arrays.path(number).is_some()));
+        // One place in the arena serves any number of rows.
+        for dirent in arrays.dirents.vec_mut() {
+            let kind = dirent.name.kind();
+            dirent.name = name.with_kind(kind);
+        }
+        let lens = numbers.map(|number| arrays.path(number).map(|path| path.as_bytes().len()));
+        let three = 3 * MAX_MEMBER_PATH_BYTES + 2;
+        let lens: Vec<_> = lens.collect();
+        assert!(
+            lens.contains(&Some(three)) && lens.contains(&None),
+            "{lens:?}"
+        );
     }
 
     #[test]
