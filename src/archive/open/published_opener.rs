@@ -35,8 +35,10 @@ impl Opener {
             let opened = match place {
                 IndexPlace::Index(find, publisher) => {
                     let locator = self.copy_locator(publisher);
-                    if let Some(reader) = self.find_saved_copy(published, *origin, &locator) {
-                        self.check_limits(&reader.live_index.lock())?;
+                    let copy = self.find_saved_copy(published, *origin, &locator);
+                    if let Some(reader) = copy
+                        && self.is_within_limits(&reader)?
+                    {
                         return Ok(Some(reader));
                     }
                     let opened = self.try_published_index(published, find, *origin, &locator);
@@ -46,12 +48,11 @@ impl Opener {
                 IndexPlace::EstargzToc(find_digest) => self.try_estargz(find_digest, *origin),
             };
             match opened {
-                Ok(Some(reader)) => {
-                    self.check_limits(&reader.live_index.lock())?;
+                Ok(Some(reader)) if self.is_within_limits(&reader)? => {
                     self.stats.published_indexes.increment();
                     return Ok(Some(reader));
                 }
-                Ok(None) => {}
+                Ok(_) => {}
                 Err(error) if published.is_required => {
                     return Err(OpenError::PublishedIndex(Box::new(error)));
                 }
@@ -59,6 +60,24 @@ impl Opener {
             }
         }
         Ok(None)
+    }
+
+    /// Whether the archive is within the user's limits by its index. The claims of a publisher only make the index
+    /// unusable.
+    ///
+    /// # Errors
+    /// When it exceeds them by an index that the user or the image's manifest names.
+    fn is_within_limits(&self, reader: &Reader) -> Result<bool, OpenError> {
+        let checked = self.check_limits(&reader.live_index.lock());
+        match checked.and_then(|()| self.check_decoder_memory(reader)) {
+            Ok(()) => Ok(true),
+            Err(error) if reader.tree.origin == TreeOrigin::Publisher => {
+                let chain = error_chain(&error);
+                tracing::warn!("not using the published index: {chain}");
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether an index may replace reading the archive. A digest that the user expects must be computed,
