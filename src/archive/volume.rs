@@ -93,6 +93,19 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         compared.recv().unwrap_or(Err(ReadError::Unscanned))
     }
 
+    /// Compares the symbolic links that lead to the entry at `path` with their headers, but blocks.
+    ///
+    /// # Errors
+    /// As [`Self::compare_blocking`].
+    fn compare_links_blocking(&self, path: &[u8], follows_last: bool) -> Result<(), ReadError> {
+        let links = self
+            .index()
+            .read(|index| index.links_on(path, follows_last));
+        let links = links.map_err(|_| ReadError::IndexUnavailable)?;
+        let mut links = links.into_iter();
+        links.try_for_each(|link| self.compare_blocking(TreePart::Entry(link)))
+    }
+
     /// Sets the watcher, which the scan thread calls with the inodes whose attributes later members change.
     /// It must not block. Only the first call has an effect.
     fn watch(&self, _watcher: Watcher) {}

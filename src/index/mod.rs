@@ -34,8 +34,8 @@ pub(crate) use merge::{MergePlan, MergedDirectory, MergedName, merge};
 pub use problem::Problem;
 pub use published::lazy::LazyIndex;
 pub use shards::{MAX_SHARDS, Shard, ShardPlan};
-pub(crate) use tree::DirentNumber;
 pub use tree::{Child, Entry, EntryKind, Index, Ino, Origin, Resolved, Span};
+pub(crate) use tree::{DirentNumber, IndexResolver};
 pub use whiteouts::WhiteoutFormat;
 
 // For the tests.

@@ -4,6 +4,9 @@
 //! parses the header of each file and symbolic link before the first read of it, and those of the directories above. A
 //! name that another member's name would hide, such as that of a hard link, has its own header.
 
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
 
 use super::Reader;
@@ -12,8 +15,8 @@ use super::checked_headers::HeaderChecks;
 use crate::archive::error::ReadError;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
-use crate::base::resolve::{self, MAX_LINKS, Step, Tree};
-use crate::index::{Builder, DirentNumber, Entry, EntryKind, Index, Ino, Options};
+use crate::base::resolve::{self, MAX_LINKS};
+use crate::index::{Builder, DirentNumber, Entry, EntryKind, Index, IndexResolver, Ino, Options};
 use crate::tar::{self, Event, Member, MemberKind, MemberTotals, Parser, Timestamp};
 
 /// Plain bytes of a header that are read first.
@@ -102,6 +105,7 @@ impl Reader {
                 checks,
                 index,
                 depth: 0,
+                begun: HashSet::new(),
             })
         });
         let compared = compared?.map_err(|error| self.index_error(error));
@@ -123,13 +127,18 @@ struct Comparison<'a> {
     index: &'a Index,
     /// Links and names that are being proven.
     depth: usize,
+    /// Entries whose comparison began. One that has not matched yet proves nothing, so none is compared twice.
+    begun: HashSet<Ino>,
 }
 
 impl Comparison<'_> {
     /// Whether `ino` and the directories above equal their headers.
     fn entry_below_directories(&mut self, ino: Ino) -> Result<bool, ReadError> {
         // A hostile index could name parents in a circle, but a path ends.
-        let depth = self.index.path(ino).map_or(0, |it| it.components().count());
+        let Some(path) = self.index.path(ino) else {
+            return Ok(false);
+        };
+        let depth = path.components().count();
         let parent = |&ino: &Ino| {
             let entry = self.index.entry(ino).filter(|_| ino != Ino::ROOT);
             entry.map(|entry| entry.parent())
@@ -140,7 +149,10 @@ impl Comparison<'_> {
             .collect();
         // The directories first, because an entry that matched is not compared again.
         for &ino in unknown.iter().rev() {
-            if !self.entry(ino)? {
+            if self.reader.is_closed.load(Ordering::Relaxed) {
+                return Err(ReadError::Unscanned);
+            }
+            if !self.begun.insert(ino) || !self.entry(ino)? {
                 return Ok(false);
             }
             self.checks.insert(ino);
@@ -252,11 +264,8 @@ impl Comparison<'_> {
     /// The path of `name` without symbolic links before its last component, and these links.
     fn resolve(&self, name: &ArchivePath, is_chroot: bool) -> Option<(ArchivePath, Vec<Ino>)> {
         let (directory, last) = name.split_last()?;
-        let mut resolver = IndexResolver {
-            index: self.index,
-            is_chroot,
-            links: Vec::new(),
-        };
+        let mut resolver = IndexResolver::new(self.index);
+        resolver.is_chroot = is_chroot;
         let found = resolve::directory_with_path(&mut resolver, directory.components());
         let (_, mut path) = found.ok()?;
         path.push(last);
@@ -328,45 +337,6 @@ impl Comparison<'_> {
             bytes.extend_from_slice(&part);
         }
         Ok(Bytes::from(bytes))
-    }
-}
-
-/// Finds directories of an index through its symbolic links.
-struct IndexResolver<'a> {
-    index: &'a Index,
-    is_chroot: bool,
-    /// The links on the way.
-    links: Vec<Ino>,
-}
-
-impl Tree for IndexResolver<'_> {
-    type Directory = Ino;
-    type Error = ();
-
-    fn root(&self) -> Ino {
-        Ino::ROOT
-    }
-
-    fn is_chroot(&self) -> bool {
-        self.is_chroot
-    }
-
-    fn step(&mut self, parent: &Ino, name: &[u8]) -> Result<Step<Ino>, ()> {
-        let Some(entry) = self.index.lookup(*parent, name) else {
-            return Ok(Step::Missing);
-        };
-        Ok(match entry.kind() {
-            EntryKind::Directory => Step::Directory(entry.ino()),
-            EntryKind::Symlink(target) => {
-                self.links.push(entry.ino());
-                Step::Link(target.to_vec())
-            }
-            _ => Step::Other,
-        })
-    }
-
-    fn imply(&mut self, _parent: &Ino, _name: &[u8]) -> Result<Ino, ()> {
-        Err(())
     }
 }
 

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::oneshot;
 
-use crate::archive::Archive;
 use crate::archive::error::{Error, ReadError};
+use crate::archive::{Archive, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
@@ -26,6 +26,8 @@ impl Archive {
     /// When the file does not exist, or is not a regular file.
     pub fn file(self: &Arc<Self>, path: &str) -> Result<Arc<dyn Source>, source::Error> {
         let name = format!("{}: {path}", self.source().location());
+        let compared = self.compare_links_blocking(path.as_bytes(), true);
+        compared.map_err(|error| source::Error::new(&*name, Cause::Damaged(error.to_string())))?;
         let found = self.index().read(|index| find_file(index, path.as_bytes()));
         let found = found
             .map_err(missing_row)

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 
@@ -230,6 +231,9 @@ impl MountArgs {
 
     pub(crate) fn view(&self, content: &dyn Volume) -> anyhow::Result<Subtree> {
         let root = self.root.as_deref().unwrap_or_default();
+        let compared = content.compare_links_blocking(root.as_bytes(), true);
+        compared
+            .with_context(|| format!("cannot follow the links of --root {}", root.display()))?;
         let find = |index: &Index| Subtree::new(index, root.as_bytes(), self.strip_components);
         Ok(content.index().read(find)??)
     }

@@ -2,6 +2,8 @@
 
 mod resolve_path;
 
+pub(crate) use resolve_path::IndexResolver;
+
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::io;

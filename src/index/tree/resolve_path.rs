@@ -4,11 +4,17 @@ use super::{Entry, EntryKind, Index, Ino};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, PathError, ResolveError, Step};
 
-/// Resolves paths, and creates nothing.
-struct Resolver<'a>(&'a Index);
+/// Resolves paths through the symbolic links of an index, and creates nothing.
+pub(crate) struct IndexResolver<'a> {
+    index: &'a Index,
+    pub(crate) is_chroot: bool,
+    /// The links on the way.
+    pub(crate) links: Vec<Ino>,
+}
 
 /// A name on the way does not exist.
-struct Missing;
+#[derive(Debug)]
+pub(crate) struct Missing;
 
 /// An entry at the end of a path.
 #[derive(Clone, Debug)]
@@ -21,7 +27,17 @@ pub struct Resolved<'a> {
     pub path: ArchivePath,
 }
 
-impl resolve::Tree for Resolver<'_> {
+impl<'a> IndexResolver<'a> {
+    pub(crate) fn new(index: &'a Index) -> Self {
+        Self {
+            index,
+            is_chroot: false,
+            links: Vec::new(),
+        }
+    }
+}
+
+impl resolve::Tree for IndexResolver<'_> {
     type Directory = Ino;
     type Error = Missing;
 
@@ -29,13 +45,22 @@ impl resolve::Tree for Resolver<'_> {
         Ino::ROOT
     }
 
+    fn is_chroot(&self) -> bool {
+        self.is_chroot
+    }
+
     fn step(&mut self, parent: &Ino, name: &[u8]) -> Result<Step<Ino>, Missing> {
-        let found = self.0.lookup(*parent, name);
-        Ok(found.map_or(Step::Missing, |entry| match entry.kind() {
+        let Some(entry) = self.index.lookup(*parent, name) else {
+            return Ok(Step::Missing);
+        };
+        Ok(match entry.kind() {
             EntryKind::Directory => Step::Directory(entry.ino()),
-            EntryKind::Symlink(target) => Step::Link(target.to_vec()),
+            EntryKind::Symlink(target) => {
+                self.links.push(entry.ino());
+                Step::Link(target.to_vec())
+            }
             _ => Step::Other,
-        }))
+        })
     }
 
     fn imply(&mut self, _: &Ino, _: &[u8]) -> Result<Ino, Missing> {
@@ -64,7 +89,7 @@ impl Index {
         follows_last: bool,
     ) -> Result<Option<Resolved<'_>>, PathError> {
         let (directory, mut path, name) =
-            match resolve::file(&mut Resolver(self), path, follows_last) {
+            match resolve::file(&mut IndexResolver::new(self), path, follows_last) {
                 Ok(place) => place,
                 Err(ResolveError::Tree(Missing)) => return Ok(None),
                 Err(ResolveError::Path(error)) => return Err(error),
@@ -81,6 +106,14 @@ impl Index {
             parent,
             path,
         }))
+    }
+
+    /// The symbolic links by which [`Self::resolve`] finds `path` and a directory at its end.
+    pub(crate) fn links_on(&self, path: &[u8], follows_last: bool) -> Vec<Ino> {
+        let mut resolver = IndexResolver::new(self);
+        // Even a failure depends on the links that were followed.
+        drop(resolve::file(&mut resolver, path, follows_last));
+        resolver.links
     }
 }
 
