@@ -581,6 +581,76 @@ fn forged_target_of_a_link_is_not_read() {
     place.umount();
 }
 
+/// Links, each called through the one before.
+fn chain_of_links(len: usize) -> Archive {
+    let first = format!("dir/q{len}");
+    let archive = Archive::new().directory("dir").symlink(&first, ".");
+    let archive = (0..len).rev().fold(archive, |archive, link| {
+        archive.symlink(&format!("dir/q{}/q{link}", link + 1), ".")
+    });
+    archive.file("plain", [1; 512])
+}
+
+#[test]
+fn comparison_through_a_chain_of_links_ends() {
+    for (len, is_proven) in [(30, true), (60, false)] {
+        let place = published(chain_of_links(len), Packing::Plain);
+        mount(&place, &[]);
+        let read = fs::read_link(place.mounted("dir/q0"));
+        if is_proven {
+            assert_eq!(read.expect("proven").to_string_lossy(), ".");
+        } else {
+            assert_forged(read, "a name behind too many links");
+        }
+        assert_eq!(fs::read(place.mounted("plain")).expect("a file"), [1; 512]);
+        assert_eq!(place.counter("published_indexes"), 1);
+        place.umount();
+    }
+}
+
+#[test]
+fn links_of_a_root_are_compared() {
+    let archive = Archive::new()
+        .directory("good")
+        .directory("evil")
+        .symlink("link", "./good");
+    let place = published(archive, Packing::Plain);
+    let index = fs::read(place.path("index")).expect("written");
+    mount(&place, &["--root", "link"]);
+    assert_eq!(place.counter("published_indexes"), 1);
+    place.umount();
+    place.succeeds(&["cache", "clear"]);
+    let forged = forged(&index, b"./good", b"./evil");
+    place.serve(INDEX, Resource::new(forged).etag("\"forged\""));
+    let url = place.url(ARCHIVE);
+    let failed = place.tarfs(&["mount", "--root", "link", &url, "mnt"]);
+    let error = stderr_text(&failed);
+    assert!(!failed.status.success(), "{error}");
+    assert!(error.contains("--root link"), "{error}");
+}
+
+#[test]
+fn published_index_over_a_limit_is_not_used() {
+    let place = published(Archive::new().file("a", [1; 512]), Packing::Plain);
+    let written = fs::read(place.path("index")).expect("written");
+    let file = zstd::decode_all(written.as_slice()).expect("frames");
+    // The number of members, and the memory of the decoder in KiB.
+    for (offset, claim) in [
+        (56, (1_u64 << 40).to_le_bytes().to_vec()),
+        (436, u32::MAX.to_le_bytes().to_vec()),
+    ] {
+        let mut forged = file.clone();
+        forged.splice(offset..offset + claim.len(), claim);
+        let forged = packed(&written, &forged);
+        place.serve(INDEX, Resource::new(forged).etag("\"forged\""));
+        mount(&place, &[]);
+        assert_eq!(fs::read(place.mounted("a")).expect("scanned"), [1; 512]);
+        assert_eq!(place.counter("published_indexes"), 0);
+        place.umount();
+        place.succeeds(&["cache", "clear"]);
+    }
+}
+
 #[test]
 fn unavailable_part_of_an_index_is_an_error_and_no_missing_name() {
     let place = TestMount::with(&["cache", "other"], Server::start());
