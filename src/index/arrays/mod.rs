@@ -411,7 +411,7 @@ mod tests {
         let is_link = |row: &&InodeRow| row.kind() == SYMLINK;
         let link = *arrays.inodes.iter().find(is_link).expect("a link");
         assert_eq!(arrays.target(&link), Some(&b"a"[..]));
-        let long = [b'n'; MAX_MEMBER_PATH_BYTES];
+        let long = vec![b'n'; MAX_MEMBER_PATH_BYTES];
         let name = arrays.arena.push_name(&long);
         let of_len = |len: usize| InodeRow {
             data: name.offset().into(),
