@@ -314,7 +314,7 @@ fn startup_errors_reach_the_terminal() {
     let output = output.expect("started");
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        stderr_text(&output).contains("no entry nowhere"),
+        stderr_text(&output).contains("nowhere: not in the archive"),
         "{}",
         stderr_text(&output)
     );

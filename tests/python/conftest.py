@@ -52,7 +52,7 @@ class Server(ThreadingHTTPServer):
         self.silence: threading.Event | None = None
         #: Set when the call begins that is interrupted. A request of an earlier one may still be on its way.
         self.is_called = threading.Event()
-        self.was_waited_for = False
+        self.was_waited_for, self.unanswered = False, 0
         self.lock, self.sent, self.requests = threading.Lock(), 0, 0
 
     def url(self, name: str) -> str:
@@ -105,8 +105,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def keep_silent(self, end: threading.Event) -> None:
         with self.server.lock:
-            self.server.requests += 1
-            is_first = self.server.requests == 1
+            self.server.unanswered += 1
+            is_first = self.server.unanswered == 1
         if is_first and self.server.is_called.wait(40):
             os.kill(os.getpid(), signal.SIGINT)
         self.server.was_waited_for |= not end.wait(40)

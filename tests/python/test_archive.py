@@ -475,7 +475,7 @@ def test_interrupt_ends_what_waits(server: Server, tmp_path: Path, work: str) ->
         "materialize": lambda: archive.materialize(tmp_path / "out", 1, 1),
     }
     (tmp_path / "out").mkdir()
-    server.requests, server.silence, server.was_waited_for = 0, threading.Event(), False
+    server.unanswered, server.silence, server.was_waited_for = 0, threading.Event(), False
     try:
         with pytest.raises(KeyboardInterrupt):
             server.is_called.set()

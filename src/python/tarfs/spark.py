@@ -288,7 +288,7 @@ def _expand(pattern: str, options: dict[str, Any]) -> list[str]:
             if len(name) == len(parts) and all(map(fnmatch.fnmatchcase, name, parts))
         ]
     else:
-        found = glob.glob(path)
+        found = glob.glob(os.fspath(path))
     if not found:
         raise InvalidArgument(f"{pattern}: there is no such archive")
     return sorted(found)
