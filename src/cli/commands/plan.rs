@@ -5,13 +5,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::ensure;
+use tokio::runtime::Runtime;
 
 use super::materialize::{self, TerminalReporter};
 use crate::cli::args::{self, CacheArgs, LayerArgs, ShardArg, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::shards;
 use crate::cli::ui::output;
-use tarfs::archive::TreeOrigin;
+use tarfs::archive::{TreeOrigin, Volume};
 use tarfs::index::store::RowsToLoad;
 use tarfs::index::{MAX_SHARDS, Shard};
 use tarfs::materialize::ContentSink;
@@ -54,15 +55,17 @@ pub(crate) struct CatArgs {
     stats: bool,
 }
 
-pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
+/// Opens the tree that is cut into shards, by the same index for the plan as for what is written.
+fn open_shards(
+    source: &SourceArgs,
+    cache: &CacheArgs,
+) -> anyhow::Result<(Runtime, Arc<dyn Volume>)> {
     let layers = LayerArgs::default();
-    let (_network, volume) = open_archive::open_tree(
-        &args.source,
-        &layers,
-        &args.cache,
-        TreeOrigin::WRITTEN,
-        RowsToLoad::All,
-    )?;
+    open_archive::open_tree(source, &layers, cache, TreeOrigin::WRITTEN, RowsToLoad::All)
+}
+
+pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
+    let (_network, volume) = open_shards(&args.source, &args.cache)?;
     let (_, index, plan) = shards::plan_of(&*volume, args.shards)?;
     output::print_text(&lines(plan.shards(), args.json))?;
     Ok(output::report_problems(&index))
@@ -73,14 +76,7 @@ pub(crate) fn cat(args: &CatArgs) -> anyhow::Result<ExitCode> {
         !stdout().is_terminal(),
         "standard output is a terminal, and a tar archive is not for reading (add `| tar -x`)"
     );
-    let layers = LayerArgs::default();
-    let (_network, volume) = open_archive::open_tree(
-        &args.source,
-        &layers,
-        &args.cache,
-        TreeOrigin::WRITTEN,
-        RowsToLoad::All,
-    )?;
+    let (_network, volume) = open_shards(&args.source, &args.cache)?;
     let (archive, index, plan) = shards::plan_of(&*volume, args.shard.count)?;
     let output = output::binary_stdout()?;
     let reporter = Arc::new(TerminalReporter::for_contents(args.source.allow_truncated));
