@@ -12,7 +12,7 @@
 //! let source = SourceSpec::from("https://example.com/data.tar.gz");
 //! let volume = context.open(&source.into())?;
 //! let path = ArchivePath::sanitize(b"a/table.csv").path;
-//! let file = volume.index().find(&path).map(|entry| (entry.ino(), entry.size()));
+//! let file = volume.index().read(|tree| tree.find(&path).map(|entry| (entry.ino(), entry.size())))?;
 //! let (ino, size) = file.ok_or("no such file")?;
 //! let bytes = volume.read_blocking(ino, 0, size.try_into()?)?;
 //! # Ok(())
