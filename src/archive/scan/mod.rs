@@ -85,6 +85,11 @@ pub enum ScanError<E> {
     Sink(E),
 }
 
+/// Plain bytes at the start of a packed stream that are read in small pieces. So a mount knows its first members before
+/// the rest of a large block is hashed and copied.
+const SPLIT_BYTES: u64 = 4 << 20;
+const SPLIT_PIECE_BYTES: usize = 64 << 10;
+
 /// Streams the whole source once into `sink`.
 ///
 /// # Errors
@@ -180,6 +185,8 @@ struct Scan<'a, S> {
     /// The last two seek points, for resume points. At most headers are between them and the next member.
     seek_points: VecDeque<SeekPoint>,
     plain_len: u64,
+    /// The rest of a decoded piece. Only pieces at the start of a packed stream are split.
+    unread: Bytes,
     /// Plain bytes before this offset are decoded but not parsed.
     skipped_to: Plain,
     damages: u64,
@@ -241,6 +248,7 @@ impl<'a, S: Sink> Scan<'a, S> {
                 .into_iter()
                 .collect(),
             plain_len: resume.map_or(0, |point| point.seek_point.plain.0),
+            unread: Bytes::new(),
             skipped_to: resume.map_or(Plain(0), |point| point.member),
             damages: 0,
             member: None,
@@ -396,37 +404,20 @@ impl<'a, S: Sink> Scan<'a, S> {
         plain: &mut PlainStream,
     ) -> Result<Option<Bytes>, ScanError<S::Error>> {
         while plain.finished.is_none() {
+            let piece = self.next_piece();
+            if !piece.is_empty() {
+                match self.receive(piece)? {
+                    bytes if bytes.is_empty() => continue,
+                    bytes => return Ok(Some(bytes)),
+                }
+            }
             match plain.next().map_err(|error| self.archive_error(error))? {
                 StreamItem::Begin(compression) => {
                     self.is_plain = compression == Compression::None;
                     self.compression = compression;
                     self.sink.begin(compression);
                 }
-                StreamItem::Plain(mut bytes) => {
-                    let before = self.skipped_to.0.saturating_sub(self.plain_len);
-                    let before = usize::try_from(before).unwrap_or(usize::MAX);
-                    // Checked before these bytes count, because their members are not parsed yet.
-                    self.check_len()?;
-                    self.check_zeros(&bytes)?;
-                    self.plain_len += bytes.len() as u64;
-                    self.stream_run.bytes += bytes.len() as u64;
-                    self.stream_run
-                        .first
-                        .get_or_insert_with(|| self.stream_run.since.elapsed());
-                    if let Some(digester) = &self.plain_digester {
-                        digester.update(&bytes);
-                    }
-                    if let Some(splitter) = &mut self.span_splitter {
-                        splitter.push(&bytes, self.sink);
-                        // Spans after the last member need memory, too.
-                        self.sink.check_memory().map_err(ScanError::Sink)?;
-                    }
-                    bytes.advance(before.min(bytes.len()));
-                    if bytes.is_empty() {
-                        continue;
-                    }
-                    return Ok(Some(bytes));
-                }
+                StreamItem::Plain(bytes) => self.unread = bytes,
                 StreamItem::SeekPoint(seek_point) => {
                     if self.options.resume_points {
                         self.keep_seek_point(&seek_point);
@@ -444,6 +435,40 @@ impl<'a, S: Sink> Scan<'a, S> {
             }
         }
         Ok(None)
+    }
+
+    /// Takes the next bytes of the piece being read.
+    fn next_piece(&mut self) -> Bytes {
+        let is_at_start = !self.is_plain && self.plain_len < SPLIT_BYTES;
+        let len = match self.unread.len() {
+            len if is_at_start => len.min(SPLIT_PIECE_BYTES),
+            len => len,
+        };
+        self.unread.split_to(len)
+    }
+
+    /// Counts `bytes` and adds them to their span. Returns those to parse.
+    fn receive(&mut self, mut bytes: Bytes) -> Result<Bytes, ScanError<S::Error>> {
+        let before = self.skipped_to.0.saturating_sub(self.plain_len);
+        let before = usize::try_from(before).unwrap_or(usize::MAX);
+        // Checked before these bytes count, because their members are not parsed yet.
+        self.check_len()?;
+        self.check_zeros(&bytes)?;
+        self.plain_len += bytes.len() as u64;
+        self.stream_run.bytes += bytes.len() as u64;
+        self.stream_run
+            .first
+            .get_or_insert_with(|| self.stream_run.since.elapsed());
+        if let Some(digester) = &self.plain_digester {
+            digester.update(&bytes);
+        }
+        if let Some(splitter) = &mut self.span_splitter {
+            splitter.push(&bytes, self.sink);
+            // Spans after the last member need memory, too.
+            self.sink.check_memory().map_err(ScanError::Sink)?;
+        }
+        bytes.advance(before.min(bytes.len()));
+        Ok(bytes)
     }
 
     /// Checks the limit on the plain length, which payloads alone cannot exceed.
