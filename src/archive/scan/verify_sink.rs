@@ -1,6 +1,5 @@
-//! Sink that verifies an archive: counts members, and compares spans with an index.
+//! Sink that verifies an archive: counts members, compares spans with an index, and indexes a layer.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,7 +8,7 @@ use super::Summary;
 use crate::archive::sink::Sink;
 use crate::base::span_hash::SpanHasher;
 use crate::codec::Compression;
-use crate::index::Index;
+use crate::index::{Builder, Index, TooMuchMemory};
 use crate::tar::Member;
 
 /// Maximum number of findings that are kept as text. The others are only counted.
@@ -22,6 +21,8 @@ pub struct VerifySink {
     pub compression: Option<Compression>,
     /// Number of members found so far.
     pub members: u64,
+    /// Receives the members of a layer.
+    pub layer: Option<Builder>,
     warnings: Findings,
     comparison: Option<IndexComparison>,
 }
@@ -164,13 +165,18 @@ impl IndexComparison {
 }
 
 impl Sink for VerifySink {
-    type Error = Infallible;
+    type Error = TooMuchMemory;
 
     fn begin(&mut self, compression: Compression) {
         self.compression = Some(compression);
     }
 
-    fn member(&mut self, _member: Member) -> Result<(), Infallible> {
+    fn member(&mut self, member: Member) -> Result<(), TooMuchMemory> {
+        if let Some(builder) = &mut self.layer {
+            // The index records a refused member as a problem.
+            builder.add_member(&member).ok();
+            builder.check_memory()?;
+        }
         self.members += 1;
         Ok(())
     }

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -13,13 +12,11 @@ use crate::cli::open_archive;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use tarfs::Sha256;
 use tarfs::Stats;
-use tarfs::archive::scan::{self, Digest, PayloadEnd, ScanError, Sink};
+use tarfs::archive::scan::{self, Digest, ScanError};
 use tarfs::archive::{Error, VerifySink};
-use tarfs::codec::Compression;
 use tarfs::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
 use tarfs::layers::{Layer, WhiteoutFormat, merge};
 use tarfs::locate::TreeSpec;
-use tarfs::tar::Member;
 
 /// Arguments of `tarfs verify`.
 #[derive(clap::Args, Debug)]
@@ -153,49 +150,6 @@ impl VerifiedLayers {
     }
 }
 
-/// A check of an archive that also indexes it if it is a layer.
-#[derive(Debug)]
-struct VerifyAndIndexSink {
-    check: VerifySink,
-    layer: Option<Builder>,
-}
-
-impl Sink for VerifyAndIndexSink {
-    type Error = TooMuchMemory;
-
-    fn begin(&mut self, compression: Compression) {
-        self.check.begin(compression);
-    }
-
-    fn member(&mut self, member: Member) -> Result<(), TooMuchMemory> {
-        if let Some(builder) = &mut self.layer {
-            // The index records a refused member as a problem.
-            builder.add_member(&member).ok();
-            builder.check_memory()?;
-        }
-        let Ok(()) = self.check.member(member);
-        Ok(())
-    }
-
-    fn payload(&mut self, bytes: Bytes) -> Result<(), TooMuchMemory> {
-        let Ok(()) = self.check.payload(bytes);
-        Ok(())
-    }
-
-    fn member_end(&mut self, end: PayloadEnd) -> Result<(), TooMuchMemory> {
-        let Ok(()) = self.check.member_end(end);
-        Ok(())
-    }
-
-    fn warning(&mut self, text: &str) {
-        self.check.warning(text);
-    }
-
-    fn span_piece(&mut self, bytes: &Bytes) {
-        self.check.span_piece(bytes);
-    }
-}
-
 /// Verifies `layer`, and compares it with `index` if given. Adds the index of a layer to `layers`.
 fn verify(
     args: &VerifyArgs,
@@ -213,13 +167,10 @@ fn verify(
         spans: index.is_some(),
         ..scan_options.clone()
     };
-    let check = index.map_or_else(VerifySink::default, |index| {
+    let mut check = index.map_or_else(VerifySink::default, |index| {
         VerifySink::with_index(Arc::new(index))
     });
-    let mut sink = VerifyAndIndexSink {
-        check,
-        layer: layers.as_ref().map(|layers| layers.builder()),
-    };
+    check.layer = layers.as_ref().map(|layers| layers.builder());
     let scanned = {
         let task = ProgressOptions {
             verb: "verifying",
@@ -227,9 +178,9 @@ fn verify(
             stats: Arc::clone(stats),
         };
         let _progress = Progress::start(task, args.quiet);
-        scan::scan(source, &options, network.handle(), stats, &mut sink)
+        scan::scan(source, &options, network.handle(), stats, &mut check)
     };
-    let VerifyAndIndexSink { check, layer } = sink;
+    let layer = check.layer.take();
     let mut report = Report {
         source: source.location().to_owned(),
         is_good: false,
