@@ -77,10 +77,13 @@ impl LayerState {
         self.builder = Some(builder.with_memory_limit(&self.memory));
     }
 
-    pub(super) fn end_layer(&mut self) {
+    /// Ends the current layer, if there is one. Returns the bytes of its files, holes included.
+    pub(super) fn end_layer(&mut self) -> u64 {
         let builder = self.builder.take();
         let index = builder.map(|builder| builder.finish(Origin::default()));
+        let file_bytes = index.as_ref().map_or(0, Index::file_bytes);
         self.indexes.extend(index);
+        file_bytes
     }
 
     /// Adds a member of the current layer. Returns a regular file, for its payload to be written.

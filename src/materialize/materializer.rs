@@ -166,15 +166,17 @@ impl Materializer {
         }
     }
 
-    /// Ends the current layer.
+    /// Ends the current layer. Returns the bytes of its files, holes included.
     ///
     /// # Errors
     /// The error that stopped the run.
-    pub fn end_layer(&mut self) -> Result<(), Error> {
-        if let Some(layers) = &mut self.layers {
-            layers.end_layer();
-        }
-        self.tree.context.problems.check_fatal()
+    pub fn end_layer(&mut self) -> Result<u64, Error> {
+        let file_bytes = self.layers.as_mut().map_or(0, LayerState::end_layer);
+        self.tree
+            .context
+            .problems
+            .check_fatal()
+            .map(|()| file_bytes)
     }
 
     /// Waits for the writers, makes deferred links, and sets directory attributes.

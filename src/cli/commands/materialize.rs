@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 use super::list::{
@@ -29,7 +28,7 @@ use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use tarfs::ArchivePath;
 use tarfs::Plain;
 use tarfs::Stats;
-use tarfs::archive::scan::{self, PayloadEnd, ScanError, Sink};
+use tarfs::archive::scan::{self, ScanError, Sink};
 use tarfs::archive::{Error, OpenOptions, SavedIndex, TreeOrigin, Version, Volume};
 use tarfs::codec::Compression;
 use tarfs::index::{Ino, MemoryLimit};
@@ -42,7 +41,6 @@ use tarfs::materialize::{
     SelectedPath, Selection, Staging, Step, Summary, UpdateLock, UpdatePlan, UpdatePlanner,
 };
 use tarfs::source::{Access, Source, local_path};
-use tarfs::tar::Member;
 
 /// Flags for layers. They conflict with all flags that select a part of SOURCE.
 const LAYER_FLAGS: [&str; 2] = ["layers", "whiteouts"];
@@ -994,42 +992,24 @@ impl Run<'_> {
         for layer in self.layers {
             let mut options = self.open_options.scan.clone();
             options.sha256 = layer.digest;
+            options.tar.limits.size = left_bytes.unwrap_or(options.tar.limits.size);
             let open_options = OpenOptions {
                 published_index: layer.published_index.clone(),
                 ..self.open_options.clone()
             };
             options.saved_index = SavedIndex::find(&*layer.source, &open_options)?;
             sink.begin_layer();
-            if !self.write_layer(sink, &layer.source, &options, &mut left_bytes) {
+            let scanned = self.scan_source(&layer.source, &options, sink);
+            if !report_scan(&layer.source, scanned) {
                 return Ok(false);
             }
+            // An error that stops the run is printed at its end.
+            let Ok(file_bytes) = sink.end_layer() else {
+                return Ok(false);
+            };
+            left_bytes = left_bytes.map(|left| left.saturating_sub(file_bytes));
         }
         Ok(true)
-    }
-
-    /// Writes one layer over the previous ones, with `left_bytes` left of --max-unpacked-size.
-    fn write_layer(
-        &self,
-        sink: &mut Materializer,
-        source: &Arc<dyn Source>,
-        options: &scan::Options,
-        left_bytes: &mut Option<u64>,
-    ) -> bool {
-        let mut options = options.clone();
-        if let Some(left) = *left_bytes {
-            options.tar.limits.size = left;
-        }
-        let mut counting_sink = CountingSink {
-            sink,
-            file_bytes: 0,
-        };
-        let scanned = self.scan_source(source, &options, &mut counting_sink);
-        let file_bytes = counting_sink.file_bytes;
-        if let Some(left) = left_bytes {
-            *left = left.saturating_sub(file_bytes);
-        }
-        // An error that stops the run is printed at its end.
-        report_scan(source, scanned) && sink.end_layer().is_ok()
     }
 
     /// Like [`Run::to_disk`], but continues an interrupted run and can be continued.
@@ -1181,37 +1161,6 @@ fn ensure_empty(directory: &Path) -> anyhow::Result<()> {
         "{name}: is not empty, and whiteouts in layers could delete its files (name an empty directory)"
     );
     Ok(())
-}
-
-/// A sink that adds up the sizes of its files.
-struct CountingSink<'a> {
-    sink: &'a mut Materializer,
-    file_bytes: u64,
-}
-
-impl Sink for CountingSink<'_> {
-    type Error = materialize::Error;
-
-    fn member(&mut self, member: Member) -> Result<(), Self::Error> {
-        self.file_bytes = self.file_bytes.saturating_add(member.size);
-        self.sink.member(member)
-    }
-
-    fn payload(&mut self, bytes: Bytes) -> Result<(), Self::Error> {
-        self.sink.payload(bytes)
-    }
-
-    fn member_end(&mut self, end: PayloadEnd) -> Result<(), Self::Error> {
-        self.sink.member_end(end)
-    }
-
-    fn warning(&mut self, text: &str) {
-        self.sink.warning(text);
-    }
-
-    fn damage(&mut self, offset: Plain, text: &str) {
-        self.sink.damage(offset, text);
-    }
 }
 
 /// Prints how much an interrupted run has written to `place`.
