@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{self, PathBuf};
+use std::slice;
 
 use super::glob;
 use crate::image::Transport;
@@ -63,7 +64,7 @@ impl From<OsString> for SourceSpec {
             Some(text) => parse(text),
             None => mark_bytes(&text)
                 .and_then(|text| parse(&text))
-                .and_then(Self::without_marks),
+                .and_then(|mut spec| spec.remove_marks().then_some(spec)),
         };
         parsed.unwrap_or_else(|| Self::plain(&text))
     }
@@ -269,25 +270,39 @@ impl SourceSpec {
         Self::Plain(source::canonical_os_name(location))
     }
 
-    /// Replaces the marks in paths by their bytes. `None` if the text has them elsewhere.
-    fn without_marks(mut self) -> Option<Self> {
-        match &mut self {
-            Self::Plain(location) => *location = unmark_bytes(&location.to_string_lossy()),
-            Self::Registry(name) if is_marked(name) => return None,
-            Self::Registry(_) => {}
-            Self::Member { path, .. } if is_marked(path) => return None,
-            Self::Image {
-                name: Some(name), ..
-            } if is_marked(name) => return None,
+    /// The sources in it.
+    fn parts(&self) -> &[Self] {
+        match self {
+            Self::Plain(_) | Self::Registry(_) => &[],
+            Self::Join(parts) => parts,
             Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
-                **outer = outer.clone().without_marks()?;
-            }
-            Self::Join(parts) => {
-                let plain = parts.drain(..).map(Self::without_marks);
-                *parts = plain.collect::<Option<_>>()?;
+                slice::from_ref(&**outer)
             }
         }
-        Some(self)
+    }
+
+    fn parts_mut(&mut self) -> &mut [Self] {
+        match self {
+            Self::Plain(_) | Self::Registry(_) => &mut [],
+            Self::Join(parts) => parts,
+            Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
+                slice::from_mut(&mut **outer)
+            }
+        }
+    }
+
+    /// Replaces the marks in paths by their bytes. Returns false if the text has them elsewhere.
+    fn remove_marks(&mut self) -> bool {
+        let has_others = match self {
+            Self::Plain(location) => {
+                *location = unmark_bytes(&location.to_string_lossy());
+                false
+            }
+            Self::Registry(text) | Self::Member { path: text, .. } => is_marked(text),
+            Self::Image { name, .. } => name.as_deref().is_some_and(is_marked),
+            Self::Slice { .. } | Self::Join(_) => false,
+        };
+        !has_others && self.parts_mut().iter_mut().all(Self::remove_marks)
     }
 
     /// Returns its text without secrets of URLs.
@@ -315,39 +330,27 @@ impl SourceSpec {
         match self {
             Self::Plain(location) => location,
             Self::Registry(name) => OsStr::new(name),
-            Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
-                outer.origin()
-            }
-            Self::Join(parts) => parts.first().map_or(OsStr::new(""), Self::origin),
+            _ => self.parts().first().map_or(OsStr::new(""), Self::origin),
         }
     }
 
     /// The paths and URLs of all its parts. A part may be a pattern.
     fn origins(&self) -> Vec<&OsStr> {
-        match self {
-            Self::Join(parts) => parts.iter().flat_map(Self::origins).collect(),
-            Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
-                outer.origins()
-            }
-            Self::Plain(_) | Self::Registry(_) => vec![self.origin()],
+        match self.parts() {
+            [] => vec![self.origin()],
+            parts => parts.iter().flat_map(Self::origins).collect(),
         }
     }
 
     /// Number of archives that enclose it.
     pub fn enclosing_archives(&self) -> u64 {
-        match self {
-            Self::Plain(_) | Self::Registry(_) => 0,
-            Self::Join(parts) => parts.iter().map(Self::enclosing_archives).sum(),
-            Self::Slice { outer, .. }
-            | Self::Image {
-                transport: Transport::Oci,
-                outer,
-                ..
-            } => outer.enclosing_archives(),
-            Self::Member { outer, .. } | Self::Image { outer, .. } => {
-                1 + outer.enclosing_archives()
-            }
-        }
+        let is_in_archive = match self {
+            Self::Member { .. } => true,
+            Self::Image { transport, .. } => *transport != Transport::Oci,
+            _ => false,
+        };
+        let parts = self.parts().iter().map(Self::enclosing_archives);
+        u64::from(is_in_archive) + parts.sum::<u64>()
     }
 
     /// Returns it with an absolute path, or unchanged if its text would then be parsed differently, for
@@ -373,8 +376,6 @@ impl SourceSpec {
                     make_path_absolute(location);
                 }
             }
-            Self::Registry(_) => {}
-            Self::Join(parts) => parts.iter_mut().for_each(Self::make_absolute),
             Self::Image {
                 transport: Transport::Oci,
                 outer,
@@ -384,9 +385,7 @@ impl SourceSpec {
                     make_path_absolute(directory);
                 }
             }
-            Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
-                outer.make_absolute();
-            }
+            _ => self.parts_mut().iter_mut().for_each(Self::make_absolute),
         }
     }
 }
