@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use percent_encoding::{AsciiSet, percent_encode};
+use reqsign_core::time::Timestamp;
 use reqwest::StatusCode;
 use reqwest::header::{self, HeaderMap, HeaderName};
 
 use super::{Cause, Denial, Fingerprint, Validator};
-use crate::base::time::parse_http_date;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ResponseHead {
@@ -179,6 +179,14 @@ fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
     seconds.map(Duration::from_secs)
 }
 
+/// Parses an IMF-fixdate (RFC 9110, 5.6.7) to seconds since the epoch. A leap second counts as the second before.
+fn parse_http_date(text: &str) -> Option<u64> {
+    let time = Timestamp::parse_rfc2822(text).ok()?;
+    // Mail has dates of other forms, too.
+    let is_strict = time.format_http_date() == text.replace(":60 GMT", ":59 GMT");
+    u64::try_from(time.as_second()).ok().filter(|_| is_strict)
+}
+
 fn header_text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
@@ -235,6 +243,44 @@ mod tests {
     use reqwest::header::HeaderValue;
 
     use super::*;
+
+    #[test]
+    fn http_date_is_parsed_to_unix_seconds() {
+        for (text, expected) in [
+            ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", 784_111_777),
+            ("Tue, 29 Feb 2000 23:59:59 GMT", 951_868_799),
+            ("Sat, 31 Dec 2016 23:59:60 GMT", 1_483_228_799),
+            ("Thu, 30 Dec 9999 21:59:59 GMT", 253_402_207_199),
+        ] {
+            assert_eq!(parse_http_date(text), Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn malformed_http_date_is_rejected() {
+        for text in [
+            "",
+            "Sunday, 06-Nov-94 08:49:37 GMT",
+            "Sun Nov  6 08:49:37 1994",
+            "Mon, 06 Nov 1994 08:49:37 GMT",
+            "Sun, 6 Nov 1994 08:49:37 GMT",
+            "Sun, 06 Nov 1994 08:49:37 UTC",
+            "Sun, 06 Nov 1994 08:49:37 GMT ",
+            "Sun, 06 Nov 1994 24:49:37 GMT",
+            "Sun, 06 Nov 1994 08:60:37 GMT",
+            "Sun, 06 Nov 1994 08:49:61 GMT",
+            "Sun, 06 Nov 1994 08:49 GMT",
+            "Sun, 06 Nov 1994 08:49:37:00 GMT",
+            "Wed, 31 Nov 1994 08:49:37 GMT",
+            "Mon, 29 Feb 2100 00:00:00 GMT",
+            "Wed, 31 Dec 1969 23:59:59 GMT",
+            "Sun, 00 Nov 1994 08:49:37 GMT",
+            "Sun, +6 Nov 1994 08:49:37 GMT",
+        ] {
+            assert_eq!(parse_http_date(text), None, "{text}");
+        }
+    }
 
     /// Fri, 31 Dec 1999 23:59:00 GMT.
     const NOW: u64 = 946_684_740;

@@ -23,9 +23,6 @@ mod mutations;
 mod seeds;
 mod targets;
 
-// The file of a private module names it so (`targets/private.rs`).
-use tarfs::internal as base;
-
 use mutations::mutate;
 use rng::Rng;
 use targets::Target;

@@ -3,7 +3,6 @@
 use std::sync::LazyLock;
 
 use tarfs::index::{Builder, Index, Options, Origin};
-use tarfs::internal::time::parse_http_date;
 use tarfs::source::{Cause, Denial, Fingerprint, Validator};
 use tarfs::tar::{Member, MemberKind};
 use tarfs::{Extent, Plain};
@@ -128,12 +127,4 @@ pub(super) fn packet(bytes: &[u8]) {
         .expect("it is no longer than it was");
     let again = wire::receive(&there).expect("just sent").expect("sent");
     assert_eq!(again.0, packet);
-}
-
-/// Parses a date. Its day must exist in the calendar.
-pub(super) fn parse_date(text: &str) {
-    if let Some(seconds) = parse_http_date(text) {
-        // The last second of the year 9999.
-        assert!(seconds <= 253_402_300_800);
-    }
 }

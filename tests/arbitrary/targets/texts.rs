@@ -7,8 +7,6 @@ use tarfs::internal::posix_acl::{Kind, find};
 use tarfs::list::escape;
 use tarfs::source::{self, Validator};
 
-use super::private;
-
 /// Prefix of the passwords in URLs of the seeds.
 const SECRET: &str = "s3cret";
 
@@ -26,7 +24,6 @@ pub(super) fn run(bytes: &[u8]) {
     let escaped = escape(bytes);
     assert!(!escaped.chars().any(char::is_control), "{escaped:?}");
     let text = String::from_utf8_lossy(bytes);
-    private::parse_date(&text);
     let (tag, date) = text.split_once('\n').unwrap_or((&text, &text));
     drop(Validator::from_http(Some(tag), Some(date)));
     let shown = source::redact(&text);
