@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use percent_encoding::percent_decode;
 
 use super::error::{Note, printable};
 use super::header::text;
@@ -229,7 +230,8 @@ impl<'a> Attribute<'a> {
         match self {
             Self::Acl(key) => Cow::Borrowed(key),
             Self::Selinux => Cow::Borrowed(b"security.selinux"),
-            Self::Schily(name) | Self::Libarchive(name) => Cow::Owned(percent_decoded(name)),
+            // A `%` without two hexadecimal digits stays.
+            Self::Schily(name) | Self::Libarchive(name) => percent_decode(name).into(),
         }
     }
 
@@ -521,23 +523,6 @@ fn time(value: &[u8]) -> Option<Timestamp> {
         seconds: i64::try_from(total.div_euclid(1_000_000_000)).ok()?,
         nanoseconds: u32::try_from(total.rem_euclid(1_000_000_000)).ok()?,
     })
-}
-
-/// Decodes `%3D` and so on. A `%` without two hexadecimal digits stays.
-fn percent_decoded(text: &[u8]) -> Vec<u8> {
-    let hex = |byte: Option<&u8>| byte.and_then(|&byte| char::from(byte).to_digit(16));
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&byte, behind)) = rest.split_first() {
-        let code = match (byte, hex(behind.first()), hex(behind.get(1))) {
-            (b'%', Some(high), Some(low)) => u8::try_from(high << 4 | low).ok(),
-            _ => None,
-        };
-        decoded.push(code.unwrap_or(byte));
-        let taken = if code.is_some() { 2 } else { 0 };
-        rest = behind.get(taken..).unwrap_or_default();
-    }
-    decoded
 }
 
 #[cfg(test)]
