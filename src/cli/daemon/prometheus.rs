@@ -181,16 +181,8 @@ impl Page {
 }
 
 fn escape_label(value: &str) -> String {
-    let mut text = String::with_capacity(value.len());
-    for letter in value.chars() {
-        match letter {
-            '\\' => text.push_str("\\\\"),
-            '"' => text.push_str("\\\""),
-            '\n' => text.push_str("\\n"),
-            _ => text.push(letter),
-        }
-    }
-    text
+    let text = value.replace('\\', r"\\");
+    text.replace('"', "\\\"").replace('\n', r"\n")
 }
 
 #[cfg(test)]
