@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fd::{AsFd, BorrowedFd};
-use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat, openat};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::base::chmod::chmod_at;
+use crate::base::file::AttributeTarget;
 
 use super::super::directory_tree::{DirectoryTree, is_root, metadata_of, metadata_of_open};
 use super::super::find::apply_mode;
@@ -192,19 +192,20 @@ impl Changer {
 
     /// Changes the file `name`, or the open `directory` itself.
     fn apply(&self, directory: BorrowedFd<'_>, name: &[u8], path: &[u8], found: &Metadata) {
+        let target = AttributeTarget::Name(directory, name);
         let result = match &self.change.attributes {
             Attributes::Mode { .. } if found.kind == FileKind::Symlink => None,
             Attributes::Mode { .. } => {
                 let wanted = self.wanted_mode(found).filter(|&mode| mode != found.mode);
-                wanted.map(|mode| Ok(chmod_at(directory, name, mode)?))
+                wanted.map(|mode| target.chmod(mode))
             }
             Attributes::Owner { to, from, .. } => {
                 let is_wanted = from.matches(found) && !to.matches(found);
-                is_wanted.then(|| set_owner(directory, name, *to))
+                is_wanted.then(|| target.chown(to.user, to.group))
             }
         };
-        if let Some(Err(error)) = &result {
-            self.log.fail(self.action(), path, error);
+        if let Some(Err(errno)) = result {
+            self.log.fail(self.action(), path, &errno.into());
         }
         let is_changed = result.map(|result| result.is_ok());
         if is_changed != Some(false) {
@@ -317,13 +318,6 @@ fn wanted_owner((user, group): &(String, Option<String>), is_group: bool) -> Str
 
 fn joined(user: &str, group: Option<&String>) -> String {
     group.map_or_else(|| user.to_owned(), |group| format!("{user}:{group}"))
-}
-
-/// Sets the owner of the file `name`, or of the open `directory` itself. No link is followed.
-fn set_owner(directory: BorrowedFd<'_>, name: &[u8], to: Owner) -> io::Result<()> {
-    let (user, group) = (to.user.map(Uid::from_raw), to.group.map(Gid::from_raw));
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
-    Ok(chownat(directory, name, user, group, flags)?)
 }
 
 impl Visitor<DirectoryTree> for Changer {
