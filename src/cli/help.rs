@@ -50,313 +50,222 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
 ];
 
+/// Before the purpose of an example.
+const PURPOSE: &str = "\n  # ";
+
 struct VerbHelp {
     verb: &'static str,
     /// Flags that `-h` shows; empty for all.
     short: &'static str,
-    /// Command lines, each with its purpose. `-h` shows the first two.
-    examples: &'static [(&'static str, &'static str)],
+    /// Command lines below their purposes, as the help shows them. `-h` shows the first two.
+    examples: &'static str,
 }
 
 const VERBS: [VerbHelp; 19] = [
     VerbHelp {
         verb: "mount",
         short: "headers layers root options writable foreground wait_index restart memory",
-        examples: &[
-            (
-                "tarfs mount https://example.com/rootfs.tar.zst mnt",
-                "mount an archive of a web server",
-            ),
-            (
-                "tarfs mount --writable --upper changes rootfs.tar root",
-                "keep changes in changes/upper",
-            ),
-            (
-                "tarfs mount --prefetch all data.tar.gz mnt",
-                "fetch everything in the background",
-            ),
-            (
-                "tarfs mount docker://debian:stable root",
-                "mount all layers of an image in a registry",
-            ),
-            (
-                "tarfs mount oci-archive:image.tar:latest root",
-                "mount all layers of an image",
-            ),
-            (
-                "tarfs mount s3://bucket/datasets/ mnt",
-                "show every archive below a prefix as a directory",
-            ),
-            (
-                "tarfs mount --header @token.txt https://example.com/a.tar mnt",
-                "send headers from a file",
-            ),
-        ],
+        examples: "
+  # mount an archive of a web server
+  tarfs mount https://example.com/rootfs.tar.zst mnt
+  # keep changes in changes/upper
+  tarfs mount --writable --upper changes rootfs.tar root
+  # fetch everything in the background
+  tarfs mount --prefetch all data.tar.gz mnt
+  # mount all layers of an image in a registry
+  tarfs mount docker://debian:stable root
+  # mount all layers of an image
+  tarfs mount oci-archive:image.tar:latest root
+  # show every archive below a prefix as a directory
+  tarfs mount s3://bucket/datasets/ mnt
+  # send headers from a file
+  tarfs mount --header @token.txt https://example.com/a.tar mnt",
     },
     VerbHelp {
         verb: "umount",
         short: "",
-        examples: &[
-            ("tarfs umount mnt", "unmount, unless it is in use"),
-            ("tarfs umount --lazy mnt", "unmount even if it is in use"),
-        ],
+        examples: "
+  # unmount, unless it is in use
+  tarfs umount mnt
+  # unmount even if it is in use
+  tarfs umount --lazy mnt",
     },
     VerbHelp {
         verb: "status",
         short: "",
-        examples: &[
-            ("tarfs status", "show all mounts of this user"),
-            (
-                "tarfs status --json mnt",
-                "show one mount, with all counters, for programs",
-            ),
-        ],
+        examples: "
+  # show all mounts of this user
+  tarfs status
+  # show one mount, with all counters, for programs
+  tarfs status --json mnt",
     },
     VerbHelp {
         verb: "materialize",
         short: "headers directory include exclude strip_components atomic resume keep_old_files to_stdout verbose memory",
-        examples: &[
-            (
-                "tarfs materialize --atomic https://example.com/data.tar.gz -C data",
-                "all or nothing",
-            ),
-            (
-                "tarfs materialize https://example.com/data.tar.gz -C data a/b",
-                "only what is below a/b",
-            ),
-            (
-                "curl -s https://example.com/data.tar.xz | tarfs materialize - -C data",
-                "from a pipe",
-            ),
-            (
-                "tarfs materialize --resume https://example.com/data.tar.zst -C data",
-                "continue after an interruption",
-            ),
-            (
-                "tarfs materialize --update --delete https://example.com/data.tar.gz -C data",
-                "bring an older tree to this state, and write only what differs",
-            ),
-            (
-                "tarfs materialize --shard 1/4 https://example.com/data.tar.gz -C data",
-                "the first quarter, on one of four machines; --finish ends the work of all",
-            ),
-            (
-                "tarfs materialize tree -C copy",
-                "copy a directory of this machine, as cp -a copies it",
-            ),
-        ],
+        examples: "
+  # all or nothing
+  tarfs materialize --atomic https://example.com/data.tar.gz -C data
+  # only what is below a/b
+  tarfs materialize https://example.com/data.tar.gz -C data a/b
+  # from a pipe
+  curl -s https://example.com/data.tar.xz | tarfs materialize - -C data
+  # continue after an interruption
+  tarfs materialize --resume https://example.com/data.tar.zst -C data
+  # bring an older tree to this state, and write only what differs
+  tarfs materialize --update --delete https://example.com/data.tar.gz -C data
+  # the first quarter, on one of four machines; --finish ends the work of all
+  tarfs materialize --shard 1/4 https://example.com/data.tar.gz -C data
+  # copy a directory of this machine, as cp -a copies it
+  tarfs materialize tree -C copy",
     },
     VerbHelp {
         verb: "ls",
         short: "headers layers long recursive json",
-        examples: &[
-            (
-                "tarfs ls -l https://example.com/data.tar.gz a/b",
-                "list one directory",
-            ),
-            (
-                "tarfs ls -R --json data.tar",
-                "list all entries, for programs",
-            ),
-        ],
+        examples: "
+  # list one directory
+  tarfs ls -l https://example.com/data.tar.gz a/b
+  # list all entries, for programs
+  tarfs ls -R --json data.tar",
     },
     VerbHelp {
         verb: "find",
         short: "headers layers",
-        examples: &[
-            (
-                "tarfs find https://example.com/data.tar.gz -name *.json -size +1M",
-                "print the paths of large files in an archive",
-            ),
-            (
-                "tarfs find /srv/data -type f -print0",
-                "print the files below a directory, for xargs -0",
-            ),
-        ],
+        examples: "
+  # print the paths of large files in an archive
+  tarfs find https://example.com/data.tar.gz -name *.json -size +1M
+  # print the files below a directory, for xargs -0
+  tarfs find /srv/data -type f -print0",
     },
     VerbHelp {
         verb: "plan",
         short: "headers shards json",
-        examples: &[
-            (
-                "tarfs plan --shards 4 https://example.com/data.tar.gz",
-                "show what each of four workers would read",
-            ),
-            (
-                "tarfs plan --shards 64 --json data.tar.gz",
-                "the same for programs",
-            ),
-        ],
+        examples: "
+  # show what each of four workers would read
+  tarfs plan --shards 4 https://example.com/data.tar.gz
+  # the same for programs
+  tarfs plan --shards 64 --json data.tar.gz",
     },
     VerbHelp {
         verb: "du",
         short: "headers all summarize max_depth human_readable inodes",
-        examples: &[
-            (
-                "tarfs du -h -d 1 https://example.com/data.tar.gz",
-                "sum the directories of an archive",
-            ),
-            (
-                "tarfs du -s --inodes /srv/data",
-                "count the files below a directory",
-            ),
-        ],
+        examples: "
+  # sum the directories of an archive
+  tarfs du -h -d 1 https://example.com/data.tar.gz
+  # count the files below a directory
+  tarfs du -s --inodes /srv/data",
     },
     VerbHelp {
         verb: "diff",
         short: "headers checksum json jobs",
-        examples: &[
-            (
-                "tarfs diff data-1.tar.gz https://example.com/data-2.tar.gz",
-                "compare two versions by their indexes alone",
-            ),
-            (
-                "tarfs diff --checksum data.tar.gz /srv/data",
-                "compare an archive with a directory, contents included",
-            ),
-        ],
+        examples: "
+  # compare two versions by their indexes alone
+  tarfs diff data-1.tar.gz https://example.com/data-2.tar.gz
+  # compare an archive with a directory, contents included
+  tarfs diff --checksum data.tar.gz /srv/data",
     },
     VerbHelp {
         verb: "chmod",
         short: "",
-        examples: &[
-            (
-                "tarfs chmod -R u+rwX,go-w /srv/data",
-                "make a tree writable only for its owner",
-            ),
-            (
-                "tarfs chmod -c --reference a b",
-                "give b the mode of a, and show whether it changes",
-            ),
-        ],
+        examples: "
+  # make a tree writable only for its owner
+  tarfs chmod -R u+rwX,go-w /srv/data
+  # give b the mode of a, and show whether it changes
+  tarfs chmod -c --reference a b",
     },
     VerbHelp {
         verb: "chown",
         short: "",
-        examples: &[
-            (
-                "tarfs chown -R www-data:www-data /srv/data",
-                "change owner and group of a tree",
-            ),
-            (
-                "tarfs chown -Rc --from 1000 lisa /srv/data",
-                "change only the files of one user, and show them",
-            ),
-        ],
+        examples: "
+  # change owner and group of a tree
+  tarfs chown -R www-data:www-data /srv/data
+  # change only the files of one user, and show them
+  tarfs chown -Rc --from 1000 lisa /srv/data",
     },
     VerbHelp {
         verb: "rm",
         short: "",
-        examples: &[
-            ("tarfs rm -rf /srv/data/old", "remove a tree"),
-            (
-                "tarfs rm -r --no-one-file-system /srv/data/old",
-                "also what is mounted in it",
-            ),
-        ],
+        examples: "
+  # remove a tree
+  tarfs rm -rf /srv/data/old
+  # also what is mounted in it
+  tarfs rm -r --no-one-file-system /srv/data/old",
     },
     VerbHelp {
         verb: "cat",
         short: "headers shard",
-        examples: &[
-            (
-                "tarfs cat --shard 1/4 https://example.com/data.tar.gz",
-                "write the first quarter to a pipe, as a tar archive",
-            ),
-            (
-                "tarfs cat --shard 2/4 --index data.idx data.tar.gz",
-                "the next one on another machine, with the index of the first",
-            ),
-        ],
+        examples: "
+  # write the first quarter to a pipe, as a tar archive
+  tarfs cat --shard 1/4 https://example.com/data.tar.gz
+  # the next one on another machine, with the index of the first
+  tarfs cat --shard 2/4 --index data.idx data.tar.gz",
     },
     VerbHelp {
         verb: "image",
         short: "headers platform json",
-        examples: &[
-            (
-                "tarfs image oci-archive:image.tar",
-                "show the layers and the configuration",
-            ),
-            (
-                "tarfs image --json docker-archive:https://example.com/image.tar",
-                "the same for programs",
-            ),
-        ],
+        examples: "
+  # show the layers and the configuration
+  tarfs image oci-archive:image.tar
+  # the same for programs
+  tarfs image --json docker-archive:https://example.com/image.tar",
     },
     VerbHelp {
         verb: "bundle",
         short: "headers platform force terminal cap_add cap_drop quiet",
-        examples: &[
-            (
-                "tarfs bundle oci-archive:image.tar bundle && crun run -b bundle name",
-                "run an image",
-            ),
-            (
-                "tarfs bundle --terminal oci:image bundle -- sh -l",
-                "run another command on a terminal",
-            ),
-        ],
+        examples: "
+  # run an image
+  tarfs bundle oci-archive:image.tar bundle && crun run -b bundle name
+  # run another command on a terminal
+  tarfs bundle --terminal oci:image bundle -- sh -l",
     },
     VerbHelp {
         verb: "index",
         short: "headers output quiet memory",
-        examples: &[
-            (
-                "tarfs index https://example.com/data.tar.gz",
-                "save the index for later mounts",
-            ),
-            (
-                "tarfs index --output data.idx data.tar.gz",
-                "write the index to a file, for `--index`",
-            ),
-        ],
+        examples: "
+  # save the index for later mounts
+  tarfs index https://example.com/data.tar.gz
+  # write the index to a file, for `--index`
+  tarfs index --output data.idx data.tar.gz",
     },
     VerbHelp {
         verb: "verify",
         short: "headers expect_sha256 json quiet index",
-        examples: &[
-            (
-                "tarfs verify https://example.com/data.tar.gz",
-                "look for damage",
-            ),
-            (
-                "tarfs verify --index data.idx data.tar.gz",
-                "compare an index with its archive",
-            ),
-        ],
+        examples: "
+  # look for damage
+  tarfs verify https://example.com/data.tar.gz
+  # compare an index with its archive
+  tarfs verify --index data.idx data.tar.gz",
     },
     VerbHelp {
         verb: "profile",
         short: "",
-        examples: &[
-            (
-                "tarfs profile --output both start.profile stop.profile",
-                "merge two profiles",
-            ),
-            (
-                "tarfs profile --max-size 50MiB --output small both",
-                "keep the first 50 MiB",
-            ),
-        ],
+        examples: "
+  # merge two profiles
+  tarfs profile --output both start.profile stop.profile
+  # keep the first 50 MiB
+  tarfs profile --max-size 50MiB --output small both",
     },
     VerbHelp {
         verb: "cache",
         short: "",
-        examples: &[
-            ("tarfs cache list", "show what the cache holds"),
-            (
-                "tarfs cache prune --max-size 10GiB",
-                "remove the oldest data",
-            ),
-        ],
+        examples: "
+  # show what the cache holds
+  tarfs cache list
+  # remove the oldest data
+  tarfs cache prune --max-size 10GiB",
     },
 ];
 
-pub(crate) fn examples(verb: &str) -> &'static [(&'static str, &'static str)] {
-    VERBS
-        .iter()
-        .find(|help| help.verb == verb)
-        .map_or(&[], |help| help.examples)
+/// The purposes and command lines of the examples of `verb`.
+pub(crate) fn examples(verb: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let help = VERBS.iter().find(|help| help.verb == verb);
+    help.into_iter().flat_map(VerbHelp::examples)
+}
+
+impl VerbHelp {
+    fn examples(&self) -> impl Iterator<Item = (&'static str, &'static str)> + use<> {
+        let examples = self.examples.split(PURPOSE);
+        examples.filter_map(|example| example.split_once("\n  "))
+    }
 }
 
 /// Adds headings and examples to `command`, and shortens `-h`.
@@ -367,11 +276,15 @@ pub(crate) fn arrange(command: Command) -> Command {
 }
 
 fn arrange_verb(verb: Command, help: &VerbHelp) -> Command {
-    let (short, _) = help.examples.split_at(help.examples.len().min(2));
+    let mut examples = help.examples.match_indices(PURPOSE);
+    let short = match examples.nth(2) {
+        Some((third, _)) => help.examples.split_at(third).0,
+        None => help.examples,
+    };
     let verb = verb
         .mut_subcommands(|part| arrange_flags(part, help.short))
-        .after_help(format_examples(short))
-        .after_long_help(format_examples(help.examples));
+        .after_help(format!("Examples:{short}"))
+        .after_long_help(format!("Examples:{}", help.examples));
     arrange_flags(verb, help.short)
 }
 
@@ -391,14 +304,6 @@ fn arrange_flags(command: Command, short: &str) -> Command {
             _ => arg,
         }
     })
-}
-
-fn format_examples(examples: &[(&str, &str)]) -> String {
-    let mut text = "Examples:".to_owned();
-    for (line, purpose) in examples {
-        text.extend(["\n  # ", purpose, "\n  ", line]);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -477,7 +382,7 @@ mod tests {
         for help in &VERBS {
             let verb = Cli::command();
             assert!(verb.find_subcommand(help.verb).is_some(), "{}", help.verb);
-            for (line, _) in help.examples {
+            for (_, line) in help.examples() {
                 let words = line
                     .split(" && ")
                     .next()

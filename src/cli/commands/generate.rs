@@ -170,15 +170,12 @@ fn write_manual(
         man.render_subcommands_section(&mut file)?;
     }
     let mut roff = Roff::new();
-    let examples = match verb {
-        "" => help::examples("mount"),
-        verb => help::examples(verb),
-    };
+    let examples = help::examples(if verb.is_empty() { "mount" } else { verb });
     roff.control("SH", ["EXAMPLES"]);
-    for (line, purpose) in examples {
+    for (purpose, line) in examples {
         roff.control("TP", []);
         roff.text([roman(capitalized(purpose))]);
-        roff.text([bold(*line)]);
+        roff.text([bold(line)]);
     }
     for (title, items) in [
         ("EXIT STATUS", EXIT_STATUS.as_slice()),
