@@ -24,8 +24,7 @@ use tarfs::fetch;
 use tarfs::image::Image;
 use tarfs::index::MemoryLimit;
 use tarfs::index::store::RowsToLoad;
-use tarfs::internal::descriptor_limit::check_descriptor_limit;
-use tarfs::locate::{OpenContext, ProgressFn, SourceSpec, TreeSpec};
+use tarfs::locate::{self, OpenContext, ProgressFn, SourceSpec, TreeSpec};
 use tarfs::source::{
     self, Certificates, ClientCertificate, ClientCertificateError, FirstContact, Retry, Via,
 };
@@ -33,13 +32,7 @@ use tarfs::tar;
 
 /// Starts the threads for the network. All other work has threads of its own.
 pub(crate) fn start_network_runtime() -> anyhow::Result<Runtime> {
-    check_descriptor_limit().context("cannot start the network")?;
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("tarfs-net")
-        .enable_all()
-        .build()
-        .context("cannot start the network's threads")
+    locate::start_network().context("cannot start the network")
 }
 
 /// Returns the settings with which a verb opens SOURCE. Reads the files of headers and certificates.

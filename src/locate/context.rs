@@ -3,13 +3,14 @@
 use std::any::Any;
 use std::ffi::OsStr;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::error::{Error, MAX_LAYERS, MAX_PARTS};
 use super::glob;
@@ -19,6 +20,7 @@ use crate::archive::{
     Archive, Callback, DiskCacheMode, OpenError, OpenOptions, TreeOrigin, Volume, WaitFor,
     detect_compression,
 };
+use crate::base::descriptor_limit::check_descriptor_limit;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
@@ -38,6 +40,19 @@ const ENCLOSING_MEMORY_DIVISOR: u64 = 4;
 
 /// Maximum number of parts of a joined source that are opened at the same time.
 const MAX_CONCURRENT_OPENS: usize = 8;
+
+/// Starts the threads for the network. All other work has threads of its own.
+///
+/// # Errors
+/// If the system has no more threads or descriptors.
+pub fn start_network() -> io::Result<Runtime> {
+    check_descriptor_limit()?;
+    Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("tarfs-net")
+        .enable_all()
+        .build()
+}
 
 /// Which published indexes are used.
 #[derive(Clone, Debug, Default)]

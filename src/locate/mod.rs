@@ -22,7 +22,7 @@ mod publish;
 mod published;
 mod spec;
 
-pub use context::{OpenContext, ProgressFn, PublishedIndexChoice, Sources};
+pub use context::{OpenContext, ProgressFn, PublishedIndexChoice, Sources, start_network};
 pub use directory::SourceArchives;
 pub use error::Error;
 pub use hint::{hint, unwrap_transparent};

@@ -6,13 +6,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Handle, Runtime};
 
 use super::error::{ERROR, exception};
 use crate::archive::{OpenOptions, SharedResources};
-use crate::base::descriptor_limit::check_descriptor_limit;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
+use crate::locate;
 
 /// Interval of the checks for signals while a call waits.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -39,15 +39,9 @@ struct Process {
 
 impl Process {
     fn start() -> std::io::Result<Self> {
-        check_descriptor_limit()?;
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("tarfs-net")
-            .enable_all()
-            .build()?;
         Ok(Self {
             pid: std::process::id(),
-            runtime: Box::leak(Box::new(runtime)),
+            runtime: Box::leak(Box::new(locate::start_network()?)),
             resources: BTreeMap::new(),
             idle: Arc::default(),
         })
