@@ -11,14 +11,20 @@ use crate::index::MergeError;
 use crate::layers::LayeredArchiveError;
 use crate::source;
 
-/// Returns the error that `error` only passes on, or `error` itself.
+/// Returns the error that `error` only passes on or holds, or `error` itself.
 pub fn unwrap_transparent<'a>(
     error: &'a (dyn std::error::Error + 'static),
 ) -> &'a (dyn std::error::Error + 'static) {
     match error.downcast_ref::<Error>() {
-        Some(Error::Source(error)) => error,
-        Some(Error::Layers(error)) => error,
-        _ => error,
+        Some(Error::Source(error)) => return error,
+        Some(Error::Layers(error)) => return error,
+        _ => {}
+    }
+    let boxed = error.downcast_ref::<Box<archive::Error>>().map(|it| &**it);
+    let shared = error.downcast_ref::<Arc<archive::Error>>().map(|it| &**it);
+    match boxed.or(shared) {
+        Some(error) => error,
+        None => error,
     }
 }
 
@@ -28,12 +34,6 @@ pub fn hint(error: &(dyn std::error::Error + 'static)) -> Option<Cow<'static, st
         return error.cause.hint();
     }
     if let Some(error) = error.downcast_ref::<archive::Error>() {
-        return error.hint();
-    }
-    if let Some(error) = error.downcast_ref::<Box<archive::Error>>() {
-        return error.hint();
-    }
-    if let Some(error) = error.downcast_ref::<Arc<archive::Error>>() {
         return error.hint();
     }
     if let Some(error) = error.downcast_ref::<image::Cause>() {

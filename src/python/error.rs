@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::io;
 use std::iter::successors;
-use std::sync::Arc;
 
 use pyo3::prelude::*;
 use rustix::io::Errno;
@@ -55,9 +54,7 @@ fn class_of(error: &(dyn Error + 'static)) -> Option<Class> {
     if let Some(error) = error.downcast_ref::<source::Error>() {
         return Some(class_of_cause(&error.cause));
     }
-    let boxed = error.downcast_ref::<Box<archive::Error>>().map(|it| &**it);
-    let shared = error.downcast_ref::<Arc<archive::Error>>().map(|it| &**it);
-    if let Some(error) = boxed.or(shared).or(error.downcast_ref()) {
+    if let Some(error) = error.downcast_ref() {
         return Some(class_of_archive(error));
     }
     if let Some(error) = error.downcast_ref::<io::Error>() {

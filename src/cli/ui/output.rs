@@ -118,9 +118,7 @@ fn find_hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
 /// Whether an error is a temporary outage of a source.
 pub(crate) fn is_outage(error: &anyhow::Error) -> bool {
     error.chain().map(unwrap_transparent).any(|cause| {
-        let boxed = cause.downcast_ref::<Box<archive::Error>>();
-        let archive = boxed.map(|boxed| &**boxed).or(cause.downcast_ref());
-        let source = match archive {
+        let source = match cause.downcast_ref() {
             Some(archive::Error::Source(error)) => Some(error),
             _ => cause.downcast_ref::<source::Error>(),
         };
