@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed};
-use crate::source::{Cause, Error, IsIntact, Source};
+use crate::source::{Cause, Error, IsIntact, ReadMode, Source};
 
 pub use scheduler::Config;
 
@@ -71,13 +71,13 @@ pub fn read(
     handle: &Handle,
     source: &Arc<dyn Source>,
     extent: Extent<Packed>,
-    pool: &BufferPool,
 ) -> Result<Bytes, Error> {
-    let buffer = acquire_buffer(source, pool, extent)?;
+    let pool = BufferPool::new(extent.len().max(1));
+    let buffer = acquire_buffer(source, &pool, extent)?;
     block_on_read(handle, source, source.read_at(extent.start(), buffer))
 }
 
-/// As [`read`], if earlier bytes were corrupt (see [`Source::read_uncached`]).
+/// As [`read`], if earlier bytes were corrupt (see [`ReadMode::Uncached`]).
 ///
 /// # Errors
 /// As [`read`].
@@ -89,7 +89,7 @@ pub(crate) fn read_uncached(
     is_intact: IsIntact<'_>,
 ) -> Result<Bytes, Error> {
     let buffer = acquire_buffer(source, pool, extent)?;
-    let reading = source.read_uncached(extent.start(), buffer, is_intact);
+    let reading = source.read(extent.start(), buffer, ReadMode::Uncached(is_intact));
     block_on_read(handle, source, reading)
 }
 

@@ -14,7 +14,7 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
-use crate::source::{Cause, Error, ReadHandle, Source};
+use crate::source::{Cause, Error, ReadHandle, ReadMode, Source};
 
 const MIN_LATENCY_SAMPLES: usize = 3;
 const MAX_LATENCY_SAMPLES: usize = 16;
@@ -108,9 +108,8 @@ impl RangeReader {
         let len = buffer.len();
         self.latency_stats.lock().reads += 1;
         let read_handle = ReadHandle::default();
-        let first = self
-            .source
-            .read_with_handle(extent.start(), buffer, &read_handle);
+        let mode = ReadMode::Controlled(&read_handle);
+        let first = self.source.read(extent.start(), buffer, mode);
         let result = self.block_on(async {
             tokio::select! {
                 biased;

@@ -9,7 +9,7 @@ use super::adaptive::CHEAP_FACTOR;
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
-use crate::source::{Error, ReadHandle, Source};
+use crate::source::{Error, ReadHandle, ReadMode, Source};
 
 #[derive(Debug)]
 pub(super) struct ChunkRequest {
@@ -73,7 +73,8 @@ impl ChunkRequest {
         pool: &BufferPool,
         stats: &Stats,
     ) -> Result<ChunkBytes, Error> {
-        let mut read = source.read_with_handle(self.extent.start(), buffer, &self.read_handle);
+        let mode = ReadMode::Controlled(&self.read_handle);
+        let mut read = source.read(self.extent.start(), buffer, mode);
         let (received, rest) = tokio::select! {
             biased;
             completed = &mut read => return completed.map(ChunkBytes::from),

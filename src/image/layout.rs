@@ -8,7 +8,6 @@ use tokio::runtime::Handle;
 use super::error::{Cause, Error};
 use super::manifest::{self, Descriptor, DescriptorKind};
 use crate::archive::{Archive, sha256};
-use crate::base::buffer_pool::BufferPool;
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
@@ -99,8 +98,7 @@ impl Layout {
     ) -> Result<Bytes, Error> {
         let len = file.fingerprint().len.unwrap_or(u64::MAX);
         self.check_document_len(path, len)?;
-        let extent = Extent::with_len(Packed(0), len);
-        let read = fetch::read(network, file, extent, &BufferPool::new(len.max(1)));
+        let read = fetch::read(network, file, Extent::with_len(Packed(0), len));
         read.map_err(|error| self.error(path, error))
     }
 

@@ -8,16 +8,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 use rustix::fs::{CWD, ResolveFlags, fstatfs};
 use rustix::process::geteuid;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::pipe::Pipe;
 use super::{
-    Access, Cause, Doubt, Error, Fingerprint, Location, Source, SourceInfo, Validator,
-    location_text,
+    Access, Cause, Doubt, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo,
+    Validator, location_text,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
@@ -206,7 +205,7 @@ impl Source for File {
         &self.info
     }
 
-    fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read<'a>(&'a self, offset: Packed, mut buffer: Buffer, _: ReadMode<'a>) -> Reading<'a> {
         let open_file = Arc::clone(&self.opened);
         let work = move || {
             open_file

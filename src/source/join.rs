@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 
 use super::fingerprint::hash_texts;
 use super::read_handle::ReadCommand;
 use super::{
-    Access, Cause, Error, Fingerprint, IsIntact, Location, ReadHandle, Source, SourceInfo,
-    Validator,
+    Access, Cause, Error, Fingerprint, IsIntact, Location, ReadHandle, ReadMode, Reading, Source,
+    SourceInfo, Validator,
 };
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
@@ -84,7 +84,7 @@ impl Join {
     }
 
     /// Reads into `buffer`, part by part, and stops early if the handle says so.
-    async fn read(
+    async fn read_parts(
         &self,
         offset: u64,
         mut buffer: Buffer,
@@ -97,7 +97,8 @@ impl Join {
         let end = end.ok_or_else(|| Error::new(self.location(), Cause::Truncated))?;
         let (source, start, here) = self.part_at(offset, len)?;
         if here == len {
-            return source.read_with_handle(start, buffer, read_handle).await;
+            let mode = ReadMode::Controlled(read_handle);
+            return source.read(start, buffer, mode).await;
         }
         let (pool, mut filled) = (BufferPool::new(len as u64), 0);
         while offset + (filled as u64) < end {
@@ -107,7 +108,7 @@ impl Join {
             let bytes = tokio::select! {
                 biased;
                 () = wait_for_stop(read_handle) => break,
-                read = source.read_with_handle(start, piece, &part_handle) => read?,
+                read = source.read(start, piece, ReadMode::Controlled(&part_handle)) => read?,
             };
             let target = buffer.get_mut(filled..filled + bytes.len());
             target.unwrap_or_default().copy_from_slice(&bytes);
@@ -131,7 +132,8 @@ impl Join {
         let len = buffer.len();
         let (source, start, here) = self.part_at(offset, len)?;
         if here == len {
-            return source.read_uncached(start, buffer, is_intact).await;
+            let mode = ReadMode::Uncached(is_intact);
+            return source.read(start, buffer, mode).await;
         }
         let mut whole = self.read_at(Packed(offset), buffer).await?.to_vec();
         let (pool, mut place) = (BufferPool::new(len as u64), 0);
@@ -143,7 +145,8 @@ impl Join {
                 [before.unwrap_or_default(), part, after.unwrap_or_default()].concat()
             };
             let makes_intact = |part: &[u8]| is_intact(&with_part(part));
-            let part = source.read_uncached(start, piece, &makes_intact).await?;
+            let mode = ReadMode::Uncached(&makes_intact);
+            let part = source.read(start, piece, mode).await?;
             whole = with_part(&part);
             place += here;
         }
@@ -162,30 +165,18 @@ impl Source for Join {
         &self.info
     }
 
-    fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read<'a>(&'a self, offset: Packed, buffer: Buffer, mode: ReadMode<'a>) -> Reading<'a> {
         async move {
-            let read_handle = ReadHandle::default();
-            self.read(offset.0, buffer, &read_handle).await
+            let read_handle = match mode {
+                ReadMode::Uncached(is_intact) => {
+                    return self.read_intact(offset.0, buffer, is_intact).await;
+                }
+                ReadMode::Controlled(read_handle) => read_handle,
+                ReadMode::Whole => &ReadHandle::default(),
+            };
+            self.read_parts(offset.0, buffer, read_handle).await
         }
         .boxed()
-    }
-
-    fn read_with_handle<'a>(
-        &'a self,
-        offset: Packed,
-        buffer: Buffer,
-        read_handle: &'a ReadHandle,
-    ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        self.read(offset.0, buffer, read_handle).boxed()
-    }
-
-    fn read_uncached<'a>(
-        &'a self,
-        offset: Packed,
-        buffer: Buffer,
-        is_intact: IsIntact<'a>,
-    ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        self.read_intact(offset.0, buffer, is_intact).boxed()
     }
 
     fn max_concurrent_reads(&self) -> usize {
@@ -251,7 +242,8 @@ mod tests {
                 let (offset, len) = (Packed(start as u64), end - start);
                 let read = block_on(join.read_at(offset, buffer(len)));
                 assert_eq!(read.expect("inside"), all[start..end], "{start}..{end}");
-                let read = block_on(join.read_uncached(offset, buffer(len), &|_| true));
+                let mode = ReadMode::Uncached(&|_| true);
+                let read = block_on(join.read(offset, buffer(len), mode));
                 assert_eq!(read.expect("inside"), all[start..end], "{start}..{end}");
             }
         }
@@ -278,16 +270,10 @@ mod tests {
             self.first.info()
         }
 
-        fn read_at(&self, at: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
-            self.first.read_at(at, buffer)
-        }
-
-        fn read_uncached<'a>(
-            &'a self,
-            _at: Packed,
-            buffer: Buffer,
-            is_intact: IsIntact<'a>,
-        ) -> BoxFuture<'a, Result<Bytes, Error>> {
+        fn read<'a>(&'a self, at: Packed, buffer: Buffer, mode: ReadMode<'a>) -> Reading<'a> {
+            let ReadMode::Uncached(is_intact) = mode else {
+                return self.first.read(at, buffer, mode);
+            };
             let of_len = |bytes: &'static [u8]| bytes.get(..buffer.len()).expect("long enough");
             let mut candidates = self.candidates.iter().map(|bytes| of_len(bytes));
             let intact = candidates.position(is_intact);
@@ -315,7 +301,8 @@ mod tests {
             let second = servers(&second.map(|bytes| &bytes[..]));
             let parts = vec![Arc::clone(&first) as _, Arc::clone(&second) as _];
             let join = Join::new(parts).expect("joined");
-            let reading = join.read_uncached(Packed(0), buffer(6), &|bytes| bytes == b"abcdef");
+            let mode = ReadMode::Uncached(&|bytes| bytes == b"abcdef");
+            let reading = join.read(Packed(0), buffer(6), mode);
             assert_eq!(block_on(reading).expect("read"), b"abcdef"[..]);
             assert_eq!(
                 [&first, &second].map(|part| part.blamed.lock().clone()),
@@ -329,7 +316,8 @@ mod tests {
         let join = join();
         let read_handle = ReadHandle::default();
         read_handle.stop();
-        let read = block_on(join.read_with_handle(Packed(0), buffer(10), &read_handle));
+        let mode = ReadMode::Controlled(&read_handle);
+        let read = block_on(join.read(Packed(0), buffer(10), mode));
         assert_eq!(read.expect("stopped"), b""[..]);
     }
 

@@ -1,9 +1,11 @@
 //! A source in memory.
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 
-use super::{Access, Cause, Error, Fingerprint, Location, Source, SourceInfo, Validator};
+use super::{
+    Access, Cause, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo, Validator,
+};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 
@@ -53,7 +55,7 @@ impl Source for MemorySource {
         &self.info
     }
 
-    fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read<'a>(&'a self, offset: Packed, mut buffer: Buffer, _: ReadMode<'a>) -> Reading<'a> {
         let result = match self.copy(offset, &mut buffer) {
             Ok(()) => Ok(buffer.freeze()),
             Err(cause) => Err(Error::new(self.location(), cause)),

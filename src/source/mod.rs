@@ -69,6 +69,25 @@ pub use upload::{UploadContent, put};
 /// Whether all bytes of a read are those that were expected.
 pub type IsIntact<'a> = &'a (dyn Fn(&[u8]) -> bool + Sync);
 
+/// The future bytes of a read.
+pub type Reading<'a> = BoxFuture<'a, Result<Bytes, Error>>;
+
+/// Ways to read from a source.
+#[derive(Clone, Copy)]
+#[expect(
+    missing_debug_implementations,
+    reason = "functions have no form for it"
+)]
+pub enum ReadMode<'a> {
+    /// To the end.
+    Whole,
+    /// With progress and control by a handle. A stop returns fewer bytes.
+    Controlled(&'a ReadHandle),
+    /// After corrupt bytes, without the memory, connection and network caches of the source. Of several servers, those
+    /// whose bytes are intact are preferred.
+    Uncached(IsIntact<'a>),
+}
+
 /// Immutable bytes that can be read.
 pub trait Source: Send + Sync + fmt::Debug {
     /// Name, version and access pattern.
@@ -102,33 +121,14 @@ pub trait Source: Send + Sync + fmt::Debug {
     ///
     /// # Cancel safety
     /// Dropping the future cancels the request and returns the buffer to its pool.
-    fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>>;
+    fn read<'a>(&'a self, offset: Packed, buffer: Buffer, mode: ReadMode<'a>) -> Reading<'a>;
 
-    /// As [`read_at`](Self::read_at), with progress and control by `read_handle`. A stop returns fewer bytes.
+    /// As [`read`](Self::read), to the end.
     ///
     /// # Errors
-    /// As `read_at`.
-    fn read_with_handle<'a>(
-        &'a self,
-        offset: Packed,
-        buffer: Buffer,
-        _read_handle: &'a ReadHandle,
-    ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        self.read_at(offset, buffer)
-    }
-
-    /// As [`read_at`](Self::read_at) after corrupt bytes, without its memory, connection and network caches. Of
-    /// several servers, those whose bytes are intact are preferred.
-    ///
-    /// # Errors
-    /// As `read_at`.
-    fn read_uncached<'a>(
-        &'a self,
-        offset: Packed,
-        buffer: Buffer,
-        _is_intact: IsIntact<'a>,
-    ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        self.read_at(offset, buffer)
+    /// As `read`.
+    fn read_at(&self, offset: Packed, buffer: Buffer) -> Reading<'_> {
+        self.read(offset, buffer, ReadMode::Whole)
     }
 
     /// Whether [`read_inline`](Self::read_inline) is supported.

@@ -5,10 +5,12 @@ use std::io::Read;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use super::{Access, Cause, Error, Fingerprint, Location, Source, SourceInfo, Validator};
+use super::{
+    Access, Cause, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo, Validator,
+};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
@@ -73,7 +75,7 @@ impl Source for Pipe {
         &self.info
     }
 
-    fn read_at(&self, _offset: Packed, _buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read<'a>(&'a self, _: Packed, _: Buffer, _: ReadMode<'a>) -> Reading<'a> {
         std::future::ready(Err(self.error(Cause::AlreadyRead))).boxed()
     }
 

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 
 use super::{
-    Access, Cause, Error, Fingerprint, IsIntact, Location, ReadHandle, Source, SourceInfo,
-    Validator,
+    Access, Cause, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo, Validator,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
@@ -100,33 +98,9 @@ impl Source for Slice {
         self.whole.outage()
     }
 
-    fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read<'a>(&'a self, offset: Packed, buffer: Buffer, mode: ReadMode<'a>) -> Reading<'a> {
         match self.offset_in_whole(offset, buffer.len()) {
-            Ok(offset) => self.whole.read_at(offset, buffer),
-            Err(error) => std::future::ready(Err(error)).boxed(),
-        }
-    }
-
-    fn read_with_handle<'a>(
-        &'a self,
-        offset: Packed,
-        buffer: Buffer,
-        read_handle: &'a ReadHandle,
-    ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        match self.offset_in_whole(offset, buffer.len()) {
-            Ok(offset) => self.whole.read_with_handle(offset, buffer, read_handle),
-            Err(error) => std::future::ready(Err(error)).boxed(),
-        }
-    }
-
-    fn read_uncached<'a>(
-        &'a self,
-        offset: Packed,
-        buffer: Buffer,
-        is_intact: IsIntact<'a>,
-    ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        match self.offset_in_whole(offset, buffer.len()) {
-            Ok(offset) => self.whole.read_uncached(offset, buffer, is_intact),
+            Ok(offset) => self.whole.read(offset, buffer, mode),
             Err(error) => std::future::ready(Err(error)).boxed(),
         }
     }
@@ -167,6 +141,8 @@ impl Source for Slice {
 #[cfg(test)]
 mod tests {
     use futures_util::stream::StreamExt;
+
+    use bytes::Bytes;
 
     use super::*;
     use crate::base::buffer_pool::BufferPool;

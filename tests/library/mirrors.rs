@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tarfs::internal::buffer_pool::BufferPool;
-use tarfs::source::{self, Error, Options, Source};
+use tarfs::source::{self, Error, Options, ReadMode, Source};
 use tarfs::{Extent, Packed, Stats, fetch};
 use tokio::runtime::Runtime;
 
@@ -105,8 +105,7 @@ impl Mirrored {
 
     fn read(&self, source: &Arc<dyn Source>, start: usize, len: usize) -> Result<Bytes, Error> {
         let extent = Extent::with_len(Packed(start as u64), len as u64);
-        let pool = BufferPool::new(LEN as u64);
-        fetch::read(self.network.handle(), source, extent, &pool)
+        fetch::read(self.network.handle(), source, extent)
     }
 
     /// Streams all bytes, and compares them.
@@ -248,7 +247,7 @@ fn corrupt_bytes_of_a_mirror_are_read_again_from_source() {
     mirrored.source.set_faulty(false);
     let buffer = BufferPool::new(100).acquire(100).expect("open");
     let is_intact = |read: &[u8]| read == &bytes[start..start + 100];
-    let reading = source.read_uncached(Packed(start as u64), buffer, &is_intact);
+    let reading = source.read(Packed(start as u64), buffer, ReadMode::Uncached(&is_intact));
     let read = mirrored.network.block_on(reading);
     assert_eq!(read.expect("SOURCE has it"), bytes[start..start + 100]);
     // The mirror that sent them is not used for the next reads.
@@ -294,7 +293,7 @@ fn intact_bytes_are_read_from_any_server() {
         let is_intact = |read: &[u8]| read == expected;
         let read_intact = || {
             let buffer = BufferPool::new(100).acquire(100).expect("open");
-            let reading = source.read_uncached(Packed(start as u64), buffer, &is_intact);
+            let reading = source.read(Packed(start as u64), buffer, ReadMode::Uncached(&is_intact));
             network
                 .block_on(reading)
                 .is_ok_and(|read| read == *expected)
@@ -328,7 +327,7 @@ fn wrong_bytes_of_all_servers_are_returned() {
     let source = mirrored.open();
     mirrored.wait_for_mirror(false);
     let buffer = BufferPool::new(100).acquire(100).expect("open");
-    let reading = source.read_uncached(Packed(1 << 20), buffer, &|_| false);
+    let reading = source.read(Packed(1 << 20), buffer, ReadMode::Uncached(&|_| false));
     let read = mirrored.network.block_on(reading).expect("read");
     assert_eq!(read, mirrored.bytes[1 << 20..][..100]);
     mirrored.assert_streams(&source);

@@ -75,12 +75,7 @@ impl Client {
 
     fn read(&self, source: &Arc<dyn Source>, start: u64, len: u64) -> Result<Bytes, Error> {
         let extent = Extent::with_len(Packed(start), len);
-        fetch::read(
-            self.runtime.handle(),
-            source,
-            extent,
-            &BufferPool::new(64 << 20),
-        )
+        fetch::read(self.runtime.handle(), source, extent)
     }
 
     fn config(&self, pool: BufferPool) -> fetch::Config {

@@ -12,7 +12,8 @@ use tarfs::Packed;
 use tarfs::Stats;
 use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::source::{
-    self, Access, Cause, Error, Http, Obstacle, Options, ReadHandle, RetryForever, Source, Target,
+    self, Access, Cause, Error, Http, Obstacle, Options, ReadHandle, ReadMode, RetryForever,
+    Source, Target,
 };
 use tokio::time::Instant;
 use url::Url;
@@ -252,7 +253,7 @@ impl Round {
         let pool = BufferPool::new(1 << 20);
         let buffer = pool.acquire_async(len).await;
         let (began, watch) = (Instant::now(), ReadHandle::default());
-        let read = source.read_with_handle(Packed(start as u64), buffer, &watch);
+        let read = source.read(Packed(start as u64), buffer, ReadMode::Controlled(&watch));
         let read = tokio::time::timeout(10 * self.time_limit(len), read).await;
         let read = read.expect("it hangs");
         let took = began.elapsed();
@@ -493,7 +494,9 @@ impl Farm {
         let began = Instant::now();
         let buffer = pool.acquire_async(len).await;
         let is_intact = |read: &[u8]| read == expected;
-        let read = source.read_uncached(at, buffer, &is_intact).await;
+        let read = source
+            .read(at, buffer, ReadMode::Uncached(&is_intact))
+            .await;
         assert!(began.elapsed() <= limit, "{:?}: {read:?}", began.elapsed());
         assert!(
             read.expect("one server is healthy") == expected,
@@ -787,7 +790,11 @@ async fn read_from_serial_server(silent: Option<usize>) -> (Vec<Result<Bytes, Er
     let reads = (0..16).map(async |chunk| {
         let watch = ReadHandle::for_stream(RetryForever::default());
         let buffer = pool.acquire_async(CHUNK).await;
-        let read = source.read_with_handle(Packed((chunk * CHUNK) as u64), buffer, &watch);
+        let read = source.read(
+            Packed((chunk * CHUNK) as u64),
+            buffer,
+            ReadMode::Controlled(&watch),
+        );
         read.await
     });
     (futures_util::future::join_all(reads).await, stats)
@@ -842,7 +849,11 @@ fn rejected_second_request_is_retried_after_the_first() {
         let reads = (0..4).map(async |chunk| {
             let watch = ReadHandle::for_stream(RetryForever::default());
             let buffer = pool.acquire_async(CHUNK).await;
-            let read = source.read_with_handle(Packed((chunk * CHUNK) as u64), buffer, &watch);
+            let read = source.read(
+                Packed((chunk * CHUNK) as u64),
+                buffer,
+                ReadMode::Controlled(&watch),
+            );
             read.await
         });
         for read in futures_util::future::join_all(reads).await {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::source::{self, Options, Retry, Source, Via};
 use tarfs::{Extent, Packed, Stats, fetch};
 use tokio::runtime::Runtime;
@@ -67,8 +66,7 @@ impl Proxied {
 
     fn assert_reads(&self, source: &Arc<dyn Source>, start: usize) {
         let extent = Extent::with_len(Packed(start as u64), 1000);
-        let pool = BufferPool::new(1 << 20);
-        let read = fetch::read(self.network.handle(), source, extent, &pool);
+        let read = fetch::read(self.network.handle(), source, extent);
         let expected = self.bytes.get(start..start + 1000);
         assert_eq!(read.ok().as_deref(), expected);
     }

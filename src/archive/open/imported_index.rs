@@ -12,7 +12,6 @@ use crate::archive::live_index::LiveIndex;
 use crate::archive::read::Reader;
 use crate::archive::read::checked_headers::HeaderChecks;
 use crate::archive::scan::digest::sha256;
-use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::codec::Compression;
 use crate::fetch;
@@ -105,8 +104,7 @@ impl Opener {
 
     fn read_archive(&self, start: u64, end: u64) -> Result<Bytes, source::Error> {
         let extent = Extent::with_len(Packed(start), end - start);
-        let pool = BufferPool::new(extent.len().max(1));
-        fetch::read(&self.network, &self.source, extent, &pool)
+        fetch::read(&self.network, &self.source, extent)
     }
 
     fn importer(&self) -> Importer {

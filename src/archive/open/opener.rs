@@ -429,8 +429,7 @@ pub(crate) fn detect_compression(
 ) -> Result<Option<Compression>, source::Error> {
     let len = source.fingerprint().len.unwrap_or_default();
     let first = Extent::with_len(Packed(0), len.min(codec::detect::DETECT_LEN as u64));
-    let pool = BufferPool::new(first.len().max(1));
-    let bytes = fetch::read(network, source, first, &pool)?;
+    let bytes = fetch::read(network, source, first)?;
     Ok(match codec::detect(&bytes) {
         Detected::Supported(compression) => Some(compression),
         _ => None,

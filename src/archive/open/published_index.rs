@@ -11,7 +11,6 @@ use tokio::runtime::Handle;
 
 use super::tree_origin::TreeOrigin;
 use crate::archive::scan::digest::sha256;
-use crate::base::buffer_pool::BufferPool;
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
@@ -153,8 +152,7 @@ impl PackedIndex for SourceIndex {
         let extent = Extent::with_len(Packed(range.start), range.end.saturating_sub(range.start));
         self.stats.index_reads.increment();
         self.stats.index_read_bytes.add(extent.len());
-        let pool = BufferPool::new(extent.len().max(1));
-        let read = fetch::read(&self.network, &self.source, extent, &pool);
+        let read = fetch::read(&self.network, &self.source, extent);
         read.map_err(|error| io::Error::other(error_chain(&error)))
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 use tokio::sync::oneshot;
 
 use crate::archive::error::{Error, ReadError};
@@ -16,7 +16,8 @@ use crate::codec::Compression;
 use crate::index::published::MissingRow;
 use crate::index::{EntryKind, Index, Ino, Piece};
 use crate::source::{
-    self, Access, Cause, Fingerprint, Location, Slice, Source, SourceInfo, Validator,
+    self, Access, Cause, Fingerprint, Location, ReadMode, Reading, Slice, Source, SourceInfo,
+    Validator,
 };
 
 impl Archive {
@@ -174,11 +175,7 @@ impl Source for MemberSource {
         self.archive.source().outage()
     }
 
-    fn read_at(
-        &self,
-        offset: Packed,
-        buffer: Buffer,
-    ) -> BoxFuture<'_, Result<Bytes, source::Error>> {
+    fn read<'a>(&'a self, offset: Packed, buffer: Buffer, _: ReadMode<'a>) -> Reading<'a> {
         self.read_into(offset, buffer).boxed()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use super::unranged::UnrangedStream;
@@ -12,7 +12,7 @@ use super::{Http, InitialBody};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 use crate::source::{
-    Cause, Error, FirstContact, IsIntact, ReadHandle, Source, SourceInfo, stream_by_ranges,
+    Cause, Error, FirstContact, ReadHandle, ReadMode, Reading, Source, SourceInfo, stream_by_ranges,
 };
 
 impl Source for Http {
@@ -20,39 +20,17 @@ impl Source for Http {
         &self.info
     }
 
-    fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read<'a>(&'a self, offset: Packed, mut buffer: Buffer, mode: ReadMode<'a>) -> Reading<'a> {
         async move {
-            let read_handle = ReadHandle::default();
-            self.fill_buffer(offset.0, &mut buffer, &read_handle)
-                .await?;
-            Ok(buffer.freeze())
-        }
-        .boxed()
-    }
-
-    fn read_uncached<'a>(
-        &'a self,
-        offset: Packed,
-        buffer: Buffer,
-        _is_intact: IsIntact<'a>,
-    ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        if let InitialBody::Whole(_) = self.body {
-            return self.read_at(offset, buffer);
-        }
-        match self.uncached() {
-            Ok(uncached) => uncached.read_at(offset, buffer),
-            Err(error) => async move { Err(error) }.boxed(),
-        }
-    }
-
-    fn read_with_handle<'a>(
-        &'a self,
-        offset: Packed,
-        mut buffer: Buffer,
-        read_handle: &'a ReadHandle,
-    ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        async move {
-            self.fill_buffer(offset.0, &mut buffer, read_handle).await?;
+            let (source, read_handle) = match (mode, &self.body) {
+                (ReadMode::Controlled(read_handle), _) => (self, read_handle),
+                (ReadMode::Uncached(_), InitialBody::Prefix(_)) => {
+                    (self.uncached()?, &ReadHandle::default())
+                }
+                _ => (self, &ReadHandle::default()),
+            };
+            let filling = source.fill_buffer(offset.0, &mut buffer, read_handle);
+            filling.await?;
             Ok(buffer.freeze())
         }
         .boxed()

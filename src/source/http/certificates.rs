@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
@@ -99,15 +99,14 @@ pub(super) fn client_config(
     client: Option<Arc<SingleCertAndKey>>,
 ) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Verifier {
-        provider: Arc::clone(&provider),
-        more: more.clone(),
-        trust: OnceLock::new(),
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()?;
+    let builder = match Verifier::new(more, provider) {
+        Some(verifier) => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier)),
+        None => builder.with_root_certificates(RootCertStore::empty()),
     };
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier));
     let mut config = match client {
         Some(client) => builder.with_client_cert_resolver(client),
         None => builder.with_no_client_auth(),
@@ -116,42 +115,43 @@ pub(super) fn client_config(
     Ok(config)
 }
 
-/// Certificates that a server may have, or be signed by.
-#[derive(Debug)]
-struct Trust {
-    /// `None` if there are none.
-    webpki: Option<Arc<WebPkiServerVerifier>>,
-    hashes: HashSet<blake3::Hash>,
-}
-
-impl Trust {
-    /// `more` and the system's certificates.
-    fn load(more: &Certificates, provider: Arc<CryptoProvider>) -> Self {
-        let system = rustls_native_certs::load_native_certs();
-        for error in &system.errors {
-            tracing::warn!(%error, "some of the system's trusted certificates cannot be read");
-        }
-        let trusted = [system.certs.as_slice(), &more.trusted].concat();
-        let hashes = trusted.iter().map(|one| blake3::hash(one)).collect();
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(trusted);
-        let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider);
-        let webpki = webpki.build().ok();
-        Self { webpki, hashes }
+/// The system's certificates and `more`.
+fn all_trusted(more: &Certificates) -> Vec<CertificateDer<'static>> {
+    let system = rustls_native_certs::load_native_certs();
+    for error in &system.errors {
+        tracing::warn!(%error, "some of the system's trusted certificates cannot be read");
     }
+    [system.certs.as_slice(), &more.trusted].concat()
 }
 
 /// Verifier that also accepts a self-signed CA certificate (`openssl req -x509`) that is itself trusted.
-///
-/// It loads the trusted certificates at the first handshake, because that takes longer than a request over plain HTTP.
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
-    more: Certificates,
-    trust: OnceLock<Trust>,
+    /// `None` to accept any certificate, if the server has its key.
+    webpki: Option<Arc<WebPkiServerVerifier>>,
+    trusted: HashSet<blake3::Hash>,
 }
 
 impl Verifier {
+    /// Trusts `more` and the system's certificates; `None` if there are none.
+    fn new(more: &Certificates, provider: Arc<CryptoProvider>) -> Option<Self> {
+        let mut verifier = Self {
+            provider: Arc::clone(&provider),
+            webpki: None,
+            trusted: HashSet::new(),
+        };
+        if !more.is_unverified {
+            let trusted = all_trusted(more);
+            verifier.trusted = trusted.iter().map(|one| blake3::hash(one)).collect();
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(trusted);
+            let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider);
+            verifier.webpki = Some(webpki.build().ok()?);
+        }
+        Some(verifier)
+    }
+
     /// Completes the checks of a trusted CA certificate, at which webpki stops after it checked the dates.
     fn verify_authority(
         certificate: &CertificateDer<'_>,
@@ -173,20 +173,15 @@ impl ServerCertVerifier for Verifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if self.more.is_unverified {
+        let Some(webpki) = &self.webpki else {
             return Ok(ServerCertVerified::assertion());
-        }
-        let load = || Trust::load(&self.more, Arc::clone(&self.provider));
-        let trust = self.trust.get_or_init(load);
-        let Some(webpki) = &trust.webpki else {
-            return Err(CertificateError::UnknownIssuer.into());
         };
         let verified =
             webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match verified {
             Err(error)
                 if is_ca_certificate_error(&error)
-                    && trust.hashes.contains(&blake3::hash(end_entity)) =>
+                    && self.trusted.contains(&blake3::hash(end_entity)) =>
             {
                 Self::verify_authority(end_entity, server_name)?;
                 Ok(ServerCertVerified::assertion())

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -22,7 +22,7 @@ use self::senders::Senders;
 use super::http::fill::{Outcome, ReadHistory, Servers, fill_buffer};
 use super::http::silent_server;
 use super::retry::{LONG_BLOCK, min_block};
-use super::{Error, Http, IsIntact, ReadHandle, Source, SourceInfo};
+use super::{Error, Http, IsIntact, ReadHandle, ReadMode, Reading, Source, SourceInfo};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
 use crate::base::sync::Mutex;
@@ -153,7 +153,9 @@ impl Mirrors {
             };
             attempts.push(async move {
                 let buffer = pool.acquire_async(len).await;
-                let reading = mirror.http.read_uncached(offset, buffer, is_intact);
+                let reading = mirror
+                    .http
+                    .read(offset, buffer, ReadMode::Uncached(is_intact));
                 let bytes = reading.await.map_err(Err)?;
                 if is_intact(&bytes) {
                     return Ok(bytes);
@@ -308,36 +310,21 @@ impl Source for Mirrors {
         &self.info
     }
 
-    fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read<'a>(&'a self, offset: Packed, mut buffer: Buffer, mode: ReadMode<'a>) -> Reading<'a> {
         async move {
-            let read_handle = ReadHandle::default();
-            self.read_with_handle(offset, buffer, &read_handle).await
-        }
-        .boxed()
-    }
-
-    fn read_with_handle<'a>(
-        &'a self,
-        offset: Packed,
-        mut buffer: Buffer,
-        read_handle: &'a ReadHandle,
-    ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        async move {
+            let read_handle = match mode {
+                ReadMode::Uncached(is_intact) => {
+                    let len = buffer.len();
+                    drop(buffer);
+                    return self.read_intact(offset, len, is_intact).await;
+                }
+                ReadMode::Controlled(read_handle) => read_handle,
+                ReadMode::Whole => &ReadHandle::default(),
+            };
             fill_buffer(self, offset.0, &mut buffer, read_handle).await?;
             Ok(buffer.freeze())
         }
         .boxed()
-    }
-
-    fn read_uncached<'a>(
-        &'a self,
-        offset: Packed,
-        buffer: Buffer,
-        is_intact: IsIntact<'a>,
-    ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        let len = buffer.len();
-        drop(buffer);
-        self.read_intact(offset, len, is_intact).boxed()
     }
 
     fn max_concurrent_reads(&self) -> usize {
