@@ -4,20 +4,13 @@
 //! digest. Its `rootfs.diff_ids` verify the plain bytes of the layers, packed ones after decompression.
 
 use std::path::Path;
-use std::sync::Arc;
-
-use tokio::runtime::Handle;
 
 use super::error::{Cause, Error};
 use super::manifest::{self, DockerImage};
 use super::opener::{self, Digests, Image, ImageOpener};
-use crate::archive::sha256;
-use crate::base::buffer_pool::BufferPool;
-use crate::base::extent::{Extent, Packed};
+use crate::archive::{detect_compression, sha256};
 use crate::base::sha256::Sha256;
-use crate::codec::{self, Compression, Detected};
-use crate::fetch;
-use crate::source::Source;
+use crate::codec::Compression;
 
 const MANIFEST: &str = "manifest.json";
 
@@ -43,8 +36,9 @@ pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
     let files = image.layers.iter().zip(&config.diff_ids).enumerate();
     let layers = files.map(|(number, (path, diff_id))| {
         let file = layout.file(path)?;
-        let is_plain = is_plain(&file, network).map_err(|cause| layout.error(path, cause))?;
-        let (packed, plain) = if is_plain {
+        let compression = detect_compression(network, &file);
+        let compression = compression.map_err(|error| layout.error(path, error))?;
+        let (packed, plain) = if compression == Some(Compression::None) {
             (Some(*diff_id), None)
         } else {
             (digest_from_path(path), Some(*diff_id))
@@ -70,16 +64,7 @@ pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
 fn digest_from_path(path: &str) -> Option<Sha256> {
     let name = Path::new(path).file_name()?.to_str()?;
     let name = name.strip_prefix("sha256:").unwrap_or(name);
-    manifest::parse_sha256_hex(name.split('.').next()?)
-}
-
-/// Whether a layer's bytes are an uncompressed tar archive.
-fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
-    let len = file.fingerprint().len.unwrap_or_default();
-    let extent = Extent::with_len(Packed(0), len.min(codec::detect::DETECT_LEN as u64));
-    let bytes = fetch::read(network, file, extent, &BufferPool::new(extent.len().max(1)))?;
-    let found = codec::detect(&bytes);
-    Ok(matches!(found, Detected::Supported(Compression::None)))
+    Sha256::from_oci(&format!("sha256:{}", name.split('.').next()?))
 }
 
 /// The one of `images` with the name or configuration digest `wanted`, or else the only image.
@@ -88,7 +73,7 @@ fn choose_image(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<Do
         opener::display_names(&image.repo_tags, digest_from_path(&image.config))
     };
     if let Some(wanted) = wanted {
-        let digest = manifest::parse_digest(wanted).ok();
+        let digest = Sha256::from_oci(wanted);
         let is_wanted = |image: &DockerImage| {
             let mut tags = image.repo_tags.iter();
             tags.any(|tag| normalize_name(tag) == normalize_name(wanted))

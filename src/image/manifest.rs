@@ -167,22 +167,13 @@ pub(super) fn json_error(error: &serde_json::Error) -> Cause {
 
 /// Parses a digest: `sha256:` and 64 digits.
 pub(super) fn parse_digest(text: &str) -> Result<Sha256, Cause> {
-    let wrong = || Cause::Malformed("a digest in it is none".to_owned());
-    let (algorithm, digits) = text.split_once(':').ok_or_else(wrong)?;
-    match algorithm {
-        "sha256" => parse_sha256_hex(digits).ok_or_else(wrong),
-        "sha384" | "sha512" | "blake3" => Err(Cause::Unsupported(format!(
-            "a digest of the kind {algorithm}"
-        ))),
-        _ => Err(wrong()),
+    match text.split_once(':') {
+        Some((algorithm @ ("sha384" | "sha512" | "blake3"), _)) => Err(Cause::Unsupported(
+            format!("a digest of the kind {algorithm}"),
+        )),
+        _ => Sha256::from_oci(text)
+            .ok_or_else(|| Cause::Malformed("a digest in it is none".to_owned())),
     }
-}
-
-/// Parses the 64 lower case digits of a digest.
-pub(super) fn parse_sha256_hex(digits: &str) -> Option<Sha256> {
-    let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-    let is_digest = digits.len() == 64 && digits.bytes().all(is_hex);
-    is_digest.then(|| digits.parse().ok())?
 }
 
 impl RawDescriptor {

@@ -173,7 +173,7 @@ fn match_name(
     let Some(wanted) = wanted else {
         return Ok((listed, None));
     };
-    let digest = manifest::parse_digest(wanted).ok();
+    let digest = Sha256::from_oci(wanted);
     let (found, others): (Vec<_>, Vec<_>) = listed.into_iter().partition(|descriptor| {
         descriptor.names.iter().any(|name| name == wanted) || digest == Some(descriptor.digest)
     });

@@ -87,16 +87,6 @@ impl Place {
     fn wait_until_cached(&self) {
         let phase = || self.try_status()?.pointer("/index/phase").cloned();
         wait::wait_until("it is scanned", || phase() == Some(Value::from("complete")));
-        wait::wait_until("its index is saved", || self.saved_indexes() > 0);
-    }
-
-    /// Number of indexes in the cache that are complete.
-    fn saved_indexes(&self) -> usize {
-        let entries = fs::read_dir(self.path("cache/index")).into_iter().flatten();
-        let names = entries.filter_map(|entry| Some(entry.ok()?.file_name()));
-        names
-            .filter(|name| !name.as_encoded_bytes().starts_with(b"."))
-            .count()
     }
 
     fn log(&self) -> String {

@@ -13,6 +13,14 @@ impl fmt::Display for Sha256 {
     }
 }
 
+impl Sha256 {
+    /// Parses `sha256:` and 64 digits in lower case, as images and registries write a digest.
+    pub(crate) fn from_oci(text: &str) -> Option<Self> {
+        let digest: Self = text.parse().ok()?;
+        (text.strip_prefix("sha256:")? == digest.to_string()).then_some(digest)
+    }
+}
+
 /// The text is not a SHA-256 digest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a SHA-256 has 64 hexadecimal digits, as sha256sum prints it")]
@@ -58,6 +66,8 @@ mod tests {
         assert_eq!(text.parse(), Ok(digest));
         assert_eq!(text.to_uppercase().parse(), Ok(digest));
         assert_eq!(format!("sha256:{text}").parse(), Ok(digest));
+        assert_eq!(Sha256::from_oci(&format!("sha256:{text}")), Some(digest));
+        assert_eq!(Sha256::from_oci(&text), None);
     }
 
     #[test]

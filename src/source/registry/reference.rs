@@ -68,7 +68,7 @@ impl Reference {
     fn try_parse(spec: &str) -> Option<Self> {
         let (_, name) = spec.split_once("://")?;
         let (name, digest) = match name.split_once('@') {
-            Some((name, digest)) => (name, Some(parse_digest(digest)?)),
+            Some((name, digest)) => (name, Some(Sha256::from_oci(digest)?)),
             None => (name, None),
         };
         let (name, tag) = match name.rsplit_once(':') {
@@ -111,13 +111,6 @@ impl Reference {
         }
         Some(url)
     }
-}
-
-/// Parses `sha256:` and 64 digits in lower case.
-pub(super) fn parse_digest(text: &str) -> Option<Sha256> {
-    let digits = text.strip_prefix("sha256:")?;
-    let digest: Sha256 = digits.parse().ok()?;
-    (digest.to_string() == digits).then_some(digest)
 }
 
 /// Whether the first part of a name is a registry.

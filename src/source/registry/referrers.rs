@@ -7,7 +7,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use url::Url;
 
-use super::reference::parse_digest;
 use crate::base::sha256::Sha256;
 use crate::source::Cause;
 use crate::source::upload::MAX_ANSWER_BYTES;
@@ -54,7 +53,7 @@ fn write_digest<S: Serializer>(digest: &Sha256, serializer: S) -> Result<S::Ok, 
 
 fn read_digest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Sha256, D::Error> {
     let text = String::deserialize(deserializer)?;
-    parse_digest(&text).ok_or_else(|| serde::de::Error::custom("it is no SHA-256"))
+    Sha256::from_oci(&text).ok_or_else(|| serde::de::Error::custom("it is no SHA-256"))
 }
 
 /// A list of manifests, whose entries are parsed one by one.
