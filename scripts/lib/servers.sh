@@ -307,11 +307,12 @@ setup_nginx_slice_cache() {
     tarfs_flags=(--via "http://127.0.0.1:$backend_port")
 }
 
-# Serves only clients with a signature that has not expired, in headers of a file.
+# Serves only clients with a signature that has neither expired nor been revoked, in headers of a file.
 setup_nginx_secure_link() {
-    # shellcheck disable=SC2016 # The dollars are nginx'.
-    run_nginx "$port" 'secure_link $http_x_signature,$http_x_expires; secure_link_md5 "$http_x_expires$uri tests";
-        if ($secure_link != "1") { return 403; }'
+    run_nginx "$port" "secure_link \$http_x_signature,\$http_x_expires;
+        secure_link_md5 \"\$http_x_expires\$uri tests\";
+        if (\$secure_link != 1) { return 403; }
+        if (-f $server_dir/revoked.\$http_x_expires) { return 403; }"
     server_link=$server_dir/link
     sign_link 600
     tarfs_flags=(--header "@$server_link")
@@ -327,10 +328,17 @@ setup_nginx_uploads() {
     tarfs_flags=(--header "@$server_dir/token")
 }
 
+# Revokes the signature in server_link, and replaces it by another one.
+renew_link() {
+    touch "$server_dir/revoked.$server_link_expires"
+    sign_link 1200
+}
+
 # Writes headers for the archive into server_link that expire in $1 seconds.
 sign_link() {
     local expires signature
     expires=$(($(date +%s) + $1))
+    server_link_expires=$expires
     signature=$(printf '%s/archive.tar tests' "$expires" | openssl md5 -binary | base64 | tr '+/' '-_' | tr -d '=')
     printf 'X-Signature: %s\nX-Expires: %s\n' "$signature" "$expires" >"$server_link.new"
     mv "$server_link.new" "$server_link"

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::stragglers::{CHECK_INTERVAL, HEDGE_FACTOR, MIN_HEDGE_DELAY};
-use crate::base::buffer_pool::BufferPool;
+use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
@@ -105,18 +105,24 @@ impl RangeReader {
             return self.read_unhedged(extent, pool);
         }
         let buffer = super::acquire_buffer(&self.source, pool, extent)?;
+        self.block_on(self.read_hedged(extent.start(), buffer))
+    }
+
+    /// Fills `buffer` from a remote source, as [`RangeReader::read`] does, but does not block.
+    ///
+    /// # Errors
+    /// If the source cannot be read there.
+    pub async fn read_hedged(&self, start: Packed, buffer: Buffer) -> Result<Bytes, Error> {
         let len = buffer.len();
         self.latency_stats.lock().reads += 1;
         let read_handle = ReadHandle::default();
         let mode = ReadMode::Controlled(&read_handle);
-        let first = self.source.read(extent.start(), buffer, mode);
-        let result = self.block_on(async {
-            tokio::select! {
-                biased;
-                result = first => result,
-                result = self.send_hedge(extent.start(), len, &read_handle) => Ok(result),
-            }
-        });
+        let first = self.source.read(start, buffer, mode);
+        let result = tokio::select! {
+            biased;
+            result = first => result,
+            result = self.send_hedge(start, len, &read_handle) => Ok(result),
+        };
         if let (Ok(_), Some(latency)) = (&result, read_handle.latency()) {
             self.latency_stats.lock().record(latency);
         }

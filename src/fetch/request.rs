@@ -1,9 +1,8 @@
 //! A request for one chunk.
 
-use std::time::Instant;
-
 use bytes::Bytes;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::adaptive::CHEAP_FACTOR;
 use crate::base::buffer_pool::{Buffer, BufferPool};

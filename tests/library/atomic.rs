@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::atomic::{
-    FIRST_BYTES, Place, assert_failed, assert_success, beginning, long, shell, wait_for, whole,
+    FIRST_BYTES, Place, assert_failed, assert_success, beginning, long, shell, whole,
 };
 use crate::support::failing_syscall;
 use crate::support::fixture::PROGRAM;
@@ -140,7 +140,7 @@ fn signal_during_atomic_run_leaves_nothing() {
             .spawn()
             .expect("started");
         let tree = place.staging_path();
-        wait_for(|| tree.join("top/z").exists().then_some(()));
+        wait::wait_until("all is written", || tree.join("top/z").exists());
         kill_process(Pid::from_child(&child), signal).expect("alive");
         let output = child.wait_with_output().expect("an end");
         assert_eq!(output.status.signal(), Some(number));

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
@@ -13,6 +13,7 @@ use crate::support::cli::Place;
 use crate::support::materialize::{assert_same_trees, content, run, status};
 use crate::support::random_tree::{make_tree, set_time};
 use crate::support::rng::Rng;
+use crate::support::wait::WAIT_TIMEOUT;
 
 /// Trees that are compared.
 const TREES: u64 = 6;
@@ -217,9 +218,17 @@ fn copy_reports_files_that_change_meanwhile() {
             }
         });
         let copy = || place.run(&["materialize", "source", "-C", "out"]);
+        let is_reported = || copy().complaints.contains("log: the source was changed");
+        let start = Instant::now();
         // The other thread may have no turn during a copy.
-        let is_reported =
-            (0..100).any(|_| copy().complaints.contains("log: the source was changed"));
+        let is_reported = loop {
+            if is_reported() {
+                break true;
+            }
+            if start.elapsed() > WAIT_TIMEOUT {
+                break false;
+            }
+        };
         ended.store(true, Ordering::Relaxed);
         is_reported
     });

@@ -39,6 +39,7 @@ mod shards;
 mod simulation;
 mod soci;
 mod source_names;
+mod stragglers;
 #[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/mod.rs"]
 mod support;

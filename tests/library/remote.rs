@@ -1,21 +1,20 @@
-//! Sources behind a server, and range readers.
+//! Sources behind a server, and streams of them.
 
 use std::error::Error as _;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tarfs::Stats;
-use tarfs::fetch::{self, MinSpeed};
+use tarfs::fetch;
 use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::source::{self, Access, Cause, Error, Obstacle, Options, Retry, Source};
 use tarfs::{Extent, Packed};
-use tokio::runtime::{Builder, Runtime};
 
-use crate::support::http::{Fault, Resource, Response, Server};
+use crate::support::http::{Resource, Response, Server};
 use crate::support::rng::Rng;
+use crate::support::runtime::TestRuntime;
 use crate::support::wait;
 
 /// Length of the first request.
@@ -23,19 +22,19 @@ const PREFIX_LEN: u64 = 64 << 10;
 
 /// A runtime and counters.
 struct Client {
-    runtime: Runtime,
+    runtime: TestRuntime,
     stats: Arc<Stats>,
     headers: Vec<(String, String)>,
 }
 
 impl Client {
     fn new() -> Self {
+        Self::on(TestRuntime::new())
+    }
+
+    fn on(runtime: TestRuntime) -> Self {
         Self {
-            runtime: Builder::new_multi_thread()
-                .worker_threads(2)
-                .enable_all()
-                .build()
-                .expect("a runtime"),
+            runtime,
             stats: Arc::default(),
             headers: Vec::new(),
         }
@@ -65,12 +64,6 @@ impl Client {
             ..Options::default()
         };
         self.runtime.block_on(source::open(spec, change(options)))
-    }
-
-    /// A range reader for foreground reads. Second requests take memory from `spare`.
-    fn reads(&self, source: &Arc<dyn Source>, spare: &BufferPool) -> fetch::RangeReader {
-        let (handle, stats) = (self.runtime.handle().clone(), Arc::clone(&self.stats));
-        fetch::RangeReader::new(handle, Arc::clone(source), spare.clone(), stats)
     }
 
     fn read(&self, source: &Arc<dyn Source>, start: u64, len: u64) -> Result<Bytes, Error> {
@@ -119,13 +112,8 @@ fn random_bytes(len: usize) -> Vec<u8> {
 
 #[test]
 fn file_is_read_without_fetching_a_byte_twice() {
-    assert!((0..3).any(|_| is_read_once()), "something is sent again");
-}
-
-/// Reads a file. Returns whether no request was repeated, as happens when a busy machine looks like a
-/// slow server. Then no byte may have arrived twice.
-fn is_read_once() -> bool {
-    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
+    let (server, client) = (Server::start(), Client::on(TestRuntime::frozen()));
+    let bytes = random_bytes(5_000_000);
     server.serve("/a", Resource::new(bytes.clone()).etag("\"1\""));
     let source = client.open(&server.url("/a")).expect("opened");
     assert_eq!(source.access(), Access::Ranges);
@@ -134,21 +122,12 @@ fn is_read_once() -> bool {
     let stream = client.stream(&source, 0, 16 << 20, 1 << 20);
     assert_eq!(collect(stream).expect("read"), bytes);
     let stats = &client.stats;
-    let again = [
-        &stats.source_hedges,
-        &stats.source_straggler_retries,
-        &stats.source_retries,
-    ];
-    if again.iter().any(|counter| counter.get() > 0) {
-        return false;
-    }
     assert_eq!(server.sent_bytes("/a"), 5_000_000);
     assert_eq!(stats.source_read_bytes.get(), 5_000_000);
     assert_eq!(
         stats.source_requests.get(),
         server.requests("/a").len() as u64
     );
-    true
 }
 
 #[test]
@@ -749,77 +728,6 @@ fn cut_response_is_continued_where_it_ended() {
 /// Length of the chunks in the tests below.
 const CHUNK: u64 = 100_000;
 
-/// Serves `bytes`, but the first request at `offset` stalls after a few thousand bytes.
-///
-/// Reads everything, with or without a minimum speed.
-fn read_past_a_stall(
-    (server, client): (&Server, &Client),
-    bytes: &[u8],
-    offset: u64,
-    min_speed: MinSpeed,
-) -> Vec<u8> {
-    let resource = Resource::new(bytes.to_owned());
-    let has_stalled = AtomicBool::new(false);
-    server.route("/a", move |request| {
-        let (start, end) = request.range().expect("a range");
-        let response = resource.answer(request);
-        let is_there = request.number > 1 && (start..end).contains(&offset);
-        if is_there && !has_stalled.swap(true, Ordering::SeqCst) {
-            return response.stall_after(5_000);
-        }
-        response
-    });
-    let source = client.open(&server.url("/a")).expect("opened");
-    let config = fetch::Config {
-        chunk_len: CHUNK,
-        connections: 4,
-        min_speed,
-        ..client.config(BufferPool::new(16 << 20))
-    };
-    let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
-    collect(stream).expect("read")
-}
-
-#[test]
-fn slow_request_is_aborted_and_continued_by_another() {
-    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(20 * 100_000));
-    let min_speed = MinSpeed {
-        bytes_per_second: 50_000,
-        wait: Duration::from_millis(300),
-    };
-    let read = read_past_a_stall((&server, &client), &bytes, 5 * CHUNK + 1, min_speed);
-    assert!(read == bytes, "they differ");
-    let stats = &client.stats;
-    // On a busy machine another request may be slow, too.
-    let cuts = stats.source_straggler_retries.get();
-    assert!((1..=3).contains(&cuts), "{cuts}");
-    assert_eq!(stats.source_retries.get(), cuts);
-    assert_eq!(stats.source_read_bytes.get(), bytes.len() as u64);
-    let rest = Some((5 * CHUNK + 5_000, 6 * CHUNK));
-    let seen = server.requests("/a");
-    assert!(seen.iter().any(|seen| seen.request.range() == rest));
-}
-
-#[test]
-fn last_straggling_request_is_hedged() {
-    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(20 * 100_000));
-    let no_min_speed = MinSpeed {
-        bytes_per_second: 0,
-        wait: Duration::ZERO,
-    };
-    let read = read_past_a_stall((&server, &client), &bytes, 20 * CHUNK - 1, no_min_speed);
-    assert!(read == bytes, "they differ");
-    let stats = &client.stats;
-    assert_eq!(stats.source_hedges.get(), 1);
-    assert_eq!(stats.source_straggler_retries.get(), 0);
-    assert_eq!(stats.source_retries.get(), 0);
-    assert_eq!(stats.source_read_bytes.get(), bytes.len() as u64);
-    let seen = server.requests("/a");
-    let last = seen.last().expect("some");
-    let rest = Some((19 * CHUNK + 5_000, 20 * CHUNK));
-    assert_eq!(last.request.range(), rest);
-}
-
 #[test]
 fn requests_in_flight_stay_within_the_limit() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
@@ -925,108 +833,6 @@ fn throttling_server_gets_fewer_requests_at_once() {
     assert!(slowdowns > 0);
     // With eight at once, six would be rejected again and again.
     assert!(refused * 3 < seen.len() * 2, "{refused} of {}", seen.len());
-}
-
-#[test]
-fn serial_server_gets_one_request_at_a_time() {
-    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(6_000_000));
-    let resource = Resource::new(bytes.clone());
-    let (turn, most) = (Mutex::new(()), Arc::new(AtomicUsize::new(0)));
-    server.route("/a", {
-        let most = Arc::clone(&most);
-        move |request| {
-            most.fetch_max(request.in_flight, Ordering::SeqCst);
-            let _turn = turn.lock().expect("no panic");
-            thread::sleep(Duration::from_millis(200));
-            resource.answer(request)
-        }
-    });
-    let source = client.open(&server.url("/a")).expect("opened");
-    let config = fetch::Config {
-        chunk_len: CHUNK,
-        ..client.config(BufferPool::new(16 << 20))
-    };
-    let handle = client.runtime.handle();
-    let stream = fetch::Stream::start(handle, Arc::clone(&source), Packed(0), config);
-    assert!(collect(stream).expect("read") == bytes, "they differ");
-    let stats = &client.stats;
-    // The first request, and two after the second one waits for the first.
-    assert_eq!(stats.source_requests.get(), 3);
-    assert_eq!(
-        (
-            stats.source_straggler_retries.get(),
-            stats.source_hedges.get()
-        ),
-        (0, 0)
-    );
-    assert_eq!(most.swap(0, Ordering::SeqCst), 2);
-    let reads = client.reads(&source, &BufferPool::new(1 << 20));
-    thread::scope(|scope| {
-        for number in 1..5 {
-            let (reads, bytes) = (&reads, &bytes);
-            scope.spawn(move || {
-                let extent = Extent::with_len(Packed(number * CHUNK), CHUNK);
-                let read = reads.read(extent, &BufferPool::new(CHUNK)).expect("read");
-                let start = usize::try_from(number * CHUNK).expect("small");
-                assert!(read == bytes[start..start + read.len()], "wrong bytes");
-            });
-        }
-    });
-    assert_eq!(most.load(Ordering::SeqCst), 1);
-}
-
-#[test]
-fn server_with_even_latency_gets_no_hedged_requests() {
-    for delay in [0, 30] {
-        let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(2_000_000));
-        let (resource, delay) = (Resource::new(bytes.clone()), Duration::from_millis(delay));
-        server.route("/a", move |request| resource.answer(request).delayed(delay));
-        let source = client.open(&server.url("/a")).expect("opened");
-        let reads = client.reads(&source, &BufferPool::new(1 << 20));
-        for number in 1..20 {
-            let extent = Extent::with_len(Packed(number * CHUNK), CHUNK);
-            let read = reads.read(extent, &BufferPool::new(CHUNK)).expect("read");
-            let start = usize::try_from(number * CHUNK).expect("small");
-            assert!(read == bytes[start..start + read.len()], "wrong bytes");
-        }
-        assert_eq!(client.stats.source_hedges.get(), 0);
-        assert_eq!(server.requests("/a").len(), 20);
-    }
-}
-
-#[test]
-fn straggling_read_is_hedged() {
-    for (is_spare, fault) in [
-        (true, Fault::Silence),
-        (true, Fault::Stall(1000)),
-        (false, Fault::Silence),
-    ] {
-        let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(1_000_000));
-        server.serve_with_faults("/a", Resource::new(bytes.clone()), move |request| {
-            (request.number == 6).then(|| fault.clone())
-        });
-        let impatient = |options| Options {
-            idle_timeout: Duration::from_secs(if is_spare { 20 } else { 1 }),
-            ..options
-        };
-        let source = client
-            .open_as(&server.url("/a"), impatient)
-            .expect("opened");
-        let spare = BufferPool::new(CHUNK);
-        let _taken = (!is_spare).then(|| spare.acquire(1));
-        let reads = client.reads(&source, &spare);
-        for number in 1..8 {
-            let extent = Extent::with_len(Packed(number * CHUNK), CHUNK);
-            let read = reads.read(extent, &BufferPool::new(CHUNK)).expect("read");
-            let start = usize::try_from(number * CHUNK).expect("small");
-            assert!(read == bytes[start..start + read.len()], "wrong bytes");
-        }
-        let (hedges, retries) = if is_spare { (1, 0) } else { (0, 1) };
-        assert_eq!(client.stats.source_hedges.get(), hedges);
-        assert_eq!(client.stats.source_retries.get(), retries);
-        assert_eq!(server.requests("/a").len(), 9);
-        assert_eq!(spare.used_bytes(), u64::from(!is_spare), "given back");
-    }
 }
 
 #[test]

@@ -6,7 +6,6 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -90,17 +89,10 @@ impl Place {
         self.succeeds(&[&words, more].concat());
     }
 
-    /// The first status that satisfies `should`, within twenty seconds.
+    /// The first status that satisfies `should`.
     #[track_caller]
     fn status_when(&self, should: impl Fn(&Value) -> bool) -> Value {
-        let start = Instant::now();
-        loop {
-            let status = self.status();
-            if should(&status) {
-                return status;
-            }
-            assert!(start.elapsed() < wait::WAIT_TIMEOUT, "{status}");
-        }
+        wait::wait_for("such a status", || Some(self.status()).filter(&should))
     }
 
     #[track_caller]
@@ -121,11 +113,10 @@ impl Place {
     /// As [`Self::sent_bytes`], after the requests of a dead client are answered.
     fn idle_sent_bytes(&self) -> u64 {
         let server = self.server.as_ref().expect("running");
-        let start = Instant::now();
-        while server.requests(ARCHIVE).iter().any(|seen| seen.status == 0) {
-            assert!(start.elapsed() < wait::WAIT_TIMEOUT);
-            std::thread::yield_now();
-        }
+        wait::wait_until("all requests are answered", || {
+            let mut seen = server.requests(ARCHIVE).into_iter();
+            seen.all(|seen| seen.status != 0)
+        });
         self.sent_bytes()
     }
 

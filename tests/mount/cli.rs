@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::support::cli::{Outcome, Place, sample};
 use crate::support::http::{Resource, Response, Server};
-use crate::support::mounts::mount_table;
+use crate::support::mounts::mount_lines;
 use crate::support::program;
 use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::wait;
@@ -46,8 +46,8 @@ fn no_message_contains_secrets() {
     }
     // The valid one is mounted.
     assert_eq!(place.mounts(), 1);
-    texts.push(mount_table());
-    texts.push(place.succeeds(&["status"]).text().to_owned());
+    texts.extend(mount_lines(&place.path("mnt")));
+    texts.push(place.succeeds(&["status", "mnt"]).text().to_owned());
     place.succeeds(&["umount", "mnt"]);
     texts.push(fs::read_to_string(place.path("log")).expect("a log"));
     let index = fs::read(place.path("index")).expect("an index");

@@ -7,16 +7,16 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde_json::Value;
 
 use crate::support::fixture::{TestMount, pid_of};
 use crate::support::namespace::NamespaceProcess;
 use crate::support::packing::Packing;
-use crate::support::program::{children, stderr_text};
+use crate::support::program::{children, is_signal_pending, stderr_text};
 use crate::support::raw::Archive;
 use crate::support::wait::{self, process_exits};
 
@@ -55,11 +55,26 @@ impl Place {
         command.output().expect("started")
     }
 
-    fn only_status(&self) -> serde_json::Value {
+    /// The statuses of all mounts in this directory. Root also sees those of the system.
+    fn statuses(&self) -> Vec<Value> {
         let output = self.verb("status").arg("--json").output();
         let output = output.expect("started");
         assert!(output.status.success(), "{}", stderr_text(&output));
-        serde_json::from_slice(&output.stdout).expect("one mount")
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        let statuses = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("a status"));
+        let is_here = |status: &Value| {
+            let mountpoint = status.get("mountpoint").and_then(Value::as_str);
+            mountpoint.is_some_and(|path| Path::new(path).starts_with(self.root()))
+        };
+        statuses.filter(is_here).collect()
+    }
+
+    fn only_status(&self) -> Value {
+        let mut statuses = self.statuses();
+        assert_eq!(statuses.len(), 1, "{statuses:?}");
+        statuses.remove(0)
     }
 
     /// The process that serves the mount, and a handle to wait for its end.
@@ -70,12 +85,11 @@ impl Place {
 
     /// The processes that serve mounts.
     fn servers(&self) -> Vec<Pid> {
-        let output = self.verb("status").arg("--json").output();
-        let text = String::from_utf8(output.expect("started").stdout).expect("UTF-8");
-        let statuses = text.lines().map(serde_json::from_str);
-        statuses
-            .map(|status| pid_of(&status.expect("a status")).expect("a number"))
-            .collect()
+        let statuses = self.statuses();
+        let pids = statuses
+            .iter()
+            .map(|status| pid_of(status).expect("a number"));
+        pids.collect()
     }
 
     fn is_answering(&self) -> bool {
@@ -326,16 +340,11 @@ fn status_shows_all_mounts_or_one() {
     let place = Place::with_archive();
     place.mount();
     let status = place.only_status();
-    let text = |name: &str| status.get(name).and_then(serde_json::Value::as_str);
+    let text = |name: &str| status.get(name).and_then(Value::as_str);
     assert!(text("source").is_some_and(|source| source.contains("a.tar")));
     assert_eq!(text("mountpoint"), place.path("mnt").to_str());
     assert!(status.pointer("/counters/served_bytes").is_some());
-    assert!(
-        status
-            .get("resident_bytes")
-            .and_then(serde_json::Value::as_u64)
-            > Some(0)
-    );
+    assert!(status.get("resident_bytes").and_then(Value::as_u64) > Some(0));
     let words = place.verb("status").arg(place.path("mnt")).output();
     let words = words.expect("started");
     assert!(String::from_utf8_lossy(&words.stdout).contains("entries"));
@@ -437,8 +446,9 @@ fn ignored_hangup_leaves_the_mount() {
     let (pid, _) = place.server();
     kill_process(pid, Signal::HUP).expect("running");
     kill_process(pid, Signal::HUP).expect("running");
-    // The mount answers its next request after it has received a signal.
-    std::thread::sleep(Duration::from_millis(500));
+    wait::wait_until("the signal is received", || {
+        !is_signal_pending(pid, Signal::HUP)
+    });
     assert!(place.is_answering() && place.is_mounted());
     kill_process(pid, Signal::TERM).expect("running");
     assert!(server.wait().expect("a child").success());
@@ -486,7 +496,9 @@ fn unread_log_pipe_does_not_block_mount() {
         let log = place.path("log");
         mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
         let both = fs::OpenOptions::new().read(true).write(true).open(&log);
-        assert_serves_with_full_pipe(&place, both.expect("a pipe"), |command| {
+        // Without a reader, writes would fail at once.
+        let both = both.expect("a pipe");
+        assert_serves_with_full_pipe(&place, &both, |command| {
             command.arg("--log-file").arg(&log).stderr(Stdio::null());
             if is_in_front {
                 return Some(command.arg("--foreground").spawn());

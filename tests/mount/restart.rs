@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::process::{Signal, kill_process};
-use serde_json::Value;
 
 use tarfs::internal::thread::Thread;
 
@@ -59,7 +58,17 @@ impl Place {
         let place = TestMount::with(&[], state);
         place.serve(Resource::new(archive(false)).etag("\"1\""));
         let url = place.server.url(ARCHIVE);
-        place.succeeds(&[&["mount", "--log-file", "log", &url, "mnt"], flags].concat());
+        // A fixed size, because the free space of the disk varies.
+        let words = [
+            "mount",
+            "--log-file",
+            "log",
+            "--cache-size",
+            "1GiB",
+            &url,
+            "mnt",
+        ];
+        place.succeeds(&[&words, flags].concat());
         place
     }
 
@@ -83,12 +92,6 @@ impl Place {
         });
     }
 
-    /// Waits until the index is complete and all spans are on disk.
-    fn wait_until_cached(&self) {
-        let phase = || self.try_status()?.pointer("/index/phase").cloned();
-        wait::wait_until("it is scanned", || phase() == Some(Value::from("complete")));
-    }
-
     fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
@@ -97,7 +100,7 @@ impl Place {
 #[test]
 fn open_files_stay_open_after_worker_restart() {
     let place = Place::mounted_with(&["--restart"]);
-    place.wait_until_cached();
+    place.wait_until_index_is_saved();
     let mut open = File::open(place.path("mnt").join(name(3))).expect("there");
     let mut first = vec![0; 1000];
     open.read_exact(&mut first).expect("readable");
@@ -130,7 +133,7 @@ fn open_files_stay_open_after_worker_restart() {
 #[test]
 fn access_log_survives_worker_restart() {
     let place = Place::mounted_with(&["--restart", "--record", "profile"]);
-    place.wait_until_cached();
+    place.wait_until_index_is_saved();
     let read = |number| fs::read(place.path("mnt").join(name(number))).expect("readable");
     let recorded = || fs::read_to_string(place.path("profile")).unwrap_or_default();
     let is_recorded = |number: usize| recorded().contains(&format!("{}\n", name(number)));
@@ -146,7 +149,7 @@ fn access_log_survives_worker_restart() {
 fn waiting_reads_are_answered_after_worker_restart() {
     // Without a disk cache and prefetching, nothing is cached.
     let place = Place::mounted_with(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
-    place.wait_until_cached();
+    place.wait_until_index_is_saved();
     place.kill();
     place.is_silent.store(true, Ordering::SeqCst);
     let asked = place.server.requests(ARCHIVE).len();
@@ -218,7 +221,7 @@ fn relative_paths_mean_the_same_after_restart() {
 #[test]
 fn restart_rejects_another_version() {
     let place = Place::mounted_with(&["--restart"]);
-    place.wait_until_cached();
+    place.wait_until_index_is_saved();
     place.serve(Resource::new(archive(true)).etag("\"2\""));
     let before = place.server_pid().expect("mounted");
     kill_process(before, Signal::KILL).expect("running");
@@ -234,7 +237,7 @@ fn restart_rejects_another_version() {
 #[test]
 fn restarted_worker_serves_cache_without_source() {
     let place = Place::mounted_with(&["--restart"]);
-    place.wait_until_cached();
+    place.wait_until_index_is_saved();
     place.is_silent.store(true, Ordering::SeqCst);
     place.kill();
     for number in 0..FILES {
@@ -247,7 +250,7 @@ fn restarted_worker_serves_cache_without_source() {
 #[test]
 fn restarted_worker_reads_uncached_once_source_is_back() {
     let place = Place::mounted_with(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
-    place.wait_until_cached();
+    place.wait_until_index_is_saved();
     place.is_silent.store(true, Ordering::SeqCst);
     place.kill();
     let asked = place.server.requests(ARCHIVE).len();
@@ -263,7 +266,7 @@ fn restarted_worker_reads_uncached_once_source_is_back() {
 #[test]
 fn restarted_worker_rejects_other_version_of_returned_source() {
     let place = Place::mounted_with(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
-    place.wait_until_cached();
+    place.wait_until_index_is_saved();
     place.is_silent.store(true, Ordering::SeqCst);
     place.kill();
     place.serve(Resource::new(archive(true)).etag("\"2\""));
@@ -275,7 +278,7 @@ fn restarted_worker_rejects_other_version_of_returned_source() {
 #[test]
 fn source_outage_does_not_count_towards_restart_timeout() {
     let place = Place::mounted_with(&["--restart", "--restart-timeout", "5", "--timeout", "2"]);
-    place.wait_until_cached();
+    place.wait_until_index_is_saved();
     let mut open = File::open(place.path("mnt").join(name(3))).expect("there");
     fs::remove_dir_all(place.path("cache")).expect("there");
     place.is_silent.store(true, Ordering::SeqCst);
@@ -300,7 +303,7 @@ fn source_outage_does_not_count_towards_restart_timeout() {
 #[test]
 fn scan_longer_than_restart_timeout_loses_the_mount() {
     let place = Place::mounted_with(&["--restart", "--restart-timeout", "1"]);
-    place.wait_until_cached();
+    place.wait_until_index_is_saved();
     fs::remove_dir_all(place.path("cache")).expect("there");
     let resource = Resource::new(archive(false)).etag("\"1\"");
     place.server.route(ARCHIVE, move |request| {

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::support::fixture::TestMount;
 use crate::support::http::{Request, Resource, Response, Server};
-use crate::support::mounts::mount_table;
+use crate::support::mounts::mount_lines;
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, random_bytes};
@@ -163,8 +163,8 @@ fn mount_leaks_no_secrets() {
         let read = fs::read(place.path("mnt").join(name)).expect("readable");
         assert!(read == *content, "{name}");
     }
-    place.succeeds(&["status"]);
-    let status = place.succeeds(&["status", "--json"]);
+    place.succeeds(&["status", "mnt"]);
+    let status = place.succeeds(&["status", "mnt", "--json"]);
     let status: Value = serde_json::from_str(&status).expect("one mount");
     let text = |name: &str| status.get(name).and_then(Value::as_str).expect("there");
     assert!(text("source").ends_with("/start?…"), "{status}");
@@ -180,11 +180,11 @@ fn mount_leaks_no_secrets() {
         figures.contains("tarfs_") && !figures.contains(SECRET),
         "{figures}"
     );
-    let mounts = mount_table();
-    let line = mounts
-        .lines()
-        .find(|line| line.contains("/mnt ") && line.contains("/start"));
-    assert!(line.is_some() && !mounts.contains(SECRET));
+    let mount = mount_lines(&place.path("mnt")).concat();
+    assert!(
+        mount.contains("/start") && !mount.contains(SECRET),
+        "{mount}"
+    );
     // The URL was on the command line, the headers were not.
     let pid = status.get("pid").and_then(Value::as_u64).expect("there");
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).expect("readable");
@@ -242,7 +242,7 @@ fn mount_with_netrc_mirror_and_proxy_leaks_no_secrets() {
         let read = fs::read(place.path("mnt").join(name)).expect("readable");
         assert!(read == *content, "{name}");
     }
-    place.succeeds(&["status", "--json"]);
+    place.succeeds(&["status", "mnt", "--json"]);
     place.succeeds(&["umount", "mnt"]);
     let log = fs::read_to_string(place.path("log")).expect("written");
     assert!(log.contains(" unmounted"), "{log}");
@@ -298,7 +298,7 @@ fn mount_of_s3_object_leaks_no_keys() {
     is_refusing.store(true, Ordering::SeqCst);
     let refused = fs::read(place.mounted("large")).expect_err("refused");
     assert_eq!(refused.raw_os_error(), Some(Errno::ACCESS.raw_os_error()));
-    let status = run(&["status", "--json"]);
+    let status = run(&["status", "mnt", "--json"]);
     let status = String::from_utf8_lossy(&status.stdout).into_owned();
     assert!(status.contains("ExpiredToken"), "{status}");
     assert!(run(&["umount", "mnt"]).status.success());

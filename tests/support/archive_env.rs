@@ -10,15 +10,15 @@ use tarfs::archive::{Archive, DiskCacheMode, OpenError, OpenOptions, scan};
 use tarfs::materialize::{self, Materializer};
 use tarfs::source::{self, Retry, Source, Validator};
 use tempfile::TempDir;
-use tokio::runtime::{Builder, Runtime};
 
 use super::http::{Resource, Server};
+use super::runtime::TestRuntime;
 use super::tree::Tree;
 
 /// A server, a client, and a directory for indexes and the disk cache.
 pub(crate) struct TestEnv {
     pub(crate) server: Server,
-    pub(crate) network: Runtime,
+    pub(crate) network: TestRuntime,
     pub(crate) cache: TempDir,
 }
 
@@ -27,15 +27,22 @@ pub(crate) const PATH: &str = "/archive";
 
 impl TestEnv {
     pub(crate) fn new() -> Self {
+        Self::on(TestRuntime::new())
+    }
+
+    fn on(network: TestRuntime) -> Self {
         Self {
             server: Server::start(),
-            network: Builder::new_multi_thread()
-                .worker_threads(2)
-                .enable_all()
-                .build()
-                .expect("a runtime"),
+            network,
             cache: tempfile::tempdir().expect("a directory"),
         }
+    }
+
+    /// As [`TestEnv::with_archive`], on a clock that stands still, for tests that count requests.
+    pub(crate) fn with_frozen_clock(packed: Bytes) -> Self {
+        let env = Self::on(TestRuntime::frozen());
+        env.serve(Resource::new(packed).etag("\"1\""));
+        env
     }
 
     /// An environment that serves `packed` with a strong entity tag.

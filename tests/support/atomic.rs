@@ -5,7 +5,6 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
@@ -13,7 +12,7 @@ use super::failing_syscall::{self, FailingSyscall};
 use super::fixture::{PROGRAM, TestDir};
 use super::program::{self, stderr_text};
 use super::raw::{Archive, Header, random_bytes};
-use super::wait;
+use super::wait::wait_for;
 
 /// A directory with the archive `a.tar` and the output.
 pub(crate) struct OpenDir;
@@ -91,7 +90,7 @@ impl Place {
 
     /// Waits until a file is written to the staging directory. Returns its path.
     pub(crate) fn staging_path(&self) -> PathBuf {
-        wait_for(|| {
+        wait_for("a file in the staging directory", || {
             let names = self.names();
             let hidden = names.iter().find(|name| name.starts_with(".out.tarfs-"))?;
             let tree = self.path("in").join(hidden);
@@ -116,17 +115,6 @@ impl FedRun {
     /// Closes the input and waits for the run.
     pub(crate) fn end(self) -> Output {
         self.0.wait_with_output().expect("an end")
-    }
-}
-
-pub(crate) fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(start.elapsed() < wait::WAIT_TIMEOUT, "it does not come");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use rustix::process::geteuid;
 
 use super::fixture::TestDir;
-use super::mounts::mount_table;
+use super::mounts::mount_lines;
 use super::program;
 use super::raw::{Archive, Header, random_bytes};
 
@@ -85,9 +85,7 @@ impl Place {
     }
 
     pub(crate) fn mounts(&self) -> usize {
-        let table = mount_table();
-        let here = self.directory.root().to_str().expect("UTF-8");
-        table.lines().filter(|line| line.contains(here)).count()
+        mount_lines(self.directory.root()).len()
     }
 }
 

@@ -9,15 +9,18 @@ use std::process::{Command, Output};
 use rustix::process::{Pid, geteuid};
 use serde_json::Value;
 
+use super::deadline::Deadline;
 use super::mounts::is_mounted;
 use super::program::stderr_text;
+use super::wait::wait_until;
 
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
 
-/// A directory in which the program runs and keeps its files, with the `state` of a test.
+/// A directory in which the program runs and keeps its files, with the `state` of a test and a deadline.
 pub(crate) struct TestDir<S = ()> {
     state: S,
+    deadline: Deadline,
     directory: tempfile::TempDir,
 }
 
@@ -44,7 +47,11 @@ impl<S> TestDir<S> {
         for name in names {
             fs::create_dir(directory.path().join(name)).expect("a new directory");
         }
-        Self { state, directory }
+        Self {
+            state,
+            deadline: Deadline::start(directory.path().to_owned()),
+            directory,
+        }
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -109,6 +116,8 @@ impl<S> Drop for TestDir<S> {
             let mut chmod = Command::new("chmod");
             drop(chmod.args(["-R", "u+rwX"]).arg(self.root()).output());
         }
+        let is_late = self.deadline.has_passed() && !std::thread::panicking();
+        assert!(!is_late, "its processes were killed, because it hung");
     }
 }
 
@@ -198,6 +207,19 @@ impl<S> TestMount<S> {
     /// The process that serves the mount.
     pub(crate) fn server_pid(&self) -> Option<Pid> {
         pid_of(&self.try_status()?)
+    }
+
+    /// Waits until the index is saved, which is the last thing that a scan does.
+    pub(crate) fn wait_until_index_is_saved(&self) {
+        let is_index = |path: &Path| path.extension().is_some_and(|name| name == "idx");
+        wait_until("the index is saved", || {
+            let saved = fs::read_dir(self.path("cache/index"));
+            saved
+                .into_iter()
+                .flatten()
+                .flatten()
+                .any(|entry| is_index(&entry.path()))
+        });
     }
 
     pub(crate) fn umount(&self) {

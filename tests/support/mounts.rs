@@ -3,13 +3,19 @@
 use std::fs;
 use std::path::Path;
 
-/// The mount table, as in `/proc/self/mountinfo`. Other tests have mountpoints that are not UTF-8.
-pub(crate) fn mount_table() -> String {
+/// Lines of `/proc/self/mountinfo` about mounts at or below `path`, which must be absolute and contain no blanks.
+pub(crate) fn mount_lines(path: &Path) -> Vec<String> {
     let table = fs::read("/proc/self/mountinfo").expect("readable");
-    String::from_utf8_lossy(&table).into_owned()
+    // Mountpoints of other tests are not UTF-8.
+    let table = String::from_utf8_lossy(&table);
+    let is_below = |line: &&str| {
+        let mountpoint = line.split(' ').nth(4);
+        mountpoint.is_some_and(|mountpoint| Path::new(mountpoint).starts_with(path))
+    };
+    table.lines().filter(is_below).map(str::to_owned).collect()
 }
 
-/// Whether `path` is a mountpoint. It must be absolute and contain no blanks.
+/// Whether something is mounted at or below `path`, as for [`mount_lines`].
 pub(crate) fn is_mounted(path: &Path) -> bool {
-    mount_table().contains(&*path.to_string_lossy())
+    !mount_lines(path).is_empty()
 }

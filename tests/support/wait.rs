@@ -7,14 +7,23 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use tarfs::internal::thread::Thread;
 
-/// Longer than anything takes unless it hangs, even with a disk that is busy with other tests.
-pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
+/// Longer than anything takes unless it hangs, also on a machine that is busy with other tests.
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_mins(3);
 
 /// Waits until `happened` returns true. Fails with `what` after the timeout.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
+    wait_for(what, || happened().then_some(()));
+}
+
+/// Waits until `find` returns something. Fails with `what` after the timeout.
+#[track_caller]
+pub(crate) fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
-    while !happened() {
+    loop {
+        if let Some(found) = find() {
+            return found;
+        }
         assert!(start.elapsed() < WAIT_TIMEOUT, "waited for: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }

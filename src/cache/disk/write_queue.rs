@@ -207,8 +207,7 @@ mod tests {
         assert!(queue.push(item(0, 10), QueueTimeout::NoWait));
         let (limit, start) = (Duration::from_millis(20), Instant::now());
         assert!(!queue.push(item(10, 10), QueueTimeout::UpTo(limit)));
-        let waited = start.elapsed();
-        assert!(limit <= waited && waited < SHORT_TIMEOUT, "{waited:?}");
+        assert!(limit <= start.elapsed(), "it waits");
         std::thread::scope(|scope| {
             // `UpTo` ignores `is_slow`, because a disk that was slow once may still be fast enough.
             assert!(queue.state.lock().is_slow);

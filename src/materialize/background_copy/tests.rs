@@ -132,7 +132,7 @@ fn wait_until_finished(background: &BackgroundCopy) -> BackgroundCopyProgress {
             progress.state,
             CopyState::Complete | CopyState::Incomplete | CopyState::Stopped
         );
-        if is_over || start.elapsed() > Duration::from_secs(20) {
+        if is_over || start.elapsed() > Duration::from_mins(1) {
             return progress;
         }
         std::thread::yield_now();

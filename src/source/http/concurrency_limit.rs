@@ -570,6 +570,7 @@ mod tests {
     fn retry_after_pauses_all_requests() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
+            .start_paused(true)
             .build()
             .expect("a runtime");
         runtime.block_on(async {

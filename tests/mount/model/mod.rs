@@ -24,6 +24,7 @@ use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
 use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
+use crate::support::wait::WAIT_TIMEOUT;
 use member::{Member, joined, pick};
 use observe::{ObservedTree, difference, in_archive, on_disk, sum};
 use tree::{Lookup, Tree};
@@ -37,9 +38,6 @@ const EARLY_READS: usize = 6;
 /// Number of pieces that the server sends during the scan, with pauses between them.
 const PIECES: usize = 12;
 const PAUSE: Duration = Duration::from_millis(4);
-
-/// Time for which the kernel may cache a name that a later member has replaced, plus some slack.
-const MAX_STALE_TIME: Duration = Duration::from_secs(5);
 
 /// Option to restore all attributes, also those that are off by default.
 const ALL_XATTRS: &str = "--xattrs-include=*";
@@ -153,8 +151,8 @@ impl Round {
         let start = Instant::now();
         let mount = self.place.path("mnt");
         loop {
-            // The time is taken after the read, because the read itself may be late.
-            let is_late = start.elapsed() > MAX_STALE_TIME;
+            // The kernel caches names for a while that later members replace. The read itself may be late.
+            let is_late = start.elapsed() > WAIT_TIMEOUT;
             let found = on_disk(&mount, self.tree.has_root());
             let is_same = found.as_ref().is_ok_and(|found| *found == self.sight);
             if is_same || is_late {
