@@ -89,17 +89,8 @@ impl Subtree {
 
     /// Whether the first name of `ino` is below the root.
     pub(super) fn contains(self, index: &Index, ino: Ino) -> bool {
-        if self.root == Ino::ROOT {
-            return true;
-        }
-        let mut directory = ino;
-        while directory != self.root && directory != Ino::ROOT {
-            let Some(entry) = index.entry(directory) else {
-                return false;
-            };
-            directory = entry.parent();
-        }
-        directory == self.root
+        let is_root = |directory| directory == self.root;
+        is_root(Ino::ROOT) || is_root(ino) || index.directories_above(ino).any(is_root)
     }
 
     /// Calls `add` for each entry of `directory` from `offset` on, until `add` is full. `add` also gets the
@@ -135,7 +126,7 @@ impl Subtree {
 }
 
 pub(super) fn is_listable_name(name: &[u8]) -> bool {
-    name.len() <= FUSE_NAME_MAX_BYTES && !name.contains(&0)
+    name.len() <= FUSE_NAME_MAX_BYTES
 }
 
 pub(super) fn next_offset(number: u32) -> u64 {

@@ -481,7 +481,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Records where the header of the hard link that is dirent `number` begins. Its name is the last one in the arena.
+    /// Records where the header of the hard link that is dirent `number` begins.
     fn add_link_row(&mut self, number: u32, header: u64) {
         let row = LinkRow {
             name_offset: self.tree.dirent(number).name.offset().into(),
@@ -656,7 +656,7 @@ impl Builder {
             if ino.get() == 0 || !self.tree.is_forward_link(ino.get()) {
                 continue;
             }
-            let inode = self.tree.inode(ino.get());
+            let inode = *self.tree.inode(ino.get());
             let row = UnresolvedRow {
                 name,
                 target_offset: inode.data,
@@ -664,8 +664,15 @@ impl Builder {
                 parent,
             };
             push_row(self.tree.index.arrays.unresolved.vec_mut(), row);
+            if inode.dirent.get() == number {
+                // Further names have rows of their own.
+                self.add_link_row(number, inode.size.get());
+            }
             self.tree.unlink(number);
         }
+        let links = self.tree.index.arrays.links.vec_mut();
+        // A replaced link of the same name has an earlier header.
+        links.sort_unstable_by_key(|link| (link.name_offset.get(), link.header.get()));
     }
 
     fn update_directory(&mut self, ino: u32, member: &Member) {
@@ -1205,6 +1212,31 @@ mod tests {
             listing(&index),
             ["l f 644 2 1", "n f 644 2 1", "s l 777 1 2"]
         );
+    }
+
+    #[test]
+    fn unresolved_links_of_a_layer_have_their_headers() {
+        let at = |header: u64, member: Member| Member {
+            header: Plain(header),
+            ..member
+        };
+        let index = layer(
+            &[
+                at(0, file("own", 0..1)),
+                at(1024, hard_link("h", "own")),
+                at(2048, hard_link("l", "below")),
+                at(3072, hard_link("h", "below")),
+                at(4096, hard_link("m", "l")),
+            ],
+            WhiteoutFormat::Oci,
+        );
+        let found = [&b"h"[..], b"l", b"m"].map(|name| {
+            let target = index.unresolved_target(Ino::ROOT, name);
+            (target, index.unresolved_header(Ino::ROOT, name))
+        });
+        let of = |header| (Some(&b"below"[..]), Some(Plain(header)));
+        assert_eq!(found, [of(3072), of(2048), of(4096)]);
+        assert_eq!(index.unresolved_header(Ino::ROOT, b"own"), None);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::base::trusted_dir::PermissionProblem;
 use crate::codec::Compression;
 
 /// The format version that this program writes, and the only one it reads.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";

@@ -61,7 +61,7 @@ pub struct MergedIndex {
     pub index: Arc<Index>,
     /// The problems of the index, each with its layer, counted from 0.
     pub problems: Vec<(usize, Problem)>,
-    /// For each merged inode number, 0 included, the entry with its content.
+    /// For each merged inode number, 0 included, the entry with its content or attributes.
     layer_inos: Vec<LayerIno>,
     /// For each layer and each inode number there, the merged number; 0 if not visible.
     numbers: Vec<Vec<u32>>,
@@ -79,7 +79,7 @@ pub enum MergeError {
 }
 
 impl MergedIndex {
-    /// The entry of a layer behind `ino`; for a directory, the lowest one.
+    /// The entry of a layer behind `ino`; for a directory, the one whose attributes it shows.
     pub fn layer_ino(&self, ino: Ino) -> Option<LayerIno> {
         let layer_ino = self.layer_inos.get(ino.0 as usize).copied();
         layer_ino.filter(|layer_ino| layer_ino.ino != Ino(0))
@@ -130,7 +130,7 @@ pub(crate) fn merge(
     charge.reserve(arrays.dirents.vec_mut(), plan.names.len())?;
     let spans = layers.iter().map(|index| index.arrays.spans.len());
     charge.reserve(arrays.spans.vec_mut(), spans.sum())?;
-    merger.add_inodes(&mut sources, plan, &numbers, &layer_inos)?;
+    merger.add_inodes(&mut sources, &layer_inos)?;
     merger.add_dirents(plan, &numbers)?;
     for source in &sources {
         merger.add_spans(source);
@@ -230,6 +230,17 @@ fn assign_inos(
     if u32::try_from(plan.names.len()).is_err() {
         return Err(MergeError::TooLarge);
     }
+    for MergedDirectory { lowest, attributes } in &plan.directories {
+        let number = merged_ino_of(&numbers, *lowest);
+        if let Some(layer_ino) = layer_inos.get_mut(number as usize) {
+            *layer_ino = *attributes;
+        }
+        let numbers = numbers.get_mut(attributes.layer as usize);
+        if let Some(upper) = numbers.and_then(|numbers| numbers.get_mut(attributes.ino.0 as usize))
+        {
+            *upper = number;
+        }
+    }
     Ok((numbers, layer_inos))
 }
 
@@ -284,34 +295,20 @@ impl Merger<'_> {
         self.charge.set(bytes as u64)
     }
 
-    /// Adds an inode for each of `layer_inos`; for a directory, that with its attributes.
+    /// Adds an inode for each of `layer_inos`.
     fn add_inodes(
         &mut self,
         layers: &mut [SourceLayer<'_>],
-        plan: &MergePlan<'_>,
-        numbers: &[Vec<u32>],
         layer_inos: &[LayerIno],
     ) -> Result<(), MergeError> {
-        let mut attributes = Vec::new();
-        self.charge.reserve(&mut attributes, layer_inos.len())?;
-        attributes.extend_from_slice(layer_inos);
-        let attribute_bytes = capacity_bytes(&attributes);
-        self.other_bytes += attribute_bytes;
-        for directory in &plan.directories {
-            let number = merged_ino_of(numbers, directory.lowest) as usize;
-            if let Some(layer_ino) = attributes.get_mut(number) {
-                *layer_ino = directory.attributes;
-            }
-        }
         self.arrays.inodes.vec_mut().push(InodeRow::default());
-        for layer_ino in attributes.get(1..).unwrap_or_default() {
+        for layer_ino in layer_inos.get(1..).unwrap_or_default() {
             let layer = layers.get_mut(layer_ino.layer as usize);
             let layer = layer.ok_or(MergeError::TooLarge)?;
             let inode = self.copy_inode(layer, layer_ino.ino)?;
             self.arrays.inodes.vec_mut().push(inode);
             self.check_memory()?;
         }
-        self.other_bytes -= attribute_bytes;
         Ok(())
     }
 

@@ -12,8 +12,8 @@ use zerocopy::little_endian::{U32, U64};
 use super::blocks::BlockDigest;
 use super::published::Rows;
 use super::rows::{
-    DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, LinkRow, NONE, Name, PieceRow, SYMLINK, SpanRow,
-    TYPE_MASK, UnresolvedRow, XattrRow,
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, InodeRow, LinkRow, NONE,
+    Name, PieceRow, SYMLINK, SpanRow, UnresolvedRow, XattrRow,
 };
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::MAX_LINKS;
@@ -30,6 +30,9 @@ pub(super) const MAX_SYMLINK_TARGET_BYTES: usize = 4095;
 /// one, because the builder follows at most so many links on the path of a member.
 const MAX_ENTRY_PATH_BYTES: usize =
     MAX_MEMBER_PATH_BYTES + MAX_LINKS * (MAX_SYMLINK_TARGET_BYTES + 1);
+
+/// Maximum number of directories above an entry. Each has a name and a slash.
+pub(super) const MAX_DIRECTORIES_ABOVE: usize = MAX_ENTRY_PATH_BYTES / 2;
 
 #[derive(Debug, Default)]
 pub(super) struct Arrays {
@@ -58,7 +61,15 @@ pub(super) struct Arrays {
 }
 
 pub(super) fn is_valid_component(name: &[u8]) -> bool {
-    !matches!(name, b"" | b"." | b"..") && !name.contains(&b'/')
+    !matches!(name, b"" | b"." | b"..") && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+}
+
+/// Whether `kind` is the type of an entry, and not of what no archive contains, such as a socket.
+fn is_known_type(kind: u16) -> bool {
+    matches!(
+        kind,
+        FILE | DIRECTORY | SYMLINK | CHAR_DEVICE | BLOCK_DEVICE | FIFO
+    )
 }
 
 impl Arrays {
@@ -74,9 +85,8 @@ impl Arrays {
     pub(super) fn inode(&self, ino: u32) -> Option<&InodeRow> {
         let inode = self.inodes.get(usize::try_from(ino).ok()?)?;
         match inode.kind() {
-            0 | TYPE_MASK => None,
             SYMLINK => self.target(inode).map(|_| inode),
-            _ => Some(inode),
+            kind => is_known_type(kind).then_some(inode),
         }
     }
 
@@ -140,7 +150,7 @@ impl Arrays {
     pub(super) fn child_name(&self, parent: u32, number: u32) -> Option<(&[u8], u32, u16)> {
         let dirent = self.dirent(number)?;
         match dirent.name.kind() {
-            0 | TYPE_MASK => None,
+            kind if !is_known_type(kind) => None,
             DIRECTORY => self.child(parent, number),
             kind => {
                 let name = self.arena.name(dirent.name)?;
@@ -175,10 +185,14 @@ impl Arrays {
 
     /// Offset of the header of the hard link that is dirent `number`; `None` if another member has that name.
     pub(super) fn link_header(&self, number: u32) -> Option<u64> {
-        let offset = self.dirent(number)?.name.offset();
-        let links = &self.links;
-        let place = links.partition_point(|link| link.name_offset.get() < offset);
-        let link = links.get(place)?;
+        self.header_of_link(self.dirent(number)?.name)
+    }
+
+    /// Offset of the header of the last hard link called `name`, which need not have a dirent.
+    pub(super) fn header_of_link(&self, name: Name) -> Option<u64> {
+        let (offset, links) = (name.offset(), &self.links);
+        let after = links.partition_point(|link| link.name_offset.get() <= offset);
+        let link = links.get(after.checked_sub(1)?)?;
         (link.name_offset.get() == offset).then(|| link.header.get())
     }
 
@@ -392,7 +406,8 @@ fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::test_support::{directory, index, symlink};
+    use crate::index::test_support::{directory, file, index, symlink};
+    use crate::index::{Index, Ino};
 
     #[test]
     fn arena_range_past_the_end_is_none() {
@@ -434,6 +449,51 @@ mod tests {
             lens.contains(&Some(three)) && lens.contains(&None),
             "{lens:?}"
         );
+    }
+
+    #[test]
+    fn entry_of_an_unknown_type_or_with_a_nul_is_none() {
+        const SOCKET: u16 = 0o140_000;
+        let mut index = index(&[file("a", 0..1), file("b", 0..1)]);
+        let names = |index: &Index| -> Vec<Vec<u8>> {
+            let listed = index.names(Ino::ROOT, 0, true);
+            let listed: Vec<_> = listed.map(|child| child.name.to_vec()).collect();
+            assert_eq!(index.children(Ino::ROOT, 0).count(), listed.len());
+            listed
+        };
+        assert_eq!(names(&index), [b"a", b"b"]);
+        let nul = index.arrays.arena.push_name(b"\0");
+        let [first, second] = index.arrays.dirents.vec_mut().as_mut_slice() else {
+            panic!("two names");
+        };
+        first.name = first.name.with_kind(SOCKET);
+        let socket = first.ino.get();
+        second.name = nul.with_kind(second.name.kind());
+        let inode = index.arrays.inodes.get_mut(socket as usize);
+        inode.expect("an entry").mode = (SOCKET | 0o644).into();
+        assert!(names(&index).is_empty());
+        assert!(index.entry(Ino(socket)).is_none());
+    }
+
+    #[test]
+    fn directories_above_an_entry_end_in_a_circle_of_parents() {
+        let mut index = index(&[directory("a/b", 0o755), file("a/b/f", 0..1)]);
+        let path = ArchivePath::sanitize(b"a/b/f").path;
+        let above = |index: &Index, ino| index.directories_above(ino).collect::<Vec<_>>();
+        let entry = index.find(&path).expect("there").ino();
+        let [b, a, root] = above(&index, entry)[..] else {
+            panic!("three directories");
+        };
+        assert_eq!(root, Ino::ROOT);
+        assert_eq!(above(&index, root), []);
+        for dirent in index.arrays.dirents.vec_mut() {
+            if dirent.ino.get() == a.0 {
+                dirent.parent = b.0.into();
+            }
+        }
+        let circle = above(&index, entry);
+        assert_eq!(circle.len(), MAX_DIRECTORIES_ABOVE);
+        assert!(!circle.contains(&Ino::ROOT));
     }
 
     #[test]

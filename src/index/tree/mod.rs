@@ -7,6 +7,7 @@ pub(crate) use resolve_path::IndexResolver;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::io;
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::base::span_hash;
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Device, RECORD, Timestamp};
 
-use super::arrays::{Arrays, NameTable, is_valid_component};
+use super::arrays::{Arrays, MAX_DIRECTORIES_ABOVE, NameTable, is_valid_component};
 use super::blocks::{self, Blocks};
 use super::checksums::SpanChecksums;
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
@@ -27,6 +28,7 @@ use super::problem::Problem;
 use super::published::{MissingRow, OnDemand, find_missing};
 use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
+    UnresolvedRow,
 };
 
 pub use resolve_path::Resolved;
@@ -164,6 +166,16 @@ pub enum EntryKind<'a> {
     BlockDevice(Device),
     /// A FIFO.
     Fifo,
+}
+
+impl EntryKind<'_> {
+    /// Whether it is a device or a FIFO, which the kernel opens by itself.
+    pub(crate) fn is_special(self) -> bool {
+        matches!(
+            self,
+            Self::CharDevice(_) | Self::BlockDevice(_) | Self::Fifo
+        )
+    }
 }
 
 /// A stored piece of a file's content. The gaps between pieces are holes.
@@ -371,6 +383,16 @@ impl Index {
         self.arrays.path(self.first_dirent(ino)?)
     }
 
+    /// The directories above `ino`, the nearest first. In a damaged index they may form a circle, so no more are returned
+    /// than a path can have.
+    pub(crate) fn directories_above(&self, ino: Ino) -> impl Iterator<Item = Ino> {
+        let parent = move |&ino: &Ino| {
+            let entry = self.entry(ino).filter(|_| ino != Ino::ROOT);
+            entry.map(|entry| entry.parent())
+        };
+        iter::successors(parent(&ino), parent).take(MAX_DIRECTORIES_ABOVE)
+    }
+
     fn first_dirent(&self, ino: Ino) -> Option<u32> {
         let inode = self.arrays.inode(ino.0)?;
         Some(self.arrays.first_dirent(ino.0, inode))
@@ -436,39 +458,58 @@ impl Index {
     /// Hard links of a layer, in order, to targets in layers below or later in it. They are no entries.
     #[doc(hidden)]
     pub fn unresolved_links(&self) -> impl Iterator<Item = UnresolvedLink<'_>> {
-        self.unresolved_rows().filter_map(|(parent, name, target)| {
+        self.unresolved_rows().filter_map(|(row, name, target)| {
             let is_link = is_valid_component(name) && !target.is_empty();
             is_link.then_some(UnresolvedLink {
-                parent,
+                parent: Ino(row.parent.get()),
                 name,
                 target,
             })
         })
     }
 
+    /// The path of the target of the unresolved link called `name` in directory `parent`.
+    pub(crate) fn unresolved_target(&self, parent: Ino, name: &[u8]) -> Option<&[u8]> {
+        Some(self.find_unresolved_link(parent, name)?.1)
+    }
+
+    /// Plain offset of the header of that link.
+    pub(crate) fn unresolved_header(&self, parent: Ino, name: &[u8]) -> Option<Plain> {
+        let (row, _) = self.find_unresolved_link(parent, name)?;
+        self.arrays.header_of_link(row.name).map(Plain)
+    }
+
+    fn find_unresolved_link(&self, parent: Ino, name: &[u8]) -> Option<(&UnresolvedRow, &[u8])> {
+        let mut links = self.unresolved_rows();
+        let found = links.find(|(row, found, target)| {
+            row.parent.get() == parent.0 && *found == name && !target.is_empty()
+        });
+        found.map(|(row, _, target)| (row, target))
+    }
+
     /// Whiteouts of the layer: names of lower layers that it removes.
     #[doc(hidden)]
     pub fn whiteouts(&self) -> impl Iterator<Item = Whiteout<'_>> {
-        self.unresolved_rows().filter_map(|(parent, name, target)| {
+        self.unresolved_rows().filter_map(|(row, name, target)| {
             let is_whiteout = target.is_empty() && (name.is_empty() || is_valid_component(name));
             is_whiteout.then_some(Whiteout {
-                parent,
+                parent: Ino(row.parent.get()),
                 name: (!name.is_empty()).then_some(name),
             })
         })
     }
 
-    fn unresolved_rows(&self) -> impl Iterator<Item = (Ino, &[u8], &[u8])> {
+    fn unresolved_rows(&self) -> impl Iterator<Item = (&UnresolvedRow, &[u8], &[u8])> {
         self.arrays.unresolved.iter().filter_map(|row| {
-            let (arena, parent) = (&self.arrays.arena, row.parent.get());
+            let arena = &self.arrays.arena;
             let name = arena.name(row.name)?;
             let target = match row.target_len.get() {
                 0 => &[][..],
                 len => arena.bytes_at(row.target_offset.get(), len.into())?,
             };
             // A later member may have replaced the directory.
-            let is_directory = self.arrays.inode(parent)?.is_directory();
-            is_directory.then_some((Ino(parent), name, target))
+            let is_directory = self.arrays.inode(row.parent.get())?.is_directory();
+            is_directory.then_some((row, name, target))
         })
     }
 
