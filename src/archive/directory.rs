@@ -34,6 +34,9 @@ pub trait ArchiveDirectory: Send + Sync + fmt::Debug {
     /// When the archive cannot be opened.
     fn open(&self, path: &str) -> Result<Result<Arc<Archive>, ScanFn>, DirectoryError>;
 
+    /// Whether archives may be opened by indexes that others made.
+    fn may_be_foreign(&self) -> bool;
+
     /// Number of archives that may be scanned at once in turns of this kind.
     fn max_scans(&self, turn: ScanTurn) -> usize;
 

@@ -319,11 +319,17 @@ pub enum OpenError {
     /// A thread cannot be started.
     #[error("cannot start a thread")]
     Threads(#[source] std::io::Error),
+    /// An error that another caller holds, too.
+    #[error(transparent)]
+    Shared(Arc<OpenError>),
 }
 
 impl OpenError {
     /// Whether the scan failed because a decoder needs more memory.
     pub(crate) fn is_out_of_memory(&self) -> bool {
+        if let Self::Shared(error) = self {
+            return error.is_out_of_memory();
+        }
         matches!(self, Self::Archive { error, .. }
             if matches!(&**error, Error::Codec(error)
                 if matches!(error.cause, codec::Cause::MemoryLimit { .. })))

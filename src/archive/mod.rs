@@ -19,6 +19,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::stats::Stats;
 use crate::base::thread_pool::ThreadPool;
@@ -50,6 +51,7 @@ pub use prefetch::options::{
     PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
 };
 pub use read::PlainStream;
+pub(crate) use read::checked_headers::NumberSet;
 pub use scan::digest::sha256;
 pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;
@@ -151,6 +153,16 @@ impl Archive {
     /// Whether parts of the tree must be compared with their headers in the archive.
     pub(crate) fn compares_headers(&self) -> bool {
         self.reader.header_checks.is_some()
+    }
+
+    /// As [`Reader::report_mismatch`].
+    pub(crate) fn report_mismatch(&self, path: &ArchivePath) -> ReadError {
+        self.reader.report_mismatch(path)
+    }
+
+    /// Runs `work` on a thread for reads, unless the archive is closed.
+    pub(crate) fn run(&self, work: impl FnOnce() + Send + 'static) {
+        self.read_threads.submit(work);
     }
 
     /// A note that the archive does not vouch for the tree, nor the user or the image's manifest.

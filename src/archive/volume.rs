@@ -93,17 +93,21 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         compared.recv().unwrap_or(Err(ReadError::Unscanned))
     }
 
-    /// Compares the symbolic links that lead to the entry at `path` with their headers, but blocks.
+    /// Compares the symbolic links that lead to the entry at `path`, and its name, with their headers, but blocks.
     ///
     /// # Errors
     /// As [`Self::compare_blocking`].
-    fn compare_links_blocking(&self, path: &[u8], follows_last: bool) -> Result<(), ReadError> {
-        let links = self
+    fn compare_path_blocking(&self, path: &[u8], follows_last: bool) -> Result<(), ReadError> {
+        let steps = self
             .index()
-            .read(|index| index.links_on(path, follows_last));
-        let links = links.map_err(|_| ReadError::IndexUnavailable)?;
-        let mut links = links.into_iter();
-        links.try_for_each(|link| self.compare_blocking(TreePart::Entry(link)))
+            .read(|index| index.steps_on(path, follows_last));
+        let (links, last) = steps.map_err(|_| ReadError::IndexUnavailable)?;
+        for link in links {
+            self.compare_blocking(TreePart::Entry(link))?;
+        }
+        last.map_or(Ok(()), |(parent, name)| {
+            self.compare_blocking(TreePart::Name(parent, &name))
+        })
     }
 
     /// Sets the watcher, which the scan thread calls with the inodes whose attributes later members change.

@@ -26,7 +26,7 @@ use super::subtree::Subtree;
 use super::timed_out_reads::RequestedRange;
 use super::{attr, caller, seek, xattr};
 use crate::archive::directory::ArchiveDirectory;
-use crate::archive::{TreePart, Volume};
+use crate::archive::{Archive, TreePart, Volume};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
@@ -81,7 +81,7 @@ pub struct TarFilesystem {
     /// The capability bits that the kernel offers. Set when the kernel connects.
     pub(super) capabilities: Arc<OnceLock<u64>>,
     /// Opens and reads backing files. Files are then opened with handles.
-    pub(super) backing_io: Option<BackingFileIo>,
+    pub(super) backing_io: Option<Arc<BackingFileIo>>,
     watchdog: Option<Watchdog>,
     /// The archives that are shown in the directories of `content`, if it is a listing of them.
     pub(super) archives: Option<Arc<Archives<Self>>>,
@@ -110,6 +110,10 @@ impl TarFilesystem {
             accounts: Arc::new(accounts),
             xattr_filter: XattrFilter::default(),
             may_be_truncated: false,
+            may_be_foreign: content
+                .archives()
+                .into_iter()
+                .any(Archive::compares_headers),
             has_labels: OnceLock::new(),
             has_shown_xattrs: OnceLock::new(),
             kernel_cache: Arc::new(KernelCache::new(subtree, Arc::clone(&stats))),
@@ -149,6 +153,7 @@ impl TarFilesystem {
     ) -> io::Result<Self> {
         let state = Arc::make_mut(&mut self.state);
         state.archive_path = Some(String::new());
+        state.may_be_foreign = directory.may_be_foreign();
         state.accounts = Arc::new(Accounts::load_system());
         // A scan of any archive counts as progress, because archives wait for each other.
         let (timeout, stats) = (state.pending_replies.timeout, Arc::clone(&state.stats));
@@ -217,10 +222,8 @@ impl TarFilesystem {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn with_backing_files(mut self, backing_files: Arc<dyn BackingFiles>) -> io::Result<Self> {
-        self.backing_io = Some(BackingFileIo::new(
-            backing_files,
-            Arc::clone(&self.state.stats),
-        )?);
+        let stats = Arc::clone(&self.state.stats);
+        self.backing_io = Some(Arc::new(BackingFileIo::new(backing_files, stats)?));
         Ok(self)
     }
 
@@ -245,7 +248,7 @@ impl TarFilesystem {
         reply.ok();
     }
 
-    fn answer_open(&self, inode: INodeNo, reply: ReplyOpen) {
+    fn answer_open(&self, caller: u32, inode: INodeNo, reply: ReplyOpen) {
         let found = FilesystemState::read(&self.content, |index| {
             let entry = self.state.entry(index, inode)?;
             Ok(entry.ino())
@@ -254,18 +257,27 @@ impl TarFilesystem {
             Ok(ino) => ino,
             Err(errno) => return reply.error(errno),
         };
-        let may_be_cut =
-            self.state.may_be_truncated && !matches!(self.content.cut_offset(ino), Ok(None));
-        let caching = if may_be_cut {
-            FopenFlags::FOPEN_DIRECT_IO
-        } else {
-            // Files never change, so the cached pages stay valid.
-            FopenFlags::FOPEN_KEEP_CACHE
-        };
-        match &self.backing_io {
-            Some(backing_io) => backing_io.open(ino, caching, reply),
-            None => reply.opened(FileHandle(0), caching | FopenFlags::FOPEN_NOFLUSH),
-        }
+        let backing_io = self.backing_io.clone();
+        self.state.when_same(
+            &self.content,
+            caller,
+            (ino, None),
+            reply,
+            move |state, content, reply| {
+                let may_be_cut =
+                    state.may_be_truncated && !matches!(content.cut_offset(ino), Ok(None));
+                let caching = if may_be_cut {
+                    FopenFlags::FOPEN_DIRECT_IO
+                } else {
+                    // Files never change, so the cached pages stay valid.
+                    FopenFlags::FOPEN_KEEP_CACHE
+                };
+                match backing_io {
+                    Some(backing_io) => backing_io.open(ino, caching, reply),
+                    None => reply.opened(FileHandle(0), caching | FopenFlags::FOPEN_NOFLUSH),
+                }
+            },
+        );
     }
 
     fn answer_read(
@@ -483,14 +495,16 @@ impl Filesystem for TarFilesystem {
         });
     }
 
-    /// Without backing files and cut files, ENOSYS tells the kernel to open files without asking again.
+    /// Without backing files, cut files and foreign indexes, ENOSYS tells the kernel to open files without asking again.
     fn open(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _span = trace_span!("open", inode = ino.0).entered();
-        if self.backing_io.is_none() && !self.state.may_be_truncated {
+        let is_plain = !self.state.may_be_truncated && !self.state.may_be_foreign;
+        if is_plain && self.backing_io.is_none() {
             return reply.error(Errno::ENOSYS);
         }
+        let caller = req.pid();
         self.route(req, (ino, false), reply, move |this, reply| {
-            this.answer_open(ino, reply);
+            this.answer_open(caller, ino, reply);
         });
     }
 

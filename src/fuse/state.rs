@@ -48,6 +48,8 @@ pub(super) struct FilesystemState {
     pub(super) xattr_filter: XattrFilter,
     /// Whether archives may be truncated, so that opens must tell which files are cut.
     pub(super) may_be_truncated: bool,
+    /// Whether archives may have indexes of others, so that files are compared when they are opened.
+    pub(super) may_be_foreign: bool,
     /// Whether any entry has a security label. Set once the index is complete.
     pub(super) has_labels: OnceLock<bool>,
     /// Whether a complete index has an attribute that is shown.

@@ -2,6 +2,7 @@
 //!
 //! Opening merges the indexes of the layers into one, which all modules above use like any other.
 
+mod comparison;
 mod merge;
 mod open;
 
@@ -19,6 +20,7 @@ use crate::base::extent::Plain;
 use crate::base::sync::Mutex;
 use crate::index::published::MissingRow;
 use crate::index::{Index, Ino, LayerIno, LazyIndex, MergedIndex};
+use comparison::Comparison;
 
 pub use crate::index::WhiteoutFormat;
 pub use merge::merge;
@@ -30,6 +32,8 @@ pub struct LayeredArchive {
     /// From the bottom.
     layers: Vec<Arc<Archive>>,
     merged: Arc<MergedIndex>,
+    /// Comparison with layers whose indexes others made.
+    comparison: Option<Arc<Comparison>>,
     /// Accesses to files of all layers in one order, if they are recorded.
     access_log: OnceLock<Mutex<AccessLog>>,
 }
@@ -39,35 +43,6 @@ impl LayeredArchive {
     fn locate(&self, ino: Ino) -> Option<(&Arc<Archive>, Ino)> {
         let layer_ino = self.merged.layer_ino(ino)?;
         Some((self.layers.get(layer_ino.layer as usize)?, layer_ino.ino))
-    }
-
-    /// The layer that contains `part`, and the part there, if that layer compares headers. A name that a layer gives to
-    /// an entry of a lower one is in none.
-    ///
-    /// # Errors
-    /// When rows of the layer cannot be loaded.
-    fn locate_part<'a>(
-        &self,
-        part: TreePart<'a>,
-    ) -> Result<Option<(&Arc<Archive>, TreePart<'a>)>, MissingRow> {
-        let index = &self.merged.index;
-        let ino = match part {
-            TreePart::Entry(ino) => Some(ino),
-            TreePart::Name(parent, name) => index.lookup(parent, name).map(|entry| entry.ino()),
-        };
-        let located = ino.and_then(|ino| self.locate(ino));
-        let Some((layer, ino)) = located.filter(|(layer, _)| layer.compares_headers()) else {
-            return Ok(None);
-        };
-        let TreePart::Name(parent, name) = part else {
-            return Ok(Some((layer, TreePart::Entry(ino))));
-        };
-        let found = layer.index().read(|of_layer| {
-            let parent = of_layer.find(&index.path(parent)?)?.ino();
-            let is_same = of_layer.lookup(parent, name)?.ino() == ino;
-            is_same.then_some(TreePart::Name(parent, name))
-        })?;
-        Ok(found.map(|part| (layer, part)))
     }
 
     /// Divides `accesses` among the layers, from the bottom, with the inode numbers of each.
@@ -116,21 +91,21 @@ impl Volume for LayeredArchive {
     }
 
     fn must_compare(&self, part: TreePart<'_>) -> bool {
-        // The comparison reports rows that are missing.
-        self.locate_part(part).map_or(true, |found| {
-            found.is_some_and(|(layer, part)| layer.must_compare(part))
-        })
+        let comparison = self.comparison.as_ref();
+        comparison.is_some_and(|comparison| comparison.must_compare(part))
     }
 
     fn compare(&self, part: TreePart<'_>, done: Compared) {
-        match self.locate_part(part) {
-            Ok(Some((layer, part))) => layer.compare(part, done),
-            Ok(None) => done(Err(ReadError::NotAFile)),
-            Err(missing) => done(Err(missing.into())),
+        match &self.comparison {
+            Some(comparison) => comparison.compare(part, done),
+            None => done(Ok(())),
         }
     }
 
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
+        if self.must_compare(TreePart::Entry(ino)) {
+            return None;
+        }
         match self.locate(ino) {
             Some((layer, ino)) => layer.try_read(ino, offset, len),
             None => Some(Err(ReadError::NotAFile)),
@@ -138,13 +113,22 @@ impl Volume for LayeredArchive {
     }
 
     fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply) {
-        match self.locate(ino) {
-            Some((layer, ino)) => layer.read(ino, offset, len, wanted, done),
-            None => done(Err(ReadError::NotAFile)),
+        let Some((layer, layer_ino)) = self.locate(ino) else {
+            return done(Err(ReadError::NotAFile));
+        };
+        if !self.must_compare(TreePart::Entry(ino)) {
+            return layer.read(layer_ino, offset, len, wanted, done);
         }
+        let layer = Arc::clone(layer);
+        let read = move |compared: Result<(), ReadError>| match compared {
+            Ok(()) => layer.read(layer_ino, offset, len, wanted, done),
+            Err(error) => done(Err(error)),
+        };
+        self.compare(TreePart::Entry(ino), Box::new(read));
     }
 
     fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+        self.compare_blocking(TreePart::Entry(ino))?;
         let (layer, ino) = self.locate(ino).ok_or(ReadError::NotAFile)?;
         layer.read_blocking(ino, offset, len)
     }

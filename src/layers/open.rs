@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::runtime::Handle;
 
 use super::LayeredArchive;
+use super::comparison::Comparison;
 use super::merge::merge;
 use crate::archive::scan::{self, Digest};
 use crate::archive::{Archive, OpenError, OpenOptions, PublishedIndex, SharedResources, Volume};
@@ -114,9 +115,11 @@ impl LayeredArchive {
             .collect::<Result<_, _>>()
             .map_err(LayeredArchiveError::IndexRows)?;
         let merged = Arc::new(merge(&indexes, whiteouts, &options.index_memory)?);
+        let comparison = Comparison::new(&layers, &merged);
         Ok(Self {
             layers,
             merged,
+            comparison,
             access_log: OnceLock::new(),
         })
     }

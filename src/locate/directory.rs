@@ -9,7 +9,7 @@ use super::error::Error;
 use super::spec::SourceSpec;
 use crate::archive::directory::{ArchiveDirectory, DirectoryError, Listing, ScanFn, ScanTurn};
 use crate::archive::{
-    Archive, FindIndex, OpenOptions, PrefetchMode, PrefetchOptions, Volume, scan,
+    Archive, FindIndex, OpenOptions, PrefetchMode, PrefetchOptions, TreeOrigin, Volume, scan,
 };
 use crate::base::extent::Plain;
 use crate::index::{self, Builder, Origin, published};
@@ -169,6 +169,10 @@ impl ArchiveDirectory for SourceArchives {
             Ok(archive) => Ok(Ok(start(archive)?)),
             Err(unscanned) => Ok(Err(Box::new(move |turn| start(unscanned.scan(turn)?)))),
         }
+    }
+
+    fn may_be_foreign(&self) -> bool {
+        self.context.published_index.least_origin < TreeOrigin::Archive
     }
 
     fn max_scans(&self, turn: ScanTurn) -> usize {

@@ -9,16 +9,17 @@ use std::sync::Arc;
 use serde_json::json;
 use tarfs::archive::scan::{self, Digest};
 use tarfs::archive::{
-    Archive, FindIndex, IndexPlace, OpenOptions, PublishedIndex, ReadError, TreeOrigin, Version,
-    sha256,
+    Archive, FindIndex, IndexPlace, OpenOptions, PublishedIndex, ReadError, TreeOrigin, TreePart,
+    Version, Volume, sha256,
 };
-use tarfs::index::{WhiteoutFormat, store};
+use tarfs::index::{Ino, WhiteoutFormat, store};
+use tarfs::layers::{Layer, LayeredArchive};
 use tarfs::locate::{OpenContext, SourceSpec};
 use tarfs::source::{
     self, Cause, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE, INDEX_LAYER_ANNOTATION, MemorySource,
     Source, Validator,
 };
-use tarfs::{Sha256, Stats};
+use tarfs::{ArchivePath, Sha256, Stats};
 use tokio::runtime::Runtime;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -214,4 +215,158 @@ fn content_id_that_a_publisher_claims_proves_no_version() {
         Version::of(&other).check(&by_index).is_ok(),
         "the same validator"
     );
+}
+
+/// The layer `archive` with an index that was forged if there is a forgery.
+fn foreign_layer(
+    network: &Runtime,
+    archive: raw::Archive,
+    forgery: Option<(&[u8], &[u8])>,
+) -> Layer {
+    let version = Validator::StrongEtag("\"1\"".to_owned());
+    let source = MemorySource::new("x.tar", archive.end()).with_validator(version);
+    let source: Arc<dyn Source> = Arc::new(source);
+    let as_layer = OpenOptions {
+        layer: Some(WhiteoutFormat::Oci),
+        ..OpenOptions::default()
+    };
+    let (own, stats) = (Arc::clone(&source), Arc::default());
+    let scanned = Archive::open(own, &as_layer, network.handle(), &stats).expect("an archive");
+    let published = tempfile::NamedTempFile::new().expect("a file");
+    store::write(published.path(), scanned.index().tree().expect("rows")).expect("written");
+    if let Some((from, to)) = forgery {
+        forge(published.path(), from, to);
+    }
+    let handle = network.handle().clone();
+    let find: FindIndex = Arc::new(move || {
+        let text = published.path().display().to_string();
+        handle.block_on(source::open(&text, source::Options::default()))
+    });
+    let options = options(Path::new("unused"), find, "one", network);
+    Layer {
+        source,
+        digest: Digest::Ignore,
+        published_index: options.published_index,
+    }
+}
+
+fn open_layers(network: &Runtime, layers: &[Layer]) -> LayeredArchive {
+    let (options, stats) = (OpenOptions::default(), Arc::default());
+    let handle = network.handle();
+    let opened = LayeredArchive::open(layers, &options, WhiteoutFormat::Oci, handle, &stats);
+    opened.expect("layers")
+}
+
+fn ino(volume: &LayeredArchive, path: &str) -> Ino {
+    let path = ArchivePath::sanitize(path.as_bytes()).path;
+    let found = volume.index().read(|index| Some(index.find(&path)?.ino()));
+    found.expect("rows").expect("there")
+}
+
+/// Otherwise a file of a trusted layer could be below a directory with forged attributes.
+#[test]
+fn directories_of_upper_layers_are_compared() {
+    let network = Runtime::new().expect("threads");
+    let lower = raw::Archive::new()
+        .directory("d")
+        .file("d/f", [1; 512])
+        .file("other", [2; 512]);
+    let lower = Layer {
+        published_index: None,
+        ..foreign_layer(&network, lower, None)
+    };
+    let upper = raw::Archive::new().add(raw::Header::new("d/", b'5').mode(0o700), []);
+    let (from, to) = (0o040_700_u16.to_le_bytes(), 0o040_755_u16.to_le_bytes());
+    for forgery in [None, Some((&from[..], &to[..]))] {
+        let upper = foreign_layer(&network, upper.clone(), forgery);
+        let volume = open_layers(&network, &[lower.clone(), upper]);
+        let origins = volume.archives().into_iter().map(Archive::tree_origin);
+        let origins: Vec<_> = origins.collect();
+        assert_eq!(origins, [TreeOrigin::Archive, TreeOrigin::Publisher]);
+        let file = ino(&volume, "d/f");
+        assert!(volume.must_compare(TreePart::Entry(file)));
+        assert!(volume.try_read(file, 0, 512).is_none(), "not compared");
+        let (sender, answer) = std::sync::mpsc::channel();
+        let done = move |read| sender.send(read).expect("a receiver");
+        volume.read(file, 0, 512, Arc::new(|| true), Box::new(done));
+        let reads = [
+            answer.recv().expect("an answer"),
+            volume.read_blocking(file, 0, 512),
+        ];
+        for read in reads {
+            match forgery {
+                None => assert_eq!(read.expect("readable"), vec![1; 512]),
+                Some(_) => assert!(matches!(read, Err(ReadError::IndexMismatch)), "{read:?}"),
+            }
+        }
+        assert_eq!(
+            volume.must_compare(TreePart::Entry(file)),
+            forgery.is_some()
+        );
+        let read = volume.read_blocking(ino(&volume, "other"), 0, 512);
+        assert_eq!(read.expect("readable"), vec![2; 512]);
+    }
+    let volume = open_layers(&network, &[lower]);
+    let file = ino(&volume, "d/f");
+    assert!(
+        !volume.must_compare(TreePart::Entry(file)),
+        "no layer needs it"
+    );
+}
+
+#[test]
+fn hard_links_of_upper_layers_are_compared() {
+    type Forgery = Option<(&'static [u8], &'static [u8])>;
+    let network = Runtime::new().expect("threads");
+    let lower = raw::Archive::new()
+        .file("one", [1; 512])
+        .file("two", [2; 512])
+        .symlink("l", "./d")
+        .file("d/three", [3; 512])
+        .file("e/three", [4; 512]);
+    let upper = raw::Archive::new()
+        .hard_link("h", "one")
+        .hard_link("chain", "h")
+        .hard_link("through", "l/three");
+    let cases: [(&str, Forgery, Forgery, &[&str], &str); 3] = [
+        ("nothing", None, None, &[], "one"),
+        (
+            "a target",
+            None,
+            Some((b"one", b"two")),
+            &["h", "chain"],
+            "two",
+        ),
+        (
+            "a link below",
+            Some((b"./d", b"./e")),
+            None,
+            &["through"],
+            "one",
+        ),
+    ];
+    for (what, of_lower, of_upper, forged, target) in cases {
+        let layers = [
+            foreign_layer(&network, lower.clone(), of_lower),
+            foreign_layer(&network, upper.clone(), of_upper),
+        ];
+        let volume = open_layers(&network, &layers);
+        assert_eq!(ino(&volume, "h"), ino(&volume, target), "{what}");
+        for name in ["h", "chain", "through"] {
+            let part = TreePart::Name(Ino::ROOT, name.as_bytes());
+            assert!(volume.must_compare(part), "{name} with {what} forged");
+            let compared = volume.compare_blocking(part);
+            if forged.contains(&name) {
+                let is_mismatch = matches!(compared, Err(ReadError::IndexMismatch));
+                assert!(is_mismatch, "{name} with {what} forged: {compared:?}");
+            } else {
+                compared.unwrap_or_else(|error| panic!("{name} with {what} forged: {error}"));
+            }
+            assert_eq!(volume.must_compare(part), forged.contains(&name));
+        }
+        for name in ["one", "two"] {
+            let part = TreePart::Name(Ino::ROOT, name.as_bytes());
+            assert!(!volume.must_compare(part), "{name} is the first name");
+        }
+    }
 }

@@ -66,8 +66,8 @@ impl BackgroundScan {
     }
 
     pub(crate) fn take_failure(&self) -> Option<OpenError> {
-        let failure = self.shared.failure.lock().take();
-        failure.and_then(Arc::into_inner)
+        let failure = self.shared.failure.lock().take()?;
+        Some(Arc::try_unwrap(failure).unwrap_or_else(OpenError::Shared))
     }
 
     pub(crate) fn cancel(&self) {
@@ -223,4 +223,24 @@ impl ScanThread {
 
 fn borrow_memory(pool: impl Reclaim + 'static, bytes: u64) -> Option<MemoryGrant> {
     MemoryBroker::new(vec![Arc::new(pool)]).grant(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_that_others_hold_is_no_success() {
+        let shared = Arc::<Shared>::default();
+        let failure = OpenError::Threads(io::ErrorKind::Other.into());
+        *shared.failure.lock() = Some(Arc::new(failure));
+        let scan = BackgroundScan {
+            shared,
+            _thread: Thread::spawn("test", || ()).expect("a thread"),
+        };
+        let held = scan.failure().expect("it failed");
+        let taken = scan.take_failure().expect("it failed");
+        assert_eq!(taken.to_string(), held.to_string());
+        assert!(scan.take_failure().is_none());
+    }
 }

@@ -189,6 +189,8 @@ impl Opener {
             origin: TreeOrigin::User,
             location: path.display().to_string(),
         };
+        // Samples are decoded.
+        self.check_decoder_memory(&reader)?;
         match reader.verify_samples(Reader::verify_source) {
             Ok(()) => Ok(Some(reader)),
             Err(

@@ -41,18 +41,26 @@ impl Opener {
                     {
                         return Ok(Some(reader));
                     }
-                    let opened = self.try_published_index(published, find, *origin, &locator);
-                    opened.map(Some)
+                    self.try_published_index(published, find, *origin, &locator)
                 }
-                IndexPlace::Ztoc(find) => self.try_ztoc(published, find, *origin),
-                IndexPlace::EstargzToc(find_digest) => self.try_estargz(find_digest, *origin),
+                IndexPlace::Ztoc(find) => self.try_ztoc(published, find, *origin).map(proven),
+                IndexPlace::EstargzToc(find) => self.try_estargz(find, *origin).map(proven),
             };
-            match opened {
-                Ok(Some(reader)) if self.is_within_limits(&reader)? => {
+            // Samples are decoded, so the limits are checked before.
+            let checked = match opened {
+                Ok(Some((reader, is_proven))) if self.is_within_limits(&reader)? => {
+                    let samples = (!is_proven).then(|| compare_samples(&reader));
+                    samples.unwrap_or(Ok(())).map(|()| Some(reader))
+                }
+                Ok(_) => Ok(None),
+                Err(error) => Err(error),
+            };
+            match checked {
+                Ok(Some(reader)) => {
                     self.stats.published_indexes.increment();
                     return Ok(Some(reader));
                 }
-                Ok(_) => {}
+                Ok(None) => {}
                 Err(error) if published.is_required => {
                     return Err(OpenError::PublishedIndex(Box::new(error)));
                 }
@@ -91,13 +99,14 @@ impl Opener {
         (is_own || is_pinned) && is_proven && self.source.access() == Access::Ranges
     }
 
+    /// A reader by the index that `find` finds, and whether the index is proven to be of the archive's version.
     fn try_published_index(
         &self,
         published: &PublishedIndex,
         find: &FindIndex,
         origin: TreeOrigin,
         copy: &Locator,
-    ) -> Result<Reader, PublishedIndexError> {
+    ) -> Result<Option<(Reader, bool)>, PublishedIndexError> {
         let limit = &self.options.index_memory;
         let (index, location) = load(published, find, limit)?;
         let Some(is_bound) = is_bound(&index, self.source.fingerprint(), &self.locator) else {
@@ -118,10 +127,7 @@ impl Opener {
         }
         let tree = TreeSource { origin, location };
         let reader = self.checking_reader(index, tree, copy, is_bound);
-        if !is_bound {
-            compare_samples(&reader)?;
-        }
-        Ok(reader)
+        Ok(Some((reader, is_bound)))
     }
 
     /// The key of a saved copy of the index of `publisher`, which no other index of the archive has.
@@ -175,6 +181,11 @@ impl Opener {
         reader.tree = tree;
         reader
     }
+}
+
+/// A reader by a table of contents, which belongs to the digest of the layer.
+fn proven(reader: Option<Reader>) -> Option<(Reader, bool)> {
+    Some((reader?, true))
 }
 
 /// Logs why a published index or another program's table of contents is not used.

@@ -10,16 +10,16 @@ use crate::index::{DirentNumber, Index, Ino, Locator};
 
 /// A set of numbers, with a bit for each up to the highest.
 #[derive(Debug, Default)]
-struct NumberSet(Mutex<Vec<u64>>);
+pub(crate) struct NumberSet(Mutex<Vec<u64>>);
 
 impl NumberSet {
-    fn contains(&self, number: u32) -> bool {
+    pub(crate) fn contains(&self, number: u32) -> bool {
         let words = self.0.lock();
         let word = words.get(number as usize / 64);
         word.is_some_and(|word| word >> (number % 64) & 1 == 1)
     }
 
-    fn insert(&self, number: u32) {
+    pub(crate) fn insert(&self, number: u32) {
         let mut words = self.0.lock();
         let place = number as usize / 64;
         if words.len() <= place {

@@ -5,6 +5,7 @@
 //! name that another member's name would hide, such as that of a hard link, has its own header.
 
 use std::collections::HashSet;
+use std::iter;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
@@ -17,7 +18,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::resolve::{self, MAX_LINKS};
 use crate::index::{Builder, DirentNumber, Entry, EntryKind, Index, IndexResolver, Ino, Options};
-use crate::tar::{self, Event, Member, MemberKind, MemberTotals, Parser, Timestamp};
+use crate::tar::{self, Event, Member, MemberKind, MemberTotals, Parser, RECORD, Timestamp};
 
 /// Plain bytes of a header that are read first.
 const FIRST_BYTES: u64 = 4 << 10;
@@ -50,13 +51,10 @@ impl Reader {
         let must_check = |index: &Index| {
             let dirent = index.find_dirent(parent, name)?;
             let ino = index.named_ino(dirent)?;
-            let is_special = match index.entry(ino)?.kind() {
-                EntryKind::File | EntryKind::Symlink(_) => false,
-                EntryKind::Directory => return Some(false),
-                _ => true,
-            };
-            let is_further = index.first_name(ino) != Some(dirent);
-            Some(is_further && !checks.contains_name(dirent) || is_special && !checks.contains(ino))
+            let kind = index.entry(ino)?.kind();
+            let is_further = kind != EntryKind::Directory && index.first_name(ino) != Some(dirent);
+            let is_unknown = kind.is_special() && !checks.contains(ino);
+            Some(is_further && !checks.contains_name(dirent) || is_unknown)
         };
         // The comparison reports rows that are missing.
         (self.live_index.read(must_check)).map_or(true, |must_check| must_check.unwrap_or(false))
@@ -75,15 +73,17 @@ impl Reader {
         })
     }
 
-    /// Compares `name` in `parent` as well as its entry.
+    /// Compares `name` in `parent` as well as its entry, or a link called so to an entry of a lower layer.
     ///
     /// # Errors
     /// As [`Self::check_header`].
     pub(crate) fn check_name(&self, parent: Ino, name: &[u8]) -> Result<(), ReadError> {
         self.compare(|comparison| {
             let index = comparison.index;
-            let dirent = index.find_dirent(parent, name);
-            let dirent = dirent.ok_or(ReadError::Index)?;
+            let Some(dirent) = index.find_dirent(parent, name) else {
+                let is_same = comparison.unresolved_link(parent, name)?;
+                return Ok((is_same, path_in(index, parent, name)));
+            };
             let ino = index.named_ino(dirent).ok_or(ReadError::Index)?;
             let is_same = comparison.entry_below_directories(ino)?
                 && comparison.entry_below_directories(parent)?
@@ -113,11 +113,25 @@ impl Reader {
         if is_same {
             return Ok(());
         }
+        Err(self.report_mismatch(&path))
+    }
+
+    /// Reports that the index contradicts the archive at `path`, and returns the error for it.
+    pub(crate) fn report_mismatch(&self, path: &ArchivePath) -> ReadError {
         tracing::error!("{path}: the published index contradicts the archive");
         self.stats.index_mismatches.increment();
-        checks.record_mismatch();
-        Err(ReadError::IndexMismatch)
+        if let Some(checks) = &self.header_checks {
+            checks.record_mismatch();
+        }
+        ReadError::IndexMismatch
     }
+}
+
+/// The path of `name` in the directory `parent` of `index`.
+fn path_in(index: &Index, parent: Ino, name: &[u8]) -> ArchivePath {
+    let mut path = index.path(parent).unwrap_or_default();
+    path.push(name);
+    path
 }
 
 /// A comparison of entries and names with the archive.
@@ -135,15 +149,10 @@ impl Comparison<'_> {
     /// Whether `ino` and the directories above equal their headers.
     fn entry_below_directories(&mut self, ino: Ino) -> Result<bool, ReadError> {
         // A hostile index could name parents in a circle, but a path ends.
-        let Some(path) = self.index.path(ino) else {
+        if self.index.path(ino).is_none() {
             return Ok(false);
-        };
-        let depth = path.components().count();
-        let parent = |&ino: &Ino| {
-            let entry = self.index.entry(ino).filter(|_| ino != Ino::ROOT);
-            entry.map(|entry| entry.parent())
-        };
-        let chain = std::iter::successors(Some(ino), parent).take(depth + 1);
+        }
+        let chain = iter::once(ino).chain(self.index.directories_above(ino));
         let unknown: Vec<Ino> = chain
             .take_while(|&ino| !self.checks.contains(ino))
             .collect();
@@ -244,6 +253,45 @@ impl Comparison<'_> {
         Ok(false)
     }
 
+    /// Whether the link to a lower layer called `name` in `parent` equals its header, by itself or through another such
+    /// link.
+    fn unresolved_link(&mut self, parent: Ino, name: &[u8]) -> Result<bool, ReadError> {
+        let index = self.index;
+        let header = index.unresolved_header(parent, name);
+        let (Some(header), Some(target)) = (header, index.unresolved_target(parent, name)) else {
+            return Ok(false);
+        };
+        let Some(link) = self.member_at(header)? else {
+            return Ok(false);
+        };
+        let MemberKind::HardLink(to) = &link.kind else {
+            return Ok(false);
+        };
+        if !self.entry_below_directories(parent)?
+            || !self.leads_to(&link.name, &path_in(index, parent, name))?
+        {
+            return Ok(false);
+        }
+        if self.leads_to(to, &ArchivePath::sanitize(target).path)? {
+            return Ok(true);
+        }
+        let to = ArchivePath::sanitize(to).path;
+        let resolved = [false, true].map(|is_chroot| self.resolve(&to, is_chroot));
+        for (path, links) in resolved.into_iter().flatten() {
+            let Some((directory, last)) = path.split_last() else {
+                continue;
+            };
+            let directory = index.find(&directory).map(|directory| directory.ino());
+            if let Some(directory) = directory.filter(|&found| (found, last) != (parent, name))
+                && index.unresolved_target(directory, last) == Some(target)
+                && self.are_same(&links)?
+            {
+                return self.deeper(|this| this.unresolved_link(directory, last));
+            }
+        }
+        Ok(false)
+    }
+
     /// Whether a member called `name` is at `path`, where symbolic links of the archive may lead.
     fn leads_to(&mut self, name: &[u8], path: &ArchivePath) -> Result<bool, ReadError> {
         let name = ArchivePath::sanitize(name).path;
@@ -265,7 +313,7 @@ impl Comparison<'_> {
     fn resolve(&self, name: &ArchivePath, is_chroot: bool) -> Option<(ArchivePath, Vec<Ino>)> {
         let (directory, last) = name.split_last()?;
         let mut resolver = IndexResolver::new(self.index);
-        resolver.is_chroot = is_chroot;
+        (resolver.is_chroot, resolver.passes_missing) = (is_chroot, true);
         let found = resolve::directory_with_path(&mut resolver, directory.components());
         let (_, mut path) = found.ok()?;
         path.push(last);
@@ -295,15 +343,19 @@ impl Comparison<'_> {
     }
 
     /// The member whose first header is at `start`. Global pax headers before it are not applied.
-    fn member_at(&self, start: Plain) -> Result<Option<Member>, ReadError> {
+    fn member_at(&mut self, start: Plain) -> Result<Option<Member>, ReadError> {
         let before = Plain(
             start
                 .0
                 .saturating_sub(BYTES_BEFORE)
-                .next_multiple_of(tar::RECORD),
+                .next_multiple_of(RECORD),
         );
         let end = self.index.origin().plain_bytes;
-        if start.0 >= end || tar::ends_with_extension(&self.read_plain(before, start)?) {
+        if start.0 >= end {
+            return Ok(None);
+        }
+        let has_extension = tar::ends_with_extension(&self.read_plain(before, start)?);
+        if has_extension && !self.ends_content(start)? {
             return Ok(None);
         }
         let parser = Parser::resume(tar::Options::default(), start, MemberTotals::default(), &[]);
@@ -322,6 +374,19 @@ impl Comparison<'_> {
                 Ok(Event::Warning(_) | Event::Damaged(_)) => {}
                 _ => return Ok(None),
             }
+        }
+    }
+
+    /// Whether the content of a file that equals its header ends at `end`, so that no extension does.
+    fn ends_content(&mut self, end: Plain) -> Result<bool, ReadError> {
+        let ends_here = |entry: &Entry<'_>| {
+            let last = entry.pieces(0, entry.size()).last();
+            let last = last.and_then(|piece| piece.plain.end().0.checked_next_multiple_of(RECORD));
+            last == Some(end.0)
+        };
+        match self.index.entries().find(ends_here) {
+            Some(file) => self.deeper(|this| this.entry_below_directories(file.ino())),
+            None => Ok(false),
         }
     }
 

@@ -27,7 +27,7 @@ impl Archive {
     /// When the file does not exist, or is not a regular file.
     pub fn file(self: &Arc<Self>, path: &str) -> Result<Arc<dyn Source>, source::Error> {
         let name = format!("{}: {path}", self.source().location());
-        let compared = self.compare_links_blocking(path.as_bytes(), true);
+        let compared = self.compare_path_blocking(path.as_bytes(), true);
         compared.map_err(|error| source::Error::new(&*name, Cause::Damaged(error.to_string())))?;
         let found = self.index().read(|index| find_file(index, path.as_bytes()));
         let found = found

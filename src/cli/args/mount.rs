@@ -231,7 +231,7 @@ impl MountArgs {
 
     pub(crate) fn view(&self, content: &dyn Volume) -> anyhow::Result<Subtree> {
         let root = self.root.as_deref().unwrap_or_default();
-        let compared = content.compare_links_blocking(root.as_bytes(), true);
+        let compared = content.compare_path_blocking(root.as_bytes(), true);
         compared
             .with_context(|| format!("cannot follow the links of --root {}", root.display()))?;
         let find = |index: &Index| Subtree::new(index, root.as_bytes(), self.strip_components);

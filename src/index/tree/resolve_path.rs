@@ -8,6 +8,8 @@ use crate::base::resolve::{self, PathError, ResolveError, Step};
 pub(crate) struct IndexResolver<'a> {
     index: &'a Index,
     pub(crate) is_chroot: bool,
+    /// Whether directories that do not exist are passed, because a lower layer may have them.
+    pub(crate) passes_missing: bool,
     /// The links on the way.
     pub(crate) links: Vec<Ino>,
 }
@@ -32,6 +34,7 @@ impl<'a> IndexResolver<'a> {
         Self {
             index,
             is_chroot: false,
+            passes_missing: false,
             links: Vec::new(),
         }
     }
@@ -64,7 +67,8 @@ impl resolve::Tree for IndexResolver<'_> {
     }
 
     fn imply(&mut self, _: &Ino, _: &[u8]) -> Result<Ino, Missing> {
-        Err(Missing)
+        // No directory has this number, so nothing exists below.
+        self.passes_missing.then_some(Ino(0)).ok_or(Missing)
     }
 }
 
@@ -108,12 +112,18 @@ impl Index {
         }))
     }
 
-    /// The symbolic links by which [`Self::resolve`] finds `path` and a directory at its end.
-    pub(crate) fn links_on(&self, path: &[u8], follows_last: bool) -> Vec<Ino> {
+    /// The symbolic links by which [`Self::resolve`] finds `path`, and directory and name of the entry at its end unless
+    /// that is a directory.
+    pub(crate) fn steps_on(
+        &self,
+        path: &[u8],
+        follows_last: bool,
+    ) -> (Vec<Ino>, Option<(Ino, Vec<u8>)>) {
         let mut resolver = IndexResolver::new(self);
         // Even a failure depends on the links that were followed.
-        drop(resolve::file(&mut resolver, path, follows_last));
-        resolver.links
+        let place = resolve::file(&mut resolver, path, follows_last).ok();
+        let last = place.and_then(|(directory, _, name)| Some((directory, name?)));
+        (resolver.links, last)
     }
 }
 
