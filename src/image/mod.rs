@@ -24,7 +24,7 @@ use tokio::runtime::Handle;
 use opener::ImageOpener;
 
 use crate::index::store::Store;
-use crate::source::Repository;
+use crate::source::{self, Repository};
 
 pub use config::{Config, Execution};
 pub use error::{Cause, Error};
@@ -48,7 +48,7 @@ pub use manifest::{
 };
 
 /// Opens the image `name` in `layout`, for `platform` or else for this machine. Without a name, there must be
-/// one image only. Only for threads outside the runtime.
+/// one image only. Layers that are elsewhere are requested with `options`. Only for threads outside the runtime.
 ///
 /// # Errors
 /// When it is missing, invalid, or does not match its digests.
@@ -57,10 +57,11 @@ pub(crate) fn open(
     name: Option<&str>,
     layout: &Layout,
     platform: Option<&Platform>,
-    network: &Handle,
+    (network, options): (&Handle, &source::Options),
 ) -> Result<Image, Error> {
     let opener = ImageOpener {
         layout,
+        options: Some(options),
         network,
         transport,
         name,
@@ -85,6 +86,7 @@ pub(crate) fn open_in_registry(
 ) -> Result<Contents, Error> {
     oci::open_contents(&ImageOpener {
         layout: &Layout::Registry(repository, store),
+        options: None,
         network,
         transport: Transport::Oci,
         name: None,

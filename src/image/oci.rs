@@ -105,7 +105,7 @@ fn open_image(
         opener.check_layer_count(&config_path, &config, count)?;
     }
     let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
-        let (file, path) = (layout.blob(layer)?, layer.blob_path());
+        let (file, path) = (opener.layer_file(layer)?, layer.blob_path());
         // A layer that is not packed has one digest for both.
         let (packed, plain) = (Some(layer.digest), config.diff_ids.get(number).copied());
         let plain = plain.filter(|_| plain != packed);

@@ -8,10 +8,11 @@ use tokio::runtime::Handle;
 use super::config::Config;
 use super::error::{Cause, Error};
 use super::layout::Layout;
+use super::manifest::Descriptor;
 use super::platform::Platform;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
-use crate::source::{Slice, Source};
+use crate::source::{self, Slice, Source};
 
 /// How an image is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,6 +97,8 @@ pub(super) struct Digests {
 
 pub(super) struct ImageOpener<'a> {
     pub(super) layout: &'a Layout,
+    /// Options of requests for layers that a layout lacks.
+    pub(super) options: Option<&'a source::Options>,
     pub(super) network: &'a Handle,
     pub(super) transport: Transport,
     /// Name or digest of the image, if given.
@@ -144,6 +147,22 @@ impl ImageOpener<'_> {
         }
         let what = format!("it speaks of {diff_id_count} layers, and there are {count}");
         Err(self.layout.error(path, Cause::Malformed(what)))
+    }
+
+    /// The bytes of `layer`, which may be on other servers if a layout lacks them.
+    pub(super) fn layer_file(&self, layer: &Descriptor) -> Result<Arc<dyn Source>, Error> {
+        let file = self.layout.blob(layer);
+        let Some(options) = self.options.filter(|_| !layer.urls.is_empty()) else {
+            return file;
+        };
+        file.or_else(|error| match *error.cause {
+            Cause::Missing => {
+                let (content, name) = ((layer.digest, layer.size), self.layout.location());
+                let opened = source::open_foreign(content, &layer.urls, name, options.clone());
+                opened.map_err(|error| self.layout.error(&layer.blob_path(), error))
+            }
+            _ => Err(error),
+        })
     }
 
     /// Layer `number` of `count`: the file at `path`, with the known digests of its bytes.

@@ -420,7 +420,7 @@ impl OpenContext {
             name.as_deref(),
             &layout,
             platform,
-            &self.network,
+            (&self.network, &self.source),
         )?)
     }
 

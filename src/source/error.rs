@@ -331,6 +331,11 @@ pub enum Cause {
         "the server redirects from https:// to http://, which others on the network can change"
     )]
     InsecureRedirect,
+    /// The manifest of an image leads to this host, which is this machine or in its own network.
+    #[error(
+        "the manifest leads to {0}, which is this machine or in its network, and only the user may name such a server"
+    )]
+    OwnNetwork(String),
     /// The user's URL or header is malformed.
     #[error("{0}")]
     Malformed(String),
@@ -397,7 +402,10 @@ impl Cause {
             | Self::Http(_) => Class::Unreachable,
             Self::Rejected(rejection) => rejection.class(),
             Self::Busy(_) => Class::TimedOut,
-            Self::UnknownScheme(_) | Self::Malformed(_) | Self::Unsupported(_) => Class::Invalid,
+            Self::UnknownScheme(_)
+            | Self::Malformed(_)
+            | Self::Unsupported(_)
+            | Self::OwnNetwork(_) => Class::Invalid,
             Self::Io(error) => match error.kind() {
                 io::ErrorKind::NotFound => Class::NotFound,
                 io::ErrorKind::PermissionDenied => Class::AccessDenied,
@@ -477,6 +485,9 @@ impl Cause {
             }
             Self::InsecureRedirect => {
                 "name the http:// URL itself, or allow it with --allow-insecure-redirects"
+            }
+            Self::OwnNetwork(_) => {
+                "copy the image with all its layers, for instance with skopeo copy, if you trust its author"
             }
             Self::AlreadyRead => "store it in a file first",
             Self::MissingScheme { .. } | Self::Io(_) | Self::Cancelled => return None,

@@ -3,9 +3,10 @@
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path;
 
-use url::Url;
+use url::{Host, Url};
 
 /// Query parameters with signatures or credentials, in lower case. Their values change for the same bytes.
 const SECRETS: [&str; 22] = [
@@ -95,6 +96,61 @@ pub(super) fn is_server_url(url: &Url) -> bool {
         && url.username().is_empty()
         && url.password().is_none()
         && url.query().is_none()
+}
+
+/// Whether `url` leads to this machine, or to an address or name that only its own network has.
+pub(super) fn is_in_own_network(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Ipv4(ip)) => is_own_address(ip.into()),
+        Some(Host::Ipv6(ip)) => is_own_address(ip.into()),
+        Some(Host::Domain(name)) => {
+            let (_, top) = name
+                .trim_end_matches('.')
+                .rsplit_once('.')
+                .unwrap_or_default();
+            matches!(top, "" | "internal" | "local" | "localhost")
+        }
+        None => true,
+    }
+}
+
+/// Whether `ip` is an address of this machine or of its own network.
+pub(super) fn is_own_address(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => {
+            // RFC 6598 has addresses between a provider and its customers, as of metadata servers.
+            let is_shared = matches!(ip.octets(), [100, 64..=127, ..]);
+            is_shared
+                || matches!(ip.octets(), [0, ..] | [192, 0, 0, _])
+                || ip.is_loopback()
+                || ip.is_private()
+                || ip.is_link_local()
+                || ip.is_multicast()
+                || ip.is_broadcast()
+        }
+        IpAddr::V6(ip) => {
+            let own = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
+            let translated = translated_address(ip);
+            own || ip.is_unique_local()
+                || ip.is_unicast_link_local()
+                || translated.is_some_and(|ip| is_own_address(ip.into()))
+        }
+    }
+}
+
+/// The IPv4 address to which a gateway or this machine translates `ip`, by the prefixes of RFC 4291, 6052 and 3056.
+fn translated_address(ip: Ipv6Addr) -> Option<Ipv4Addr> {
+    let from_words = |high: u16, low: u16| {
+        let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+        Some(Ipv4Addr::new(a, b, c, d))
+    };
+    match ip.segments() {
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
+            from_words(high, low)
+        }
+        [0x2002, high, low, ..] => from_words(high, low),
+        _ => None,
+    }
 }
 
 /// Locator and display name of a source.

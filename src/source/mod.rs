@@ -58,6 +58,7 @@ pub use open::{local_path, locator, open, own_name};
 pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
 pub use pipe::Pipe;
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
+pub(crate) use registry::open_foreign;
 pub use registry::{
     ArtifactLayer, Descriptor, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE, INDEX_LAYER_ANNOTATION,
     Repository,

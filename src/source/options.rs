@@ -62,6 +62,8 @@ pub struct Options {
     pub netrc: Option<PathBuf>,
     /// Whether redirects from HTTPS to HTTP are followed.
     pub allow_insecure_redirects: bool,
+    /// Whether servers of the own network are refused, because another party names the URL.
+    pub is_public_only: bool,
     /// Certificates trusted besides the system's.
     pub certificates: Certificates,
     /// Certificate of the client for servers that ask for it, sent to the origin of the URL, and to no other.
@@ -109,6 +111,7 @@ impl Default for Options {
             headers: Vec::new(),
             reload_headers: None,
             netrc: None,
+            is_public_only: false,
             allow_insecure_redirects: false,
             certificates: Certificates::default(),
             client_certificate: None,

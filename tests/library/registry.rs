@@ -492,8 +492,8 @@ fn redirected_blob_is_read_with_a_token_of_its_registry() {
     }
 }
 
-/// Pushes an image whose only layer is elsewhere, at these URLs.
-fn push_with_foreign_layer(registry: &Registry, urls: &[String]) {
+/// An image whose only layer is elsewhere, at these URLs, and the descriptor of its manifest.
+fn files_with_foreign_layer(urls: &[String]) -> (Files, Value) {
     let mut files = Files::default();
     let descriptor = files.manifest(&one().packed(Packing::Gzip));
     let mut manifest: Value =
@@ -506,8 +506,97 @@ fn push_with_foreign_layer(registry: &Registry, urls: &[String]) {
     members.insert("urls".to_owned(), json!(urls));
     files.0.retain(|(name, _)| !name.contains(&digest));
     let descriptor = files.blob(image::MANIFEST, manifest.to_string().into_bytes());
+    (files, descriptor)
+}
+
+/// Pushes an image whose only layer is elsewhere, at these URLs.
+fn push_with_foreign_layer(registry: &Registry, urls: &[String]) {
+    let (files, descriptor) = files_with_foreign_layer(urls);
     registry.push(&files);
     registry.tag("1", &files, &descriptor);
+}
+
+/// The server that is in this machine's network, and a proxy for all others.
+struct Servers {
+    own: Server,
+    proxy: Server,
+}
+
+const PUBLIC_URL: &str = "http://layers.example/layer";
+
+impl Servers {
+    /// Servers of the foreign layer, to which the public URL redirects if there is a redirect.
+    fn start() -> Self {
+        let (own, proxy) = (Server::start(), Server::start());
+        let layer = Resource::new(image::packed(Packing::Gzip, &one().layers[0])).etag("\"1\"");
+        own.serve("/layer", layer.clone());
+        proxy.serve(PUBLIC_URL, layer);
+        Self { own, proxy }
+    }
+
+    fn redirect(&self) {
+        let to = self.own.url("/layer");
+        self.proxy
+            .route(PUBLIC_URL, move |_| Response::redirect(&to));
+    }
+
+    fn run(&self, place: &TestDir, words: &[&str]) -> Output {
+        let mut command = command(place, words);
+        command.env("http_proxy", self.proxy.url(""));
+        command.env("no_proxy", "127.0.0.1");
+        command.output().expect("started")
+    }
+
+    #[track_caller]
+    fn assert_refused(&self, done: &Output) {
+        let error = stderr_text(done);
+        assert!(!done.status.success(), "{error}");
+        assert!(error.contains("in its network"), "{error}");
+        assert!(self.own.requests("/layer").is_empty());
+    }
+}
+
+#[test]
+fn foreign_layer_is_never_read_from_the_own_network() {
+    let (servers, registry) = (Servers::start(), Registry::new(nothing()));
+    let place = TestDir::new(&["docker", "hosts/registry.example"]);
+    // The registry is a public one, although its only server is a mirror on this machine.
+    let hosts = format!("server = \"{}\"\n", registry.server.url(""));
+    place.put("hosts/registry.example/hosts.toml", hosts);
+    let name = "oci://registry.example/me/tool:1";
+    let list = || servers.run(&place, &["ls", "--hosts-dir", "hosts", name]);
+    push_with_foreign_layer(&registry, &[servers.own.url("/layer")]);
+    servers.assert_refused(&list());
+    push_with_foreign_layer(&registry, &[PUBLIC_URL.to_owned()]);
+    let listed = list();
+    assert!(listed.status.success(), "{}", stderr_text(&listed));
+    place.succeeds(&["cache", "clear"]);
+    servers.redirect();
+    servers.assert_refused(&list());
+}
+
+#[test]
+fn layer_that_a_layout_lacks_is_read_from_its_url() {
+    let servers = Servers::start();
+    let place = TestDir::new(&["docker", "layout"]);
+    let store = |url: &str| {
+        let (mut files, descriptor) = files_with_foreign_layer(&[url.to_owned()]);
+        files.index(&[descriptor]);
+        files.write(&place.path("layout"));
+        place.put("layout.tar", files.tar());
+    };
+    for (number, source) in ["oci:layout", "oci-archive:layout.tar"].iter().enumerate() {
+        store(PUBLIC_URL);
+        let out = place.path(&format!("out{number}")).display().to_string();
+        let done = servers.run(&place, &["materialize", "-q", source, "-C", &out]);
+        assert!(done.status.success(), "{}", stderr_text(&done));
+        assert!(!names_in(out.as_ref()).is_empty(), "{source}");
+        store(&servers.own.url("/layer"));
+        servers.assert_refused(&servers.run(&place, &["ls", source]));
+        store("file:///layer");
+        let error = stderr_text(&servers.run(&place, &["ls", source]));
+        assert!(error.contains("no http:// or https:// URL"), "{error}");
+    }
 }
 
 #[test]

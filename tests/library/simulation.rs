@@ -865,3 +865,25 @@ fn rejected_second_request_is_retried_after_the_first() {
     // On the simulated clock: only the answers.
     assert!(took <= answer_time * 4 + TICK, "{took:?}");
 }
+
+#[test]
+fn redirect_into_the_own_network_is_refused() {
+    let requests = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&requests);
+    let simulated = SimulatedNetwork::new(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Response::redirect("http://169.254.169.254/latest")
+    });
+    let options = Options {
+        is_public_only: true,
+        ..Options::default()
+    };
+    let url = Url::parse("http://layers.example/layer").expect("well-formed");
+    let opening = Http::open_through(Box::new(simulated), url, options);
+    let refused = simulate(opening).expect_err("refused");
+    assert!(
+        matches!(&refused.cause, Cause::OwnNetwork(host) if host == "169.254.169.254"),
+        "{refused:?}"
+    );
+    assert_eq!(requests.load(Ordering::SeqCst), 1, "only the first server");
+}

@@ -18,6 +18,7 @@ use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::source::authorizer::{Authorizer, Refusal, Request, parse_headers};
+use crate::source::location::is_in_own_network;
 use crate::source::response::ResponseHead;
 use crate::source::upload::UploadContent;
 use crate::source::{Cause, Denial, Fingerprint, FirstContact, Options, Validator, redact};
@@ -51,8 +52,10 @@ pub(crate) struct Client {
     /// Whether the server refuses the condition of the version that it serves.
     omits_if_match: AtomicBool,
     allows_insecure_redirects: bool,
-    /// Whether the user forbids requests.
-    is_offline: bool,
+    /// Whether servers of the own network are refused.
+    is_public_only: bool,
+    /// Whether requests are sent at all.
+    first_contact: FirstContact,
     stats: Arc<Stats>,
 }
 
@@ -103,7 +106,8 @@ impl Client {
             bypasses_caches: false,
             omits_if_match: AtomicBool::default(),
             allows_insecure_redirects: options.allow_insecure_redirects,
-            is_offline: options.first_contact == FirstContact::Never,
+            is_public_only: options.is_public_only,
+            first_contact: options.first_contact,
             stats: Arc::clone(&options.stats),
             original: target.url.clone(),
             authorizer: target.authorizer.clone(),
@@ -124,9 +128,15 @@ impl Client {
             bypasses_caches: true,
             omits_if_match: AtomicBool::new(self.omits_if_match.load(Ordering::Relaxed)),
             allows_insecure_redirects: self.allows_insecure_redirects,
-            is_offline: self.is_offline,
+            is_public_only: self.is_public_only,
+            first_contact: self.first_contact,
             stats: Arc::clone(&self.stats),
         })
+    }
+
+    /// Whether the user forbids requests.
+    fn is_offline(&self) -> bool {
+        self.first_contact == FirstContact::Never
     }
 
     /// Time to establish a connection; zero before the first one.
@@ -193,7 +203,7 @@ impl Client {
         message.headers = conditions;
         // Without a validator, bytes of another version would pass for those of this one.
         let is_known = |version: &&Fingerprint| version.validator != Validator::None;
-        let version = version.filter(|_| range.is_some() && !self.is_offline);
+        let version = version.filter(|_| range.is_some() && !self.is_offline());
         if let Some(version) = version.filter(is_known)
             && let Some(response) = self.get_via(&message, version).await
         {
@@ -213,12 +223,16 @@ impl Client {
         &self,
         message: &Message<'_>,
     ) -> Result<(ResponseHead, RawResponse, Url), Cause> {
-        if self.is_offline {
+        if self.is_offline() {
             return Err(Cause::Offline);
         }
         let is_read = message.method == Method::GET;
         let mut url = message.url.clone();
         for _ in 0..=MAX_REDIRECTS {
+            if self.is_public_only && is_in_own_network(&url) {
+                let host = url.host_str().unwrap_or_default();
+                return Err(Cause::OwnNetwork(host.to_owned()));
+            }
             let (head, raw) = self.send(message, &url).await?;
             let is_followed =
                 is_read || message.content.is_some() && matches!(head.status, 307 | 308);

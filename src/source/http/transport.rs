@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,6 +15,7 @@ use futures_util::stream::{self, BoxStream, Stream, StreamExt};
 use http::uri::{Authority, Uri};
 use http_body::Frame;
 use hyper_util::client::proxy::matcher::Matcher;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
 use reqwest::{Body, Method, Response, StatusCode};
@@ -24,6 +26,7 @@ use super::client_certificate::ClientCertificate;
 use super::connect_time::ConnectTimer;
 use crate::base::descriptor_limit::is_descriptor_limit;
 use crate::base::sync::Mutex;
+use crate::source::location::is_own_address;
 use crate::source::{Cause, Obstacle, Options};
 
 /// Maximum number of header lines of a response. The parser reserves memory for them.
@@ -259,15 +262,61 @@ fn build_client(
     } else {
         client
     };
+    let client = if options.is_public_only {
+        client.dns_resolver(PublicResolver::new(options))
+    } else {
+        client
+    };
     let built = client.build();
     built.map_err(|error| unusable(&error))
 }
+
+/// Resolves names to addresses outside the own network.
+#[derive(Debug)]
+struct PublicResolver {
+    /// Hosts that the user chose, of proxies.
+    chosen: Vec<String>,
+}
+
+impl PublicResolver {
+    fn new(options: &Options) -> Arc<Self> {
+        let proxies = environment_proxies();
+        let schemes = ANY_NAMES.iter().filter_map(|name| {
+            let proxy = proxies.as_ref()?.intercept(&Uri::from_static(name))?;
+            Some(proxy.uri().host()?.to_owned())
+        });
+        let via = options.via.iter();
+        let via = via.filter_map(|via| Some(via.prefix.host_str()?.to_owned()));
+        Arc::new(Self {
+            chosen: schemes.chain(via).collect(),
+        })
+    }
+}
+
+impl Resolve for PublicResolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let name = name.as_str().to_owned();
+        let is_chosen = self.chosen.contains(&name);
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((&*name, 0)).await?;
+            let is_usable = |found: &SocketAddr| is_chosen || !is_own_address(found.ip());
+            let usable: Vec<_> = found.filter(is_usable).collect();
+            if usable.is_empty() {
+                return Err(Cause::OwnNetwork(name).into());
+            }
+            Ok(Box::new(usable.into_iter()) as Addrs)
+        })
+    }
+}
+
+/// URLs for which a proxy is used if there is one for their schemes.
+const ANY_NAMES: [&str; 2] = ["http://name.invalid", "https://name.invalid"];
 
 /// The proxies of the environment; `None` without any, or if `no_proxy` is `*`. For curl that is every host, and the
 /// crate takes it for every name.
 fn environment_proxies() -> Option<Matcher> {
     let proxies = Matcher::from_env();
-    let mut names = ["http://name.invalid", "https://name.invalid"].into_iter();
+    let mut names = ANY_NAMES.iter();
     let is_used = names.any(|name| proxies.intercept(&Uri::from_static(name)).is_some());
     is_used.then_some(proxies)
 }
@@ -336,4 +385,33 @@ fn error_chain<'a>(
             None => link.source(),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_with_an_address_of_the_own_network_is_not_asked() {
+        let network = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let url = Url::parse(&format!("http://localhost:{port}/")).expect("well-formed");
+        let options = Options {
+            is_public_only: true,
+            ..Options::default()
+        };
+        let transport = NetworkTransport::new(&url, &options).expect("a client");
+        let sent = transport.send(Method::GET, url, HeaderMap::new(), None);
+        let refused = network.block_on(sent).expect_err("not asked");
+        assert!(
+            matches!(&refused, Cause::OwnNetwork(name) if name == "localhost"),
+            "{refused}"
+        );
+        listener.set_nonblocking(true).expect("set");
+        assert!(listener.accept().is_err(), "no connection");
+    }
 }

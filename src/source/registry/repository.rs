@@ -6,14 +6,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::StreamExt;
 use reqwest::Method;
-use url::{Host, Url};
+use url::Url;
 
+use super::foreign;
 use super::hosts;
 use super::reference::{Reference, Version};
 use super::referrers::{Descriptor, fallback_tag, next_page, parse_referrers};
 use crate::base::sha256::Sha256;
 use crate::source::credentials::{PULL, PUSH, ProviderContext, RegistryLogin};
 use crate::source::http::{Message, NetworkTransport, silent_server};
+use crate::source::location::is_in_own_network;
 use crate::source::mirrors::{self, HEAD_START, first_success};
 use crate::source::upload::Sender;
 use crate::source::{
@@ -47,7 +49,7 @@ pub struct Repository {
     chosen: OnceLock<usize>,
     first_contact: FirstContact,
     /// Options of requests to other servers that a manifest names.
-    external_options: Options,
+    foreign_options: Options,
 }
 
 /// The repository on one server. Its requests share connections.
@@ -79,16 +81,17 @@ impl Repository {
         let servers = hosts.map(|host| Server::new(host, &reference, &options));
         let servers = servers.collect::<Result<_, _>>().map_err(failed)?;
         Ok(Self {
-            version: reference.version,
             name,
             servers,
             chosen: OnceLock::new(),
             first_contact: options.first_contact,
-            external_options: {
-                let mut options = options;
-                options.remove_credentials();
-                options
+            foreign_options: Options {
+                is_public_only: !reference
+                    .server()
+                    .is_some_and(|url| is_in_own_network(&url)),
+                ..options
             },
+            version: reference.version,
         })
     }
 
@@ -224,23 +227,10 @@ impl Repository {
             let transport = Box::new(server.transport.clone());
             Http::open_known(version.clone(), transport, target, server.options.clone())
         });
-        let elsewhere = urls.iter().filter_map(|url| self.external_url(url));
-        let elsewhere = elsewhere.map(|url| {
-            let failed = |cause| Error::new(&self.name, cause);
-            let options = self.external_options.clone();
-            let transport = NetworkTransport::new(&url, &options).map_err(failed)?;
-            Http::open_known(version.clone(), Box::new(transport), url.into(), options)
-        });
+        let elsewhere = foreign::servers(&version, urls, &self.name, &self.foreign_options);
         let mut blobs = servers.chain(elsewhere);
         let first = blobs.next().ok_or_else(|| self.unable("pull"))??;
         Ok(mirrors::in_order(first, blobs.collect::<Result<_, _>>()?))
-    }
-
-    /// Parses `url` of a manifest, whose author may not make this machine ask hosts of its own network.
-    fn external_url(&self, url: &str) -> Option<Url> {
-        let url = Url::parse(url).ok().filter(is_web_url)?;
-        let is_local = self.servers.iter().any(|server| is_local_host(&server.url));
-        (is_local || !is_local_host(&url)).then_some(url)
     }
 
     /// The servers that may be asked for blobs: first the one that served a manifest, or else the last one.
@@ -300,40 +290,6 @@ impl Repository {
             None => Ok(Vec::new()),
             Some(error) => Err(error.unwrap_or_else(|| self.unable("pull"))),
         }
-    }
-}
-
-/// Whether `url` is one of a server, without user and password.
-fn is_web_url(url: &Url) -> bool {
-    let is_anonymous = url.username().is_empty() && url.password().is_none();
-    matches!(url.scheme(), "http" | "https") && is_anonymous
-}
-
-/// Whether the host of `url` is this machine, or has an address or name of its network only.
-fn is_local_host(url: &Url) -> bool {
-    match url.host() {
-        Some(Host::Ipv4(ip)) => {
-            // RFC 6598 has addresses between a provider and its customers, as of metadata servers.
-            let is_shared = matches!(ip.octets(), [100, 64..=127, ..]);
-            is_shared
-                || ip.is_loopback()
-                || ip.is_private()
-                || ip.is_link_local()
-                || ip.is_unspecified()
-        }
-        Some(Host::Ipv6(ip)) => {
-            let is_own = ip.is_loopback() || ip.is_unspecified();
-            let is_mapped = ip.to_ipv4_mapped().is_some();
-            is_own || is_mapped || ip.is_unique_local() || ip.is_unicast_link_local()
-        }
-        Some(Host::Domain(name)) => {
-            let (_, top) = name
-                .trim_end_matches('.')
-                .rsplit_once('.')
-                .unwrap_or_default();
-            matches!(top, "" | "internal" | "local" | "localhost")
-        }
-        None => true,
     }
 }
 
@@ -441,37 +397,5 @@ impl Server {
         };
         let transport = Box::new(self.transport.clone());
         Sender::new(&target, transport, self.options.clone())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hosts_of_the_own_network_are_recognised() {
-        for (url, expected) in [
-            ("http://169.254.169.254/latest", true),
-            ("http://127.1/", true),
-            ("http://10.0.0.1:8080/", true),
-            ("http://100.100.100.200/", true),
-            ("http://[::1]/", true),
-            ("http://[fd00:ec2::254]/", true),
-            ("http://[::ffff:10.0.0.1]/", true),
-            ("http://metadata.google.internal./", true),
-            ("http://localhost/", true),
-            ("http://router/", true),
-            ("https://go.microsoft.com/fwlink", false),
-            ("http://8.8.8.8/", false),
-        ] {
-            let url = Url::parse(url).expect("well-formed");
-            assert_eq!(is_local_host(&url), expected, "{url}");
-        }
-        for refused in ["file:///etc/passwd", "ftp://a.b/c", "https://me:pass@a.b/c"] {
-            assert!(
-                !is_web_url(&Url::parse(refused).expect("well-formed")),
-                "{refused}"
-            );
-        }
     }
 }
