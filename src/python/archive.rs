@@ -74,6 +74,16 @@ impl Archive {
         })
     }
 
+    /// Compares the entry `ino` with the archive, if its index is of others.
+    fn compare(&self, py: Python<'_>, ino: u32) -> PyResult<()> {
+        self.opened.get(py)?.compare_entry(py, Ino(ino))
+    }
+
+    /// Returns notes for the user about the origin of the tree.
+    fn notes(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        Ok(self.opened.get(py)?.notes())
+    }
+
     /// Returns `len` bytes of the file `ino` from `start` on, which it must have, or those before the end of a truncated
     /// archive and before damage. An error if there is none.
     fn read<'py>(
@@ -233,7 +243,9 @@ impl Archive {
         follow: bool,
         access: impl FnOnce(&[u8], &Index, Ino) -> Option<T> + Send + 'static,
     ) -> PyResult<T> {
-        let index = Arc::clone(&self.opened.get(py)?.index);
+        let opened = self.opened.get(py)?;
+        opened.compare_path(py, path, follow)?;
+        let index = Arc::clone(&opened.index);
         let name = path.clone();
         let found = py.detach(move || -> Result<Option<T>, PathError> {
             let name = name.as_bytes();

@@ -1,6 +1,8 @@
 //! The state behind an opened archive.
 
 use std::error::Error;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Once};
 
@@ -10,7 +12,8 @@ use pyo3::prelude::*;
 use super::error::{ERROR, exception, of_error};
 use super::process::{ThisProcess, call, receive};
 use crate::archive::{
-    Archive, Callback, OpenError, PrefetchOptions, ReadError, TreeOrigin, Version, Volume, WaitFor,
+    Archive, Callback, OpenError, PrefetchOptions, ReadError, TreeOrigin, TreePart, Version,
+    Volume, WaitFor,
 };
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
@@ -31,6 +34,8 @@ pub(super) struct Opened {
     pub(super) location: String,
     pub(super) stats: Arc<Stats>,
     pub(super) version: Version,
+    /// Whether parts of the tree must be compared with the archive before they are used.
+    is_compared: bool,
     context: OpenContext,
     spec: SourceSpec,
     prefetch: Once,
@@ -86,10 +91,56 @@ impl Opened {
             location: spec.redacted(),
             stats: Arc::clone(&context.source.stats),
             version: Version::of(&**scanned),
+            is_compared: scanned
+                .archives()
+                .into_iter()
+                .any(Archive::compares_headers),
             context: context.clone(),
             spec: spec.clone(),
             prefetch: Once::new(),
         }))))
+    }
+
+    /// Notes about trees for which neither the archive nor the user nor the image's manifest vouches.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let archives = self.volume.archives().into_iter();
+        let notes = archives.filter_map(Archive::foreign_tree_note);
+        notes
+            .map(|note| note.replace("--no-published-index", "index=False"))
+            .collect()
+    }
+
+    /// Compares what leads to the entry at `path` with the archive, if others made the index.
+    pub(super) fn compare_path(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        path: &OsString,
+        follow: bool,
+    ) -> PyResult<()> {
+        let path = path.clone();
+        self.compare(py, move |volume| {
+            volume.compare_path_blocking(path.as_bytes(), follow)
+        })
+    }
+
+    /// Compares the entry `ino` with the archive, if others made the index.
+    pub(super) fn compare_entry(self: &Arc<Self>, py: Python<'_>, ino: Ino) -> PyResult<()> {
+        self.compare(py, move |volume| {
+            volume.compare_blocking(TreePart::Entry(ino))
+        })
+    }
+
+    fn compare(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        compare: impl FnOnce(&dyn Volume) -> Result<(), ReadError> + Send + 'static,
+    ) -> PyResult<()> {
+        if !self.is_compared {
+            return Ok(());
+        }
+        let this = Arc::clone(self);
+        let compared = call(py, move || compare(&*this.volume))?;
+        compared.map_err(|error| of_error(py, &error))
     }
 
     /// Opens the same version again for a verb that writes, if only a publisher vouches for the tree.

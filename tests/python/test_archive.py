@@ -13,10 +13,12 @@ import sys
 import tarfile
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+import fsspec
 import pytest
 import tarfs
 from conftest import PACKERS, Server, run_filter, write_tar
@@ -197,6 +199,48 @@ def test_published_index_spares_the_archive(server: Server, contents: Contents) 
         assert archive.read_range("data/d1/f0001", 5) == contents["data/d1/f0001"][5:]
         assert archive.counters()["scanned_packed_bytes"] == 0
         assert archive.plan(3)[0].entries > 50
+
+
+def test_links_of_a_published_index_are_compared(server: Server) -> None:
+    def write(path: Path, target: str, mode: int) -> None:
+        with tarfile.open(path, "w") as archive:
+            for name, kind in ("good", tarfile.REGTYPE), ("evil", tarfile.REGTYPE), ("link", tarfile.SYMTYPE):
+                member = tarfile.TarInfo(name)
+                member.type, member.size = kind, 4 if kind == tarfile.REGTYPE else 0
+                member.linkname = target if kind == tarfile.SYMTYPE else ""
+                archive.addfile(member, io.BytesIO(name.encode()))
+            member = tarfile.TarInfo("empty")
+            member.mode = mode
+            archive.addfile(member)
+
+    path, url = server.directory / "f.tar", server.url("f.tar")
+    server.etag = "same"
+    program = Path(sys.executable).with_name("tarfs")
+    for target, mode, is_forged in ("./good", 0o600, False), ("./evil", 0o644, True):
+        # The index is made of another archive that has the same version by its tag.
+        write(path, target, mode)
+        subprocess.run([program, "index", "--quiet", "--output", f"{path}.tarfs", url], check=True)
+        write(path, "./good", 0o600)
+        with pytest.warns(UserWarning, match="publisher chooses names.*index=False"):
+            archive = tarfs.open(url, cache_dir=False)
+        assert archive.counters()["published_indexes"] == 1
+        assert archive.stat("link", follow_symlinks=False).target == target
+        assert archive.read_range("good") == b"good"
+        files = fsspec.filesystem("tarfs", fo=url, cache_dir=False)
+        assert sorted(files.find("")) == ["empty", "evil", "good", "link"]
+        if is_forged:
+            for call in archive.stat, archive.open, files.cat_file:
+                with pytest.raises(tarfs.Damaged):
+                    call("link")
+            with pytest.raises(tarfs.Damaged):
+                archive.open("empty")
+        else:
+            assert archive.read_range("link") == files.cat_file("link") == b"good"
+            assert archive.open("empty").read() == b""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        archive = tarfs.open(url, cache_dir=False, index=False)
+    assert archive.read_range("link") == b"good"
 
 
 @pytest.mark.parametrize("is_saved", [False, True])

@@ -8,6 +8,7 @@ import itertools
 import os
 import stat
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from operator import index
@@ -117,6 +118,8 @@ class Archive:
 
     def _open(self) -> _native.Archive:
         native = _native.Archive(self._url, complete(self._options), self._version)
+        for note in native.notes():
+            warnings.warn(f"{native.info()[0]}: {note}", stacklevel=4)
         self._native, self._pid, self._version = native, os.getpid(), native.info()[1]
         with self._lock:
             self._open_archives.add(self)
@@ -184,6 +187,7 @@ class Archive:
             raise IsADirectory(f"{entry.path}: it is a directory")
         if not entry.is_file():
             raise Error(f"{entry.path}: it is not a regular file")
+        self._handle.compare(entry.ino)
         return entry
 
     def plan(self, shards: int) -> list[Shard]:

@@ -21,7 +21,7 @@ from fsspec.utils import tokenize
 
 from . import _archive, _native
 from . import open as open_archive
-from ._errors import InvalidArgument
+from ._errors import Damaged, InvalidArgument
 
 #: Protocols of fsspec for paths.
 _PATHS = ("", "file", "local")
@@ -175,7 +175,7 @@ class TarfsFileSystem(AbstractArchiveFileSystem):
             link = {"destination": entry.target}
             try:
                 target = self.archive.stat(entry.path)
-            except FileNotFoundError:
+            except (FileNotFoundError, Damaged):
                 pass
         kind = target.kind if target.kind in ("file", "directory") else "other"
         return {
