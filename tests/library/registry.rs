@@ -559,7 +559,7 @@ impl Servers {
 #[test]
 fn foreign_layer_is_never_read_from_the_own_network() {
     let (servers, registry) = (Servers::start(), Registry::new(nothing()));
-    let place = TestDir::new(&["docker", "hosts/registry.example"]);
+    let place = TestDir::new(&["docker", "hosts", "hosts/registry.example"]);
     // The registry is a public one, although its only server is a mirror on this machine.
     let hosts = format!("server = \"{}\"\n", registry.server.url(""));
     place.put("hosts/registry.example/hosts.toml", hosts);
@@ -578,7 +578,7 @@ fn foreign_layer_is_never_read_from_the_own_network() {
 #[test]
 fn layer_that_a_layout_lacks_is_read_from_its_url() {
     let servers = Servers::start();
-    let place = TestDir::new(&["docker", "layout"]);
+    let place = TestDir::new(&["docker", "layout", "out0", "out1"]);
     let store = |url: &str| {
         let (mut files, descriptor) = files_with_foreign_layer(&[url.to_owned()]);
         files.index(&[descriptor]);
