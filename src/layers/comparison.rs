@@ -13,7 +13,7 @@ use crate::archive::{Archive, Compared, NumberSet, ReadError, TreePart, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, MAX_LINKS, Step};
 use crate::index::published::MissingRow;
-use crate::index::{EntryKind, Index, Ino, LayerIno, MergedIndex};
+use crate::index::{EntryKind, Index, Ino, LayerIno, LazyIndex, MergedIndex};
 
 /// Maximum number of names that are looked up in layers to prove one.
 const MAX_LOOKUPS: u32 = 1 << 20;
@@ -103,7 +103,7 @@ impl Comparison {
     /// As [`Volume::compare`].
     pub(super) fn compare(self: &Arc<Self>, part: TreePart<'_>, done: Compared) {
         match part {
-            TreePart::Entry(ino) => self.compare_entries(vec![ino], done),
+            TreePart::Entry(ino) => self.compare_entries(&[ino], done),
             TreePart::Name(parent, name) => {
                 let found = self.merged.index.lookup(parent, name);
                 let Some(ino) = found.map(|entry| entry.ino()) else {
@@ -119,7 +119,7 @@ impl Comparison {
     }
 
     /// Compares `inos` and the directories above in the merged tree.
-    fn compare_entries(self: &Arc<Self>, inos: Vec<Ino>, done: Compared) {
+    fn compare_entries(self: &Arc<Self>, inos: &[Ino], done: Compared) {
         let index = &self.merged.index;
         let chain = |ino: &Ino| iter::once(*ino).chain(index.directories_above(*ino));
         let unknown = inos.iter().flat_map(chain);
@@ -135,7 +135,9 @@ impl Comparison {
         let this = Arc::clone(self);
         let compared = move |compared: Result<(), ReadError>| {
             if compared.is_ok() {
-                unknown.iter().for_each(|ino| this.entries.insert(ino.0));
+                for ino in &unknown {
+                    this.entries.insert(ino.0);
+                }
             }
             done(compared);
         };
@@ -186,7 +188,7 @@ impl Comparison {
         };
         let this = Arc::clone(self);
         let compared = move |compared: Result<(), ReadError>| match compared {
-            Ok(()) => this.compare_entries(vec![parent, ino], Box::new(done)),
+            Ok(()) => this.compare_entries(&[parent, ino], Box::new(done)),
             Err(error) => done(Err(error)),
         };
         self.compare_parts(parts.into_iter(), Box::new(compared));
@@ -206,7 +208,7 @@ impl Comparison {
             .layers
             .iter()
             .filter_map(|layer| layer.complete_index());
-        let layers = layers.map(|layer| layer.into_tree());
+        let layers = layers.map(LazyIndex::into_tree);
         let layers: Vec<Arc<Index>> = layers.collect::<Result<_, _>>()?;
         let directory = self.merged.index.path(parent).unwrap_or_default();
         let own = layers.get(target.layer as usize).and_then(|index| {
@@ -255,7 +257,7 @@ impl Search<'_> {
             return false;
         };
         // Of the names in layers, the top one counts.
-        for part in directory.iter().rev() {
+        for &part in directory.iter().rev() {
             let Some(index) = self.layers.get(part.layer as usize) else {
                 continue;
             };
@@ -287,7 +289,7 @@ impl Search<'_> {
             })
     }
 
-    fn add(&mut self, directory: &LayerIno, name: &[u8]) {
+    fn add(&mut self, directory: LayerIno, name: &[u8]) {
         self.found.push(LayerPart {
             layer: directory.layer,
             ino: directory.ino,
@@ -327,7 +329,7 @@ impl resolve::Tree for LayersTree<'_, '_> {
         name: &[u8],
     ) -> Result<Step<Self::Directory>, Missing> {
         let mut directories = Vec::new();
-        for part in parent.iter().rev() {
+        for &part in parent.iter().rev() {
             let left = self.search.lookups_left.checked_sub(1);
             self.search.lookups_left = left.ok_or(Missing)?;
             let index = self.search.layers.get(part.layer as usize);

@@ -528,7 +528,9 @@ impl Servers {
     /// Servers of the foreign layer, to which the public URL redirects if there is a redirect.
     fn start() -> Self {
         let (own, proxy) = (Server::start(), Server::start());
-        let layer = Resource::new(image::packed(Packing::Gzip, &one().layers[0])).etag("\"1\"");
+        let image = one();
+        let layer = image.layers.first().expect("a layer");
+        let layer = Resource::new(image::packed(Packing::Gzip, layer)).etag("\"1\"");
         own.serve("/layer", layer.clone());
         proxy.serve(PUBLIC_URL, layer);
         Self { own, proxy }
@@ -587,7 +589,7 @@ fn layer_that_a_layout_lacks_is_read_from_its_url() {
     };
     for (number, source) in ["oci:layout", "oci-archive:layout.tar"].iter().enumerate() {
         store(PUBLIC_URL);
-        let out = place.path(&format!("out{number}")).display().to_string();
+        let out = place.path(format!("out{number}")).display().to_string();
         let done = servers.run(&place, &["materialize", "-q", source, "-C", &out]);
         assert!(done.status.success(), "{}", stderr_text(&done));
         assert!(!names_in(out.as_ref()).is_empty(), "{source}");
