@@ -239,6 +239,21 @@ pub enum ReadError {
     IndexMismatch,
 }
 
+impl ReadError {
+    /// The error of the source or of its bytes that it passes on.
+    pub(crate) fn archive_error(&self) -> Option<&Error> {
+        match self {
+            Self::Changed(error)
+            | Self::NotFound(error)
+            | Self::Unreachable(error)
+            | Self::TimedOut(error)
+            | Self::AccessDenied(error)
+            | Self::Memory(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl From<MissingRow> for ReadError {
     fn from(_: MissingRow) -> Self {
         Self::IndexUnavailable
@@ -247,25 +262,14 @@ impl From<MissingRow> for ReadError {
 
 impl FlightError for ReadError {
     fn is_shared(&self) -> bool {
-        match self {
-            Self::Changed(_)
-            | Self::NotFound(_)
-            | Self::TimedOut(_)
-            | Self::AccessDenied(_)
-            | Self::Memory(_) => true,
+        match (self, self.archive_error()) {
             // If one thread was interrupted, that says nothing about the source.
-            Self::Unreachable(error) => match &**error {
-                Error::Source(error) => !matches!(error.cause, source::Cause::Cancelled),
-                _ => false,
-            },
-            // The damage may be in bytes that a waiter does not need.
-            Self::Damaged { .. }
-            | Self::NotAFile
-            | Self::Unscanned
-            | Self::Truncated
-            | Self::Index
-            | Self::IndexUnavailable
-            | Self::IndexMismatch => false,
+            (Self::Unreachable(_), Some(Error::Source(error))) => {
+                !matches!(error.cause, source::Cause::Cancelled)
+            }
+            (Self::Unreachable(_), _) => false,
+            // Damage may be in bytes that a waiter does not need.
+            (_, error) => error.is_some(),
         }
     }
 }

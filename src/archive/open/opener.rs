@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use super::resources::{MemoryBudgets, SharedResources};
 use super::saved_index::{IndexLocation, SavedIndex};
 use super::tree_origin::{TreeOrigin, TreeSource};
-use crate::archive::error::{Error, OpenError, ReadError};
+use crate::archive::error::{Error, OpenError};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::options::{DiskCacheMode, OpenOptions};
 use crate::archive::read::Reader;
@@ -191,26 +191,13 @@ impl Opener {
         };
         // Samples are decoded.
         self.check_decoder_memory(&reader)?;
-        match reader.verify_samples(Reader::verify_source) {
-            Ok(()) => Ok(Some(reader)),
-            Err(
-                ReadError::Damaged { .. }
-                | ReadError::Index
-                | ReadError::IndexUnavailable
-                | ReadError::IndexMismatch
-                | ReadError::Unscanned
-                | ReadError::Truncated
-                | ReadError::NotAFile,
-            ) => Err(foreign_index(path, &*self.source)),
-            Err(
-                ReadError::Changed(error)
-                | ReadError::NotFound(error)
-                | ReadError::Unreachable(error)
-                | ReadError::TimedOut(error)
-                | ReadError::Memory(error)
-                | ReadError::AccessDenied(error),
-            ) => Err(self.archive_error(Error::clone(&error), None)),
-        }
+        let Err(error) = reader.verify_samples(Reader::verify_source) else {
+            return Ok(Some(reader));
+        };
+        Err(match error.archive_error() {
+            Some(error) => self.archive_error(error.clone(), None),
+            None => foreign_index(path, &*self.source),
+        })
     }
 
     fn compression(&self) -> Option<Compression> {

@@ -122,17 +122,10 @@ impl MemberSource {
     }
 
     fn source_error(&self, error: &ReadError) -> source::Error {
-        let text = match error {
-            ReadError::Changed(error)
-            | ReadError::NotFound(error)
-            | ReadError::Unreachable(error)
-            | ReadError::TimedOut(error)
-            | ReadError::AccessDenied(error)
-            | ReadError::Memory(error) => match &**error {
-                Error::Source(error) => return error.clone(),
-                error => error.to_string(),
-            },
-            error => error.to_string(),
+        let text = match error.archive_error() {
+            Some(Error::Source(error)) => return error.clone(),
+            Some(error) => error.to_string(),
+            None => error.to_string(),
         };
         self.error(Cause::Damaged(text))
     }
