@@ -54,15 +54,11 @@ impl Version {
         if self.is_same(&Self::of(volume)) {
             return Ok(());
         }
-        let pairs = self.0.iter().zip(volume.archives());
-        let mut others =
-            pairs.filter(|(pinned, found)| !pinned.is_same(&ArchiveVersion::of(found)));
-        let location = others
-            .next()
-            .or_else(|| self.0.iter().zip(volume.archives()).next());
-        let location = location.map_or_else(String::new, |(_, archive)| {
-            archive.source().location().to_owned()
-        });
+        let archives = volume.archives();
+        let mut pairs = self.0.iter().zip(&archives);
+        let other = pairs.find(|(pinned, found)| !pinned.is_same(&ArchiveVersion::of(found)));
+        let named = other.map(|(_, archive)| archive).or(archives.first());
+        let location = named.map_or("", |archive| archive.source().location());
         let changed = source::Error::new(location, Cause::Changed);
         Err(ReadError::Changed(Arc::new(Error::Source(changed))))
     }

@@ -34,7 +34,7 @@ use tarfs::codec::Compression;
 use tarfs::index::{Ino, MemoryLimit};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::layers::{Layer, WhiteoutFormat};
-use tarfs::list::{Comparison, DirectoryTree, FileKind, IndexTree, Name, Tree, escape};
+use tarfs::list::{Comparison, DirectoryTree, IndexTree, Name, Tree, escape};
 use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
@@ -605,12 +605,7 @@ impl MaterializeOptions {
         let failed = || format!("{}: cannot be compared", self.directory().display());
         let place = destination.base_at(self.directory());
         let place = place.with_context(failed)?;
-        let name = |(name, inode)| Name {
-            name,
-            kind: FileKind::Directory,
-            inode,
-        };
-        let names = (name(root), name((b".", 0)));
+        let names = (Name::directory(root.0, root.1), Name::directory(b".", 0));
         let comparison = Comparison {
             first: Arc::new(source),
             second: Arc::new(destination),
