@@ -25,7 +25,7 @@ pub mod trusted_dir;
 pub(crate) mod xattr;
 
 pub(crate) use file::chmod;
-pub use file::{descriptor_limit, regular_file};
+pub use file::{descriptor_limit, lock, regular_file};
 pub use hash::span_hash;
 pub(crate) use hash::{sha256, tar_checksum};
 pub use memory::{buffer_pool, free_list, reclaim as memory_reclaim};

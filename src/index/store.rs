@@ -10,23 +10,22 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use rustix::fs::{
-    Advice, FlockOperation, MemfdFlags, Mode, OFlags, fadvise, flock, fstat, memfd_create, openat,
-};
+use rustix::fs::{Advice, MemfdFlags, Mode, OFlags, fadvise, fstat, memfd_create, openat};
 use rustix::io::Errno;
 
 use super::format::Error as Cause;
 use super::published::{self, PackedIndex, Packing};
 use super::{Index, Locator, MemoryLimit, Origin};
+use crate::base::lock::{LockKind, lock};
 use crate::base::publish::{self, TEMPORARY_PREFIX, temporary_name};
 use crate::base::retention::{RetainedItem, RetentionPolicy};
 use crate::base::sync::Mutex;
@@ -38,9 +37,6 @@ const STALE_TEMPORARY_AGE: Duration = Duration::from_hours(24);
 
 /// Timeout for a lock that another process holds to check or remove a file: short, unless it is stopped.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(2);
-
-const SHARED_LOCK: FlockOperation = FlockOperation::NonBlockingLockShared;
 
 /// Replacements of a file between its opening and its lock.
 const MAX_REOPENS: usize = 8;
@@ -189,7 +185,7 @@ impl Store {
         let file = directory.file(&temporary, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         // Before the lock, or without one, the age of the file protects it.
         let locked = file.try_clone().ok();
-        let locked = locked.filter(|file| lock_with_timeout(file, SHARED_LOCK).is_ok());
+        let locked = locked.filter(|file| lock(file, LockKind::Shared, LOCK_TIMEOUT).is_ok());
         let written = write(file).and_then(|()| {
             let _lock = lock_directory(&directory);
             directory.rename(&temporary, name)
@@ -302,7 +298,7 @@ impl IndexFile {
         let Ok(file) = self.directory.file(&self.name, OFlags::RDWR) else {
             return Ok(None);
         };
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match lock(&file, LockKind::Exclusive, Duration::ZERO) {
             Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK),
             Ok(()) | Err(_) => Ok(Some(file)),
         }
@@ -335,7 +331,7 @@ fn open_locked(directory: &TrustedDir, name: &str) -> io::Result<(File, Option<I
     for _ in 0..MAX_REOPENS {
         let file = directory.file(name, OFlags::RDONLY)?;
         let locked = file.try_clone()?;
-        if lock_with_timeout(&locked, SHARED_LOCK).is_err() {
+        if lock(&locked, LockKind::Shared, LOCK_TIMEOUT).is_err() {
             return Ok((file, None));
         }
         let stat = fstat(&locked)?;
@@ -352,21 +348,8 @@ fn lock_directory(directory: &TrustedDir) -> Option<OwnedFd> {
     // An own descriptor, because users of a shared one share its lock.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let own = openat(directory, ".", flags, Mode::empty()).ok()?;
-    let locked = lock_with_timeout(&own, FlockOperation::NonBlockingLockExclusive);
+    let locked = lock(&own, LockKind::Exclusive, LOCK_TIMEOUT);
     (locked != Err(Errno::WOULDBLOCK)).then_some(own)
-}
-
-/// Takes a lock within [`LOCK_TIMEOUT`]. `operation` must not block.
-fn lock_with_timeout(file: impl AsFd, operation: FlockOperation) -> rustix::io::Result<()> {
-    let deadline = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match flock(&file, operation) {
-            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
-                std::thread::sleep(LOCK_RETRY_INTERVAL);
-            }
-            result => return result,
-        }
-    }
 }
 
 fn files(directory: &Arc<TrustedDir>) -> io::Result<Vec<IndexFile>> {
@@ -583,6 +566,7 @@ mod tests {
     use super::super::test_support::file;
     use super::super::{Builder, Options};
     use super::*;
+    use crate::base::lock::RETRY_INTERVAL;
 
     fn locator(options: &str) -> Locator {
         Locator {
@@ -857,7 +841,7 @@ mod tests {
         written
             .set_modified(SystemTime::now() - STALE_TEMPORARY_AGE * 2)
             .unwrap();
-        lock_with_timeout(&written, SHARED_LOCK).unwrap();
+        lock(&written, LockKind::Shared, LOCK_TIMEOUT).unwrap();
         let files = store.files().unwrap();
         let file = files.iter().find(|file| !file.is_finished).unwrap();
         assert!(file.is_in_use() && !file.remove().unwrap());
@@ -873,10 +857,10 @@ mod tests {
         let store = Store::new(cache.path());
         let path = publish(&store, "");
         let looking = File::open(path).unwrap();
-        flock(&looking, FlockOperation::NonBlockingLockExclusive).unwrap();
+        lock(&looking, LockKind::Exclusive, Duration::ZERO).unwrap();
         std::thread::scope(|scope| {
             let taking = scope.spawn(|| held(&store, ""));
-            std::thread::sleep(10 * LOCK_RETRY_INTERVAL);
+            std::thread::sleep(10 * RETRY_INTERVAL);
             drop(looking);
             taking.join().unwrap();
         });
@@ -890,14 +874,14 @@ mod tests {
             let path = publish(&store, "");
             // Acts like a process that is about to remove the file.
             let removing = File::open(&path).unwrap();
-            flock(&removing, FlockOperation::NonBlockingLockExclusive).unwrap();
+            lock(&removing, LockKind::Exclusive, Duration::ZERO).unwrap();
             let found = std::thread::scope(|scope| {
                 let taking = scope.spawn(|| {
                     store
                         .find_locked(&locator(""), &MemoryLimit::none(), RowsToLoad::All)
                         .unwrap()
                 });
-                std::thread::sleep(10 * LOCK_RETRY_INTERVAL);
+                std::thread::sleep(10 * RETRY_INTERVAL);
                 fs::remove_file(&path).unwrap();
                 if is_replaced {
                     publish(&store, "");

@@ -3,6 +3,7 @@
 mod attributes;
 pub(crate) mod chmod;
 pub mod descriptor_limit;
+pub mod lock;
 pub(crate) mod mount_point;
 pub mod regular_file;
 mod syscalls;

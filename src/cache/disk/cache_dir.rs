@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use rustix::fs::FlockOperation;
-
 use super::cache_file::{self, CacheFile, is_temporary};
 use crate::base::extent::{Extent, Plain};
+use crate::base::lock::LockKind;
 use crate::base::trusted_dir::TrustedDir;
 
 /// Directory of cache files, with a common limit.
@@ -106,7 +105,7 @@ impl DiskCacheDir {
         let Ok(directory) = directory.map(File::from) else {
             return Some(WriteLock { _lock: None });
         };
-        let locked = cache_file::lock(&directory, FlockOperation::NonBlockingLockExclusive);
+        let locked = cache_file::lock_in_time(&directory, LockKind::Exclusive);
         locked.then_some(WriteLock {
             _lock: Some(directory),
         })

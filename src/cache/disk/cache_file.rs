@@ -5,15 +5,16 @@ use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, seek};
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 
 use super::direct_io::DirectIo;
 use super::sparse_extent::SparseExtent;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{FreeList, RecycledBuffer};
+use crate::base::lock::{LockKind, lock};
 use crate::base::publish::random_suffix;
 use crate::base::random_reads::{RandomReads, Wait};
 use crate::base::trusted_dir::TrustedDir;
@@ -29,8 +30,6 @@ pub(super) struct CacheFile {
 
 /// Timeout for a lock, which others hold for a few milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval between attempts to lock, because flock(2) has no timeout.
-const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Maximum number of attempts to find a file that is not being removed.
 const MAX_ATTEMPTS: u32 = 1000;
@@ -194,7 +193,7 @@ impl CacheFile {
 
     /// Locks the file exclusively if it is open nowhere else; others cannot open it until this is dropped.
     pub(super) fn try_lock_exclusive(&self) -> bool {
-        flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
+        lock(&self.file, LockKind::Exclusive, Duration::ZERO).is_ok()
     }
 
     pub(super) fn rename_to(&self, name: &str) -> io::Result<Self> {
@@ -209,7 +208,7 @@ impl CacheFile {
     }
 
     fn lock_shared(&self) -> io::Result<()> {
-        if lock(&self.file, FlockOperation::NonBlockingLockShared) {
+        if lock_in_time(&self.file, LockKind::Shared) {
             Ok(())
         } else {
             Err(ErrorKind::TimedOut.into())
@@ -227,16 +226,8 @@ pub(super) fn is_temporary(name: &str) -> bool {
 }
 
 /// Locks a file or directory; false on timeout. Success if flock(2) fails, so limits are then less exact.
-pub(super) fn lock(file: &File, operation: FlockOperation) -> bool {
-    let start = Instant::now();
-    loop {
-        match flock(file, operation) {
-            Err(Errno::WOULDBLOCK) if start.elapsed() > LOCK_TIMEOUT => return false,
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_RETRY_INTERVAL),
-            Err(Errno::INTR) => {}
-            Ok(()) | Err(_) => return true,
-        }
-    }
+pub(super) fn lock_in_time(file: &File, kind: LockKind) -> bool {
+    lock(file, kind, LOCK_TIMEOUT) != Err(Errno::WOULDBLOCK)
 }
 
 #[cfg(test)]

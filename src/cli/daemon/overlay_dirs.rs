@@ -12,12 +12,11 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Timestamps, XattrFlags, flock, lgetxattr, llistxattr, lsetxattr,
-    statfs, utimensat,
+    AtFlags, CWD, Timestamps, XattrFlags, lgetxattr, llistxattr, lsetxattr, statfs, utimensat,
 };
 use rustix::io::Errno;
 use rustix::time::Timespec;
@@ -29,6 +28,7 @@ use crate::cli::environment;
 use tarfs::fuse::{
     LOWER_DIR_NAME, Mount, MountOptions, MountTarget, SCRATCH_PREFIX, SuperblockWatch, UpperDirs,
 };
+use tarfs::internal::lock::{LockHolder, LockKind, lock as lock_file};
 use tarfs::internal::publish::random_suffix;
 use tarfs::layers::WhiteoutFormat;
 use tarfs::materialize;
@@ -121,7 +121,7 @@ impl ScratchDir {
         let lock = File::open(&path).ok();
         if let Some(lock) = &lock {
             // No process locks it exclusively, so this lock is always granted.
-            flock(lock, FlockOperation::NonBlockingLockShared).ok();
+            lock_file(lock, LockKind::Shared, Duration::ZERO).ok();
         }
         Self {
             path,
@@ -264,9 +264,13 @@ fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathB
         mountpoint.display()
     );
     let lock = File::open(&home).with_context(|| format!("cannot use {}", name()))?;
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+    match lock_file(&lock, LockKind::Exclusive, Duration::ZERO) {
         Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => bail!("{}: another mount writes there", home.display()),
+        Err(Errno::WOULDBLOCK) => bail!(
+            "{}: another mount writes there ({} has locked it)",
+            home.display(),
+            LockHolder::of(&lock)
+        ),
         Err(errno) => return Err(errno).with_context(|| format!("cannot lock {}", name())),
     }
     Ok((home, Some(lock)))
@@ -275,18 +279,8 @@ fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathB
 /// Opens --upper again for a successor, even without the lock, which the dead process may still hold.
 fn reopen_persistent_dir(named: &Path) -> (PathBuf, Option<File>) {
     let home = fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
-    let deadline = Instant::now() + LOCK_TIMEOUT;
     let lock = File::open(&home).ok();
-    let lock = lock.filter(|lock| {
-        loop {
-            match flock(lock, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                locked => return locked.is_ok(),
-            }
-        }
-    });
+    let lock = lock.filter(|lock| lock_file(lock, LockKind::Exclusive, LOCK_TIMEOUT).is_ok());
     (home, lock)
 }
 

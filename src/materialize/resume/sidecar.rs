@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat, fstat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 
+use crate::base::lock::{LockKind, lock};
 use crate::base::time::nanoseconds;
 
 /// Attributes of a complete entry.
@@ -46,7 +48,7 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Opens and locks the file at `path`, and creates it if `is_new`. Fails with [`Errno::ACCESS`] when it is a
 /// link, has another name or is not a regular file, or another user could have written it; with [`Errno::WOULDBLOCK`] when another
-/// process has locked it.
+/// process has locked it, which the lock of the directory does not show on file systems that lock only files.
 pub(crate) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     let mut flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     flags.set(OFlags::CREATE, is_new);
@@ -59,7 +61,7 @@ pub(crate) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     if !is_ours {
         return Err(Errno::ACCESS);
     }
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    lock(&file, LockKind::Exclusive, Duration::ZERO)?;
     Ok(file.into())
 }
 
