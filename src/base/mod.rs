@@ -29,7 +29,7 @@ pub use file::{descriptor_limit, lock, regular_file};
 pub use hash::span_hash;
 pub(crate) use hash::{sha256, tar_checksum};
 pub use memory::{buffer_pool, free_list, reclaim as memory_reclaim};
-pub use path::resolve;
 pub(crate) use path::{archive_path, glob};
+pub use path::{resolve, rooted};
 pub(crate) use xattr::filter as xattr_filter;
 pub use xattr::posix_acl;

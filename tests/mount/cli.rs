@@ -299,7 +299,7 @@ fn root_of_a_mount_resolves_as_a_path_of_ls() {
         place.succeeds(&["umount", "mnt"]);
     }
     for (root, words) in [
-        ("../dir", ["../dir: ", "leads outside the root"]),
+        ("../dir", ["../dir: ", "its `..` leads above the root"]),
         ("dir/f/", ["dir/f/: ", "not a directory"]),
         ("dir/f", ["dir/f ", "is not a directory"]),
         ("loop/x", ["loop/x: ", "too many levels of symbolic links"]),

@@ -3,3 +3,4 @@
 pub(crate) mod archive_path;
 pub(crate) mod glob;
 pub mod resolve;
+pub mod rooted;

@@ -52,6 +52,9 @@ pub enum PathError {
     /// A link on the path is absolute or climbs above the root.
     #[error("a symbolic link on the way leads outside the root")]
     EscapesRoot,
+    /// The path itself climbs above the root.
+    #[error("its `..` leads above the root")]
+    AboveRoot,
     /// An entry on the path is neither a directory nor a link to one.
     #[error("something on the way is not a directory")]
     NotADirectory,
@@ -177,12 +180,19 @@ impl<D: Clone> Walk<D> {
         };
         // Components still to walk, with the next one last. A link pushes those of its target.
         let mut pending = split(path);
+        let mut own = pending.len();
         while let Some(name) = pending.pop() {
+            let is_own = pending.len() < own;
+            own = own.min(pending.len());
             match name.as_slice() {
                 b"" | b"." => continue,
                 b".." => {
                     if self.ancestors.pop().is_none() && !tree.is_chroot() {
-                        return Err(ResolveError::Path(PathError::EscapesRoot));
+                        return Err(ResolveError::Path(if is_own {
+                            PathError::AboveRoot
+                        } else {
+                            PathError::EscapesRoot
+                        }));
                     }
                     continue;
                 }
@@ -322,6 +332,24 @@ mod tests {
         let mut tree = TestTree::with(&[("/a", Some("../b")), ("/c", Some("/etc"))]);
         assert_eq!(tree.resolve("a/x"), Err(PathError::EscapesRoot));
         assert_eq!(tree.resolve("c/x"), Err(PathError::EscapesRoot));
+    }
+
+    #[test]
+    fn path_that_climbs_above_the_root_blames_no_link() {
+        let mut tree = TestTree::with(&[("/a", None), ("/a/l", Some("../a")), ("/b", Some(".."))]);
+        let mut find = |path: &str| file(&mut tree, path.as_bytes(), true).err();
+        for (path, error) in [
+            ("../a", PathError::AboveRoot),
+            ("a/../../a", PathError::AboveRoot),
+            ("a/l/../..", PathError::AboveRoot),
+            ("b/a", PathError::EscapesRoot),
+        ] {
+            let found = find(path);
+            assert!(
+                matches!(found, Some(ResolveError::Path(found)) if found == error),
+                "{path}: {found:?}"
+            );
+        }
     }
 
     #[test]

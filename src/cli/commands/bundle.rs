@@ -1,10 +1,8 @@
 //! `tarfs bundle`: writes an image's tree and configuration for a container runtime.
 
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,7 +26,7 @@ use tarfs::image::{self, Config, SeccompProfile, User, VOLUMES_DIR};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::internal::publish::random_suffix;
 use tarfs::internal::regular_file;
-use tarfs::internal::resolve::MAX_LINKS;
+use tarfs::internal::rooted;
 
 /// Names of the parts of a bundle.
 const CONFIG: &str = "config.json";
@@ -499,7 +497,12 @@ fn root_user() -> User {
 fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
     let mut usable = BTreeSet::new();
     for volume in volumes {
-        let reason = match resolve_volume(rootfs, volume) {
+        // A missing one is accepted, because runtimes create it.
+        let found = rooted::directory_in_chroot(rootfs, volume.as_bytes());
+        let found = found
+            .as_ref()
+            .and_then(|path| str::from_utf8(path.as_bytes()).ok());
+        let reason = match found.map(|path| format!("/{path}")) {
             Some(path) if image::hides_system_directory(&path) => {
                 "would hide a directory of the system"
             }
@@ -515,48 +518,6 @@ fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
         ));
     }
     usable.into_iter().collect()
-}
-
-/// Resolves the directory `volume` within the tree at `rootfs`. Returns its path without links, or `None` if
-/// it cannot be a directory. A missing one is accepted, because runtimes create it.
-fn resolve_volume(rootfs: &Path, volume: &str) -> Option<String> {
-    let mut resolved = PathBuf::new();
-    // Reversed: the next component is the last element.
-    let mut pending: Vec<OsString> = reversed_components(volume.as_bytes()).collect();
-    let mut links = 0;
-    while let Some(name) = pending.pop() {
-        match name.as_bytes() {
-            b"" | b"." => continue,
-            b".." => {
-                resolved.pop();
-                continue;
-            }
-            _ => {}
-        }
-        let next = resolved.join(&name);
-        match fs::symlink_metadata(rootfs.join(&next)) {
-            Ok(status) if status.is_symlink() => {
-                links += 1;
-                if links > MAX_LINKS {
-                    return None;
-                }
-                let target = fs::read_link(rootfs.join(&next)).ok()?;
-                if target.is_absolute() {
-                    resolved = PathBuf::new();
-                }
-                pending.extend(reversed_components(target.as_os_str().as_bytes()));
-            }
-            Ok(status) if status.is_dir() => resolved = next,
-            Err(error) if error.kind() == ErrorKind::NotFound => resolved = next,
-            _ => return None,
-        }
-    }
-    resolved.to_str().map(|path| format!("/{path}"))
-}
-
-fn reversed_components(path: &[u8]) -> impl Iterator<Item = OsString> {
-    let components = path.rsplit(|&byte| byte == b'/');
-    components.map(|name| OsStr::from_bytes(name).to_owned())
 }
 
 /// Finds the image's user in the tree's own accounts.

@@ -173,7 +173,7 @@ mod tests {
         for (path, error) in [
             ("out/passwd", PathError::EscapesRoot),
             ("host/bin", PathError::EscapesRoot),
-            ("..", PathError::EscapesRoot),
+            ("..", PathError::AboveRoot),
             ("loop/x", PathError::TooManyLinks),
             ("bin/sh/x", PathError::NotADirectory),
             ("bin/sh/", PathError::NotADirectory),

@@ -1,0 +1,143 @@
+//! Lookup of paths below a directory of this machine, inside which their links stay.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat};
+use rustix::io::Errno;
+
+use super::archive_path::ArchivePath;
+use super::resolve::{self, ResolveError, Step};
+
+/// The files below a directory, for [`resolve`]. It creates nothing.
+struct RootedTree {
+    root: Arc<OwnedFd>,
+    is_chroot: bool,
+}
+
+/// A directory; `None` if it is missing, with all below it.
+type Place = Option<Arc<OwnedFd>>;
+
+impl resolve::Tree for RootedTree {
+    type Directory = Place;
+    type Error = Errno;
+
+    fn root(&self) -> Place {
+        Some(Arc::clone(&self.root))
+    }
+
+    fn is_chroot(&self) -> bool {
+        self.is_chroot
+    }
+
+    fn step(&mut self, parent: &Place, name: &[u8]) -> Result<Step<Place>, Errno> {
+        let Some(parent) = parent else {
+            return Ok(Step::Missing);
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = match openat(parent, name, flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(Step::Missing),
+            found => found?,
+        };
+        Ok(match FileType::from_raw_mode(fstat(&found)?.st_mode) {
+            FileType::Directory => Step::Directory(Some(Arc::new(found))),
+            FileType::Symlink => Step::Link(readlinkat(&found, "", Vec::new())?.into_bytes()),
+            _ => Step::Other,
+        })
+    }
+
+    fn imply(&mut self, _: &Place, _: &[u8]) -> Result<Place, Errno> {
+        Ok(None)
+    }
+}
+
+/// The path without links of the file at `path` below `root`, whose last component is not followed. It may be missing.
+///
+/// # Errors
+/// The path leads outside of `root`, or through a file that is no directory, or a directory on it cannot be opened.
+pub(crate) fn file(root: impl AsFd, path: &[u8]) -> Result<ArchivePath, ResolveError<Errno>> {
+    let root = root.as_fd().try_clone_to_owned();
+    let root = root.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    let mut tree = RootedTree {
+        root: Arc::new(root.map_err(ResolveError::Tree)?),
+        is_chroot: false,
+    };
+    let (_, mut path, name) = resolve::file(&mut tree, path, false)?;
+    if let Some(name) = name {
+        path.push(&name);
+    }
+    Ok(path)
+}
+
+/// The path without links of the directory at `path`, as a process sees it whose root is `root`. It may be missing. `None`
+/// if it cannot be a directory.
+pub fn directory_in_chroot(root: &Path, path: &[u8]) -> Option<ArchivePath> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut tree = RootedTree {
+        root: Arc::new(openat(CWD, root, flags, Mode::empty()).ok()?),
+        is_chroot: true,
+    };
+    let components = path.split(|&byte| byte == b'/');
+    let found = resolve::directory_with_path(&mut tree, components);
+    found.ok().map(|(_, path)| path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::base::resolve::PathError;
+
+    #[test]
+    fn links_of_a_directory_are_followed_as_by_the_kernel_and_stay_inside() {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| place.path().join(name);
+        fs::create_dir_all(path("a/b")).expect("made");
+        fs::write(path("file"), "").expect("written");
+        for (link, target) in [
+            ("x", "a/b"),
+            ("y", "x/../c"),
+            ("out", "../etc"),
+            ("host", "/a/b"),
+            ("loop", "loop"),
+        ] {
+            symlink(target, path(link)).expect("made");
+        }
+        let root = File::open(place.path()).expect("there");
+        let find = |path: &str| match file(&root, path.as_bytes()) {
+            Ok(path) => Ok(path.to_string()),
+            Err(ResolveError::Path(error)) => Err(error),
+            Err(ResolveError::Tree(error)) => panic!("{error}"),
+        };
+        // The directory above `a/b` is `a`, and not the root.
+        assert_eq!(find("y/d"), Ok("a/c/d".to_owned()));
+        assert_eq!(find("x/../c"), Ok("a/c".to_owned()));
+        assert_eq!(find("y"), Ok("y".to_owned()), "it is not followed");
+        assert_eq!(find("none/d"), Ok("none/d".to_owned()));
+        for (path, error) in [
+            ("out/d", PathError::EscapesRoot),
+            ("host/d", PathError::EscapesRoot),
+            ("loop/d", PathError::TooManyLinks),
+            ("file/d", PathError::NotADirectory),
+        ] {
+            assert_eq!(find(path), Err(error), "{path}");
+        }
+        let find = |path: &str| {
+            let found = directory_in_chroot(place.path(), path.as_bytes());
+            found.map(|path| path.to_string())
+        };
+        for (path, expected) in [
+            ("/host/d", Some("a/b/d")),
+            ("out", Some("etc")),
+            ("y/", Some("a/c")),
+            ("/..", Some(".")),
+            ("file", None),
+            ("loop", None),
+        ] {
+            assert_eq!(find(path).as_deref(), expected, "{path}");
+        }
+    }
+}
