@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use crate::archive::HINT_RAISE_INDEX_MEMORY;
 use crate::archive::scan::PayloadEnd;
 use crate::base::archive_path::ArchivePath;
+use crate::base::lock::LockHolder;
 use crate::base::resolve::PathError;
 use crate::base::sync::Mutex;
 use crate::index::TooMuchMemory;
@@ -144,12 +145,9 @@ pub enum Error {
     /// The directory for a background copy contains something else.
     #[error("{}: is not empty, and is no copy that a mount of this archive keeps", .0.display())]
     NotACopy(PathBuf),
-    /// Another mount uses the directory for its background copy.
-    #[error("{}: another mount keeps its copy there", .0.display())]
-    InUse(PathBuf),
-    /// Another process updates the destination.
-    #[error("{}: another update of it runs", .0.display())]
-    BeingUpdated(PathBuf),
+    /// Another process has locked the destination, or the file beside it.
+    #[error("{}: {} has locked it", .0.display(), .1)]
+    InUse(PathBuf, LockHolder),
     /// The ledger beside a background copy cannot be used. The step is an infinitive.
     #[error("{}: cannot {}", .0.display(), .1)]
     Ledger(PathBuf, &'static str, #[source] Errno),
@@ -257,12 +255,10 @@ impl Error {
             Self::Leftover { .. } => Some("remove it by hand"),
             Self::IndexRows(_) => Some("do without the published index (--no-published-index)"),
             Self::NotACopy { .. } => Some("name an empty directory; what is there is left alone"),
-            Self::InUse { .. } => Some("name another directory, or unmount that one first"),
-            Self::BeingUpdated { .. } => Some("wait until it ends"),
+            Self::InUse { .. } => Some(
+                "one run or mount at a time writes there; wait until that one ends, or name another directory",
+            ),
             Self::Ledger { .. } => Some("choose a directory whose parent belongs to you"),
-            Self::Journal(_, Errno::WOULDBLOCK) => {
-                Some("another run writes there; wait until it ends")
-            }
             Self::Journal(_, Errno::EXIST) => {
                 Some("it is no journal of tarfs; move it away, or do without --resume")
             }

@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use super::error::{Error, Problems, WithAction};
 use super::layers::{self, LayerState};
+use super::lock::DestinationLock;
 use super::options::{Options, Summary};
 use super::resume::is_tree_unchanged;
 use super::resume::journal::Journal;
@@ -46,6 +47,8 @@ pub struct Materializer {
     current: CurrentFile,
     layers: Option<LayerState>,
     index_memory: MemoryLimit,
+    /// That of a run with a journal. Others lock before they compare, or not at all.
+    lock: Option<DestinationLock>,
 }
 
 /// The file of the next piece of payload.
@@ -99,14 +102,16 @@ impl Materializer {
     /// then starts at the returned resume point.
     ///
     /// # Errors
-    /// Those of [`Materializer::new`], and [`Error::Journal`].
+    /// Those of [`Materializer::new`], [`Error::InUse`], and [`Error::Journal`].
     pub fn with_journal(
         destination: &Path,
         options: Options,
         stats: Arc<Stats>,
         run_key: &str,
     ) -> Result<(Self, Option<ResumePoint>), Error> {
+        let lock = DestinationLock::acquire(destination)?;
         let mut materializer = Self::new(destination, options, stats)?;
+        materializer.lock = Some(lock);
         let tree = &mut materializer.tree;
         let (journal, recovered) = Journal::open(destination, run_key)?;
         let journal = Arc::new(journal);
@@ -146,6 +151,7 @@ impl Materializer {
             root_mode: None,
             current: CurrentFile::Nothing,
             layers: None,
+            lock: None,
         })
     }
 

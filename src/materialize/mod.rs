@@ -14,6 +14,7 @@ mod dry_run;
 mod entry_reader;
 mod error;
 mod layers;
+mod lock;
 mod materializer;
 mod options;
 mod resume;
@@ -35,6 +36,7 @@ pub use self::background_copy::{
     RunningCopy,
 };
 pub use self::dry_run::DryRunSink;
+pub use self::lock::DestinationLock;
 pub use self::entry_reader::{EntryError, read_entries};
 pub use self::error::{Cause, Error, Problem, Reporter, StepError};
 pub use self::layers::UNPLACED_FILES;
@@ -43,7 +45,7 @@ pub use self::options::{Existing, Options, Summary};
 pub use self::selection::{SelectedPath, Selection};
 pub use self::staging::Staging;
 pub use self::to_stdout::ContentSink;
-pub use self::update::{Step, UpdateLock, UpdatePlan, UpdatePlanner};
+pub use self::update::{Step, UpdatePlan, UpdatePlanner};
 #[cfg(feature = "python")]
 pub(crate) use self::write::member_of;
 pub use self::write::{check_empty_destination, is_empty_directory};

@@ -337,21 +337,36 @@ fn implied_directories_lose_the_extended_attributes_of_an_earlier_tree() {
 }
 
 #[test]
-fn second_update_of_a_destination_is_refused_while_the_first_runs() {
+fn destination_that_another_process_has_locked_is_neither_updated_nor_resumed() {
     let place = Place::new();
+    let server = Server::start();
+    let archive = Archive::new().file("a", "1").end();
+    server.serve("/one.tar", Resource::new(archive).etag("\"1\""));
+    let url = server.url("/one.tar");
     place.put("one.tar", Archive::new().file("a", "1").end());
     fs::create_dir(place.path("tree")).expect("made");
     let running = place.path("out/.tarfs-update-0123456789abcdef");
     fs::write(&running, "of the first update").expect("written");
     let locked = File::open(place.path("out")).expect("there");
-    locked.lock().expect("nobody else has it");
-    for source in ["one.tar", "tree"] {
-        let words = ["materialize", "--update", source, "-C", "out"];
-        place.fails(
-            &words,
-            &["out: another update of it runs", "wait until it ends"],
+    // Any user who may read the directory can have a shared lock.
+    locked.lock_shared().expect("nobody else has it");
+    let user = fs::metadata("/proc/self").expect("there").uid();
+    let holder = format!(
+        "out: process {} of user {user} has locked it",
+        std::process::id()
+    );
+    let runs = [
+        ("--update", "one.tar"),
+        ("--update", "tree"),
+        ("--resume", &url),
+    ];
+    for (flag, source) in runs {
+        let words = ["materialize", flag, source, "-C", "out"];
+        place.fails(&words, &[&holder, "wait until that one ends"]);
+        assert!(
+            running.exists() && !place.path("out/a").exists(),
+            "{source}"
         );
-        assert!(running.exists(), "{source}");
     }
     let dry = update(&place, "one.tar", &["--dry-run"]);
     assert_eq!(dry.code, 0, "{}", dry.complaints);

@@ -508,9 +508,14 @@ fn foreign_copy_directory_is_rejected_and_untouched() {
     fs::create_dir(place.path("mnt2")).expect("made");
     let told = place.error_of(&["mount", &place.url, "mnt2", "--copy-to", "copy"]);
     assert!(
-        told.contains("another mount keeps its copy there"),
+        told.contains("/copy: process ") && told.contains(" has locked it"),
         "{told}"
     );
+    // The copy has the same lock as updates and resumable runs.
+    for flag in ["--update", "--resume"] {
+        let told = place.error_of(&["materialize", flag, &place.url, "-C", "copy"]);
+        assert!(told.contains(" has locked it"), "{flag}: {told}");
+    }
     place.umount();
     // Another version of the same length and with the same names.
     let other = Tree::other();

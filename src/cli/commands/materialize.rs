@@ -37,8 +37,9 @@ use tarfs::layers::{Layer, WhiteoutFormat};
 use tarfs::list::{Comparison, DirectoryTree, IndexTree, Name, Tree, escape};
 use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
-    self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
-    SelectedPath, Selection, Staging, Step, Summary, UpdateLock, UpdatePlan, UpdatePlanner,
+    self, Cause, ContentSink, DestinationLock, DryRunSink, Existing, Glob, Materializer, Options,
+    PathLinks, Problem, Reporter, SelectedPath, Selection, Staging, Step, Summary, UpdatePlan,
+    UpdatePlanner,
 };
 use tarfs::source::{Access, Source, local_path};
 
@@ -578,9 +579,9 @@ impl MaterializeOptions {
         Ok(context)
     }
 
-    /// Keeps other updates out of the destination, unless nothing is written.
-    fn lock_destination(&self) -> anyhow::Result<Option<UpdateLock>> {
-        let lock = (!self.dry_run).then(|| UpdateLock::acquire(self.directory()));
+    /// Keeps other processes that update the destination out of it, unless nothing is written.
+    fn lock_destination(&self) -> anyhow::Result<Option<DestinationLock>> {
+        let lock = (!self.dry_run).then(|| DestinationLock::acquire(self.directory()));
         Ok(lock.transpose()?)
     }
 
@@ -844,11 +845,12 @@ impl<'a> Output<'a> {
         let delete = self.args.delete && is_known;
         if self.args.dry_run {
             print_steps(plan, delete)?;
-            return Ok(exit_code(is_known, &Summary::default()));
+            return Ok(exit_code(is_known && !plan.has_mounts, &Summary::default()));
         }
         let outcome = self.to_disk("run the same command again", None, |sink| {
             let (complete, finished) = write(sink, delete);
-            (complete.map(|complete| complete && is_known), finished)
+            let is_whole = is_known && !plan.has_mounts;
+            (complete.map(|complete| complete && is_whole), finished)
         });
         if self.args.stats {
             output::print_counters(self.stats);

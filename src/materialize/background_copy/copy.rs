@@ -9,7 +9,9 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::directory::CopyDirectory;
 use super::status::{BackgroundCopyProgress, CancelToken, CopyStatus};
-use super::task::{CopyContents, CopyTask};
+use super::task::CopyTask;
+use crate::archive::Volume;
+use crate::base::lock::LockHolder;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
@@ -92,7 +94,10 @@ impl BackgroundCopy {
         let task = self.build_task(&tree, root, contents, stats);
         let task = Arc::new(task.inspect_err(|error| status.halt(error))?);
         if self.task.set(Arc::clone(&task)).is_err() {
-            return Err(Error::InUse(self.directory().to_owned()));
+            return Err(Error::InUse(
+                self.directory().to_owned(),
+                LockHolder::default(),
+            ));
         }
         let thread = Thread::spawn("tarfs-copy", move || task.run())
             .map_err(|error| Error::Thread(Arc::new(error)))

@@ -10,7 +10,9 @@ use rustix::io::Errno;
 
 use super::ledger::{Ledger, TreeId};
 use crate::base::archive_path::ArchivePath;
+use crate::base::lock::LockHolder;
 use crate::materialize::error::{Error, errno_of};
+use crate::materialize::lock::DestinationLock;
 use crate::materialize::resume::sidecar;
 use crate::materialize::staging::is_empty;
 use crate::materialize::write::Directory;
@@ -25,10 +27,11 @@ pub(super) struct CopyDirectory {
     pub(super) top: OwnedFd,
     ledger: File,
     ledger_path: PathBuf,
+    _lock: DestinationLock,
 }
 
 impl CopyDirectory {
-    /// Opens `directory` and locks its ledger. Makes a missing directory, and a ledger in an empty one. Fails
+    /// Opens and locks `directory` and its ledger. Makes a missing directory, and a ledger in an empty one. Fails
     /// with [`Error::NotACopy`] when a non-empty directory has no ledger.
     pub(super) fn open(directory: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Destination(directory.to_owned(), errno_of(&error));
@@ -42,6 +45,7 @@ impl CopyDirectory {
         let open = rustix::fs::openat(CWD, &directory, flags, Mode::empty());
         let failed = |errno| Error::Destination(directory.clone(), errno);
         let top = open.map_err(failed)?;
+        let lock = DestinationLock::acquire(&directory)?;
         let ledger_path = sidecar::path(&directory, LEDGER_SUFFIX).ok_or_else(|| {
             Error::CannotRename(directory.clone(), "has no name to give to a file beside it")
         })?;
@@ -49,7 +53,9 @@ impl CopyDirectory {
         let ledger = match sidecar::open(&ledger_path, is_new) {
             Ok(ledger) => ledger,
             Err(Errno::NOENT) => return Err(Error::NotACopy(directory)),
-            Err(Errno::WOULDBLOCK) => return Err(Error::InUse(directory)),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(Error::InUse(ledger_path, LockHolder::default()));
+            }
             Err(errno) => {
                 let action = "open the list of complete files";
                 return Err(Error::Ledger(ledger_path, action, errno));
@@ -60,6 +66,7 @@ impl CopyDirectory {
             top,
             ledger,
             ledger_path,
+            _lock: lock,
         })
     }
 

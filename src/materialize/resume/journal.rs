@@ -24,6 +24,7 @@ use super::encoding::{FieldDecoder, FieldEncoder};
 use super::sidecar::{self, StatSnapshot};
 use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
+use crate::base::lock::LockHolder;
 use crate::base::sync::Mutex;
 use crate::materialize::error::{Error, errno_of};
 use crate::materialize::write::{
@@ -159,7 +160,10 @@ impl Journal {
         let top =
             rustix::fs::openat(CWD, &directory, flags, Mode::empty()).map_err(journal_error)?;
         let stat = fstat(&top).map_err(journal_error)?;
-        let file = sidecar::open(&path, true).map_err(journal_error)?;
+        let file = sidecar::open(&path, true).map_err(|errno| match errno {
+            Errno::WOULDBLOCK => Error::InUse(path.clone(), LockHolder::default()),
+            errno => journal_error(errno),
+        })?;
         if !is_journal(&file).map_err(|error| journal_error(errno_of(&error)))? {
             return Err(journal_error(Errno::EXIST));
         }
@@ -750,7 +754,7 @@ mod tests {
         let (_base, out) = written();
         let _first = Journal::open(&out, "owner").expect("ours");
         let second = Journal::open(&out, "owner");
-        assert!(matches!(second, Err(Error::Journal(_, Errno::WOULDBLOCK))));
+        assert!(matches!(second, Err(Error::InUse(..))));
     }
 
     #[test]

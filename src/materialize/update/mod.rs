@@ -1,8 +1,6 @@
 //! Brings an existing tree to the state of a source: writes only what differs, and removes what the source lacks.
 
 mod apply;
-mod lock;
 mod plan;
 
-pub use self::lock::UpdateLock;
 pub use self::plan::{Step, UpdatePlan, UpdatePlanner};

@@ -85,6 +85,8 @@ pub struct UpdatePlan {
     named: Vec<Named>,
     /// Whether something could not be compared.
     pub is_incomplete: bool,
+    /// Whether something is mounted on an entry of the source, which is left alone.
+    pub has_mounts: bool,
 }
 
 impl UpdatePlan {
@@ -295,7 +297,14 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
-        self.plan.lock().is_incomplete = true;
+        let mut plan = self.plan.lock();
+        // The comparison never looks below a mount, so nothing there is planned.
+        if error.kind() == io::ErrorKind::CrossesDevices {
+            plan.has_mounts = true;
+        } else {
+            plan.is_incomplete = true;
+        }
+        drop(plan);
         (self.report)(path, error);
     }
 }
