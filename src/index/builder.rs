@@ -187,10 +187,17 @@ impl Builder {
         if let Err(error) = placed
             && (error == MemberError::TooManyEntries || !self.is_hidden(&name.path))
         {
+            let what = match error {
+                // The path lacks the component.
+                MemberError::ParentComponent => {
+                    format!("{error}: {}", member.name.escape_ascii())
+                }
+                error => error.to_string(),
+            };
             self.add_problem(Problem {
                 path: Some(name.path),
                 offset: Some(member.header),
-                what: error.to_string(),
+                what,
             });
         }
         placed
@@ -1355,7 +1362,7 @@ mod tests {
             problems(&index),
             [
                 ".: only a directory can take the root's place",
-                ".: the name contains '..'"
+                ".: the name contains '..': .."
             ]
         );
     }

@@ -10,18 +10,20 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat};
 
 use super::error::{Cause, Error, WithAction, errno_of};
 use super::materializer::Materializer;
 use super::options::{Existing, Summary};
-use super::selection::Selection;
+use super::selection::PathLinks;
 use super::write::{
     ADD_ENTRY, AttributeTarget, CAPABILITIES, Context, Directory, FileWriter, Identity, Job,
     PendingDirectory, TreeWriter, WeakDirectory, is_on_remote,
 };
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
+use crate::base::resolve::{PathError, ResolveError};
+use crate::base::rooted;
 use crate::base::sync::{Condvar, Mutex};
 use crate::list::{
     DirectoryTree, FileKind, Level, Metadata, Name, OpenDirectory, Start, Tree, Visit, Visitor,
@@ -71,13 +73,18 @@ impl Materializer {
         {
             return Err(Error::ContainsDestination(source.to_owned()));
         }
+        let selection = &mut self.tree.selection;
+        selection.links = PathLinks::followed();
+        for selected in &mut selection.paths {
+            selected.resolve(|path| place_of(&directory, path));
+        }
         let is_remote = is_on_remote(&directory) || is_on_remote(&top);
         let copier = Arc::new(Copier {
             context: Arc::clone(&self.tree.context),
             top: top.clone(),
             max_open: (self.tree.destination.max_open_directories / 2).max(1),
             open: Mutex::default(),
-            selects_all: filter.is_none() && self.tree.selection == Selection::default(),
+            selects_all: filter.is_none() && self.tree.selection.is_whole(),
             filter,
             tree: Mutex::new(self.tree),
             source: DirectoryTree::default(),
@@ -440,6 +447,20 @@ impl Visitor<DirectoryTree> for Copier {
         let path = ArchivePath::sanitize(path).path;
         self.context.problems.add(&path, cause);
     }
+}
+
+/// The path without links in `directory`. One at which nothing is stays as it is, and is reported after the walk.
+fn place_of(directory: &OwnedFd, path: &ArchivePath) -> Result<ArchivePath, PathError> {
+    let place = match rooted::file(directory, path.as_bytes()) {
+        Err(ResolveError::Path(error)) => return Err(error),
+        Err(ResolveError::Tree(_)) => None,
+        Ok(place) => Some(place),
+    };
+    let is_there = |place: &ArchivePath| {
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        rustix::fs::statat(directory, place.as_bytes(), flags).is_ok()
+    };
+    Ok(place.filter(is_there).unwrap_or_else(|| path.clone()))
 }
 
 fn identity(metadata: &Metadata) -> Identity {

@@ -59,9 +59,9 @@ pub enum Cause {
     /// The entry would be outside the destination.
     #[error("refused: {0}")]
     Rejected(PathError),
-    /// The member's name has a `..` component.
-    #[error("refused: the name contains '..'")]
-    ParentComponent,
+    /// The member's name, which is shown, has a `..` component.
+    #[error("refused: the name contains '..': {}", .0.escape_ascii())]
+    ParentComponent(Vec<u8>),
     /// The name of a non-directory member is the destination itself.
     #[error("refused: the name is that of the destination itself")]
     IsRoot,

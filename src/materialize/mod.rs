@@ -42,7 +42,7 @@ pub use self::error::{Cause, Error, Problem, Reporter, StepError};
 pub use self::layers::UNPLACED_FILES;
 pub use self::materializer::{Materializer, StopOnDrop};
 pub use self::options::{Existing, Options, Summary};
-pub use self::selection::{SelectedPath, Selection};
+pub use self::selection::{PathLinks, SelectedPath, Selection};
 pub use self::staging::Staging;
 pub use self::to_stdout::ContentSink;
 pub use self::update::{Step, UpdatePlan, UpdatePlanner};

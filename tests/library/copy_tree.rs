@@ -151,6 +151,35 @@ fn copy_of_paths_has_them_and_their_parents_alone() {
 }
 
 #[test]
+fn copy_of_paths_goes_through_links_of_the_directory_and_stays_in_it() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("source/a/b")).expect("a new directory");
+    fs::create_dir(place.path("secret")).expect("a new directory");
+    place.put("source/a/b/file", "1");
+    place.put("source/a/file", "2");
+    place.put("secret/file", "3");
+    for (link, target) in [("x", "a/b"), ("y", "x/.."), ("out", "../secret")] {
+        symlink(target, place.path("source").join(link)).expect("ours");
+    }
+    // The kernel finds `a` behind `x/..`.
+    for (path, written, expected) in [("x/file", "a/b/file", "1"), ("y/file", "a/file", "2")] {
+        place.succeeds(&["materialize", "source", "-C", "out", path]);
+        assert_eq!(content(place.path("out").join(written)), expected);
+        fs::remove_dir_all(place.path("out/a")).expect("written");
+    }
+    for (path, words) in [
+        ("x/none", "x/none: not in"),
+        (
+            "out/file",
+            "out/file: refused: a symbolic link on the way leads outside the root",
+        ),
+    ] {
+        place.fails(&["materialize", "source", "-C", "out", path], &[words]);
+    }
+    assert_eq!(fs::read_dir(place.path("out")).expect("ours").count(), 0);
+}
+
+#[test]
 fn dry_run_of_copy_lists_its_entries_and_writes_nothing() {
     let place = place_with_copy(3);
     let arguments = ["materialize", "source", "-C", "copy", "--dry-run"];

@@ -627,6 +627,14 @@ fn path_through_a_link_of_an_archive_is_found() {
         b"shell"
     );
     assert!(!place.path("out/usr/bin/ls").exists());
+    let archive = Archive::new()
+        .symlink("x", "a/b")
+        .symlink("l", "x/../c")
+        .file("a/c/f", "of the kernel")
+        .file("c/f", "of the text");
+    place.put("b.tar", archive.end());
+    assert_eq!(text("materialize -O b.tar l/f"), "of the kernel");
+    assert_eq!(text("ls b.tar l/f"), "l/f\n");
     place.fails(
         &["materialize", "-q", "a.tar", "-C", "out", "late/ls"],
         &[

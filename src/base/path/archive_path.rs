@@ -76,22 +76,6 @@ impl ArchivePath {
             .filter(|component| !component.is_empty())
     }
 
-    /// The path to which the link at this path with `target` leads; `None` if it is absolute or leads above the root.
-    pub fn follow(&self, target: &[u8]) -> Option<Self> {
-        if target.first() == Some(&b'/') {
-            return None;
-        }
-        let mut path = self.split_last()?.0;
-        for name in target.split(|&byte| byte == b'/') {
-            match name {
-                b"" | b"." => {}
-                b".." => path = path.split_last()?.0,
-                name => path.push(name),
-            }
-        }
-        Some(path)
-    }
-
     /// Splits off the last component; `None` for the root.
     pub fn split_last(&self) -> Option<(Self, &[u8])> {
         if self.is_root() {

@@ -723,7 +723,11 @@ impl MaterializeOptions {
             include: globs(&self.include),
             paths: paths.collect::<Result<_, _>>()?,
             // A journal has no links.
-            follows_links: !self.resume,
+            links: if self.resume {
+                PathLinks::default()
+            } else {
+                PathLinks::followed()
+            },
         })
     }
 
