@@ -1,7 +1,8 @@
 //! Reads entries of an indexed tree in order, with their contents, for any [`Sink`].
 //!
 //! Contents that lie close together are decoded once, from front to back. Others, and those of layers, are read ahead on
-//! the threads of the archive. Both end where a truncated archive ends.
+//! the threads of the archive. Threads that read for themselves decode a span at a time. All end where a truncated archive
+//! ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ use crate::tar::{Member, MemberKind};
 const BUFFER_BYTES: u64 = 32 << 20;
 /// Maximum length of a piece for the sink, and of a read.
 const MAX_PIECE_BYTES: u64 = 1 << 20;
+/// Maximum length of a read that the calling thread makes itself. It also ends with its span, which is in memory as a whole.
+const MAX_SPAN_READ_BYTES: u64 = 8 << 20;
 /// Plain bytes between two contents that are seeked over instead of decoded.
 const MIN_SEEK_BYTES: u64 = 8 << 20;
 /// Reads that are in flight, or whose bytes wait for their turn.
@@ -120,8 +123,8 @@ type Request = (Ino, u64, u32);
 /// Reads entries in a given order.
 pub(super) struct EntryReader<'a> {
     contents: Contents<'a>,
-    /// Copies for the sink, because a queued slice would keep the memory of a whole span.
-    pool: BufferPool,
+    /// Copies for a sink that queues them, because a slice would keep the memory of a whole span.
+    pool: Option<BufferPool>,
 }
 
 impl<'a> EntryReader<'a> {
@@ -152,7 +155,16 @@ impl<'a> EntryReader<'a> {
         };
         Self {
             contents: Contents { volume, way },
-            pool: BufferPool::new(BUFFER_BYTES),
+            pool: Some(BufferPool::new(BUFFER_BYTES)),
+        }
+    }
+
+    /// Reads on the calling thread, for a sink that writes each piece at once. Other threads may read other entries.
+    pub(super) fn on_this_thread(volume: &'a dyn Volume, index: &'a Index) -> Self {
+        let way = Way::Alone(index);
+        Self {
+            contents: Contents { volume, way },
+            pool: None,
         }
     }
 
@@ -191,7 +203,7 @@ impl<'a> EntryReader<'a> {
         for piece in available_pieces(self.contents.volume, entry) {
             let mut done = 0;
             while done < piece.plain.len() {
-                let wanted = (piece.plain.len() - done).min(MAX_PIECE_BYTES);
+                let wanted = self.contents.wanted(&piece, done);
                 match self.contents.next(entry.ino(), &piece, done, wanted) {
                     Ok(bytes) => {
                         done += bytes.len() as u64;
@@ -220,7 +232,10 @@ impl<'a> EntryReader<'a> {
     }
 
     fn copy(&self, bytes: &Bytes) -> Result<Bytes, ReadError> {
-        let copy = self.pool.acquire(bytes.len());
+        let Some(pool) = &self.pool else {
+            return Ok(bytes.clone());
+        };
+        let copy = pool.acquire(bytes.len());
         let mut copy = copy.map_err(|_| ReadError::Unscanned)?;
         copy.copy_from_slice(bytes);
         Ok(copy.freeze())
@@ -274,11 +289,26 @@ enum Way<'a> {
         requests: Box<dyn Iterator<Item = Request> + 'a>,
         in_flight: VecDeque<(Request, Receiver<Result<Bytes, ReadError>>)>,
     },
+    /// Reads parts of files within the spans of this index, without a thread of the archive.
+    Alone(&'a Index),
 }
 
 impl Contents<'_> {
     fn is_ahead(&self) -> bool {
         matches!(self.way, Way::Ahead { .. })
+    }
+
+    /// Length of the next read of `piece` after `done` bytes.
+    fn wanted(&self, piece: &Piece, done: u64) -> u64 {
+        let left = piece.plain.len().saturating_sub(done);
+        let Way::Alone(index) = self.way else {
+            return left.min(MAX_PIECE_BYTES);
+        };
+        let here = Plain(piece.plain.start().0.saturating_add(done));
+        let span = index.span_at(here);
+        let span = span.and_then(|number| index.span_extent(number));
+        let in_span = span.map_or(left, |span| span.end().0.saturating_sub(here.0));
+        left.min(in_span).clamp(1, MAX_SPAN_READ_BYTES)
     }
 
     /// Bytes of `piece` from `done` on, at least one and at most `wanted`. A read ahead gives all that are wanted.

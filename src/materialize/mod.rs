@@ -31,15 +31,12 @@ mod test_support;
 
 use std::os::fd::AsFd;
 
-pub use self::background_copy::{
-    BackgroundCopy, BackgroundCopyProgress, CopyContents, CopyState, CutOffsetFn, ReadFn,
-    RunningCopy,
-};
+pub use self::background_copy::{BackgroundCopy, BackgroundCopyProgress, CopyState, RunningCopy};
 pub use self::dry_run::DryRunSink;
-pub use self::lock::DestinationLock;
 pub use self::entry_reader::{EntryError, read_entries};
 pub use self::error::{Cause, Error, Problem, Reporter, StepError};
 pub use self::layers::UNPLACED_FILES;
+pub use self::lock::DestinationLock;
 pub use self::materializer::{Materializer, StopOnDrop};
 pub use self::options::{Existing, Options, Summary};
 pub use self::selection::{PathLinks, SelectedPath, Selection};

@@ -12,7 +12,7 @@ use crate::cli::daemon::opened_archive::OpenedArchive;
 use tarfs::fuse::{self, BackingFiles, Mount};
 use tarfs::index::Ino;
 use tarfs::materialize::XattrFilter;
-use tarfs::materialize::{BackgroundCopy, CopyContents, CopyState, RunningCopy};
+use tarfs::materialize::{BackgroundCopy, CopyState, RunningCopy};
 
 #[derive(Debug)]
 pub(crate) struct MountCopy {
@@ -55,12 +55,8 @@ impl MountCopy {
         if self.running.get().is_some() {
             return Ok(());
         }
-        let (reader, cutter) = (Arc::clone(&opened.content), Arc::clone(&opened.content));
-        let contents = CopyContents {
-            read: Arc::new(move |ino, offset, len| reader.read_blocking(ino, offset, len)),
-            cut_offset: Arc::new(move |ino| cutter.cut_offset(ino).ok().flatten()),
-        };
-        let running = (self.background).start(&index, root, contents, &opened.stats)?;
+        let volume = Arc::clone(&opened.content);
+        let running = (self.background).start(&index, root, volume, &opened.stats)?;
         // Cannot fail, because only this method sets it.
         drop(self.running.set(running));
         Ok(())

@@ -74,7 +74,7 @@ impl BackgroundCopy {
         &self.status.directory.path
     }
 
-    /// Starts to copy the tree below `root` of a complete `index`.
+    /// Starts to copy the tree below `root` of the complete `index` of `volume`.
     ///
     /// It continues until all is written or the result is dropped. Entries of an earlier mount can be opened
     /// immediately. `stats` counts the written entries and bytes.
@@ -85,13 +85,13 @@ impl BackgroundCopy {
         &self,
         index: &LazyIndex,
         root: Ino,
-        contents: CopyContents,
+        volume: Arc<dyn Volume>,
         stats: &Arc<Stats>,
     ) -> Result<RunningCopy, Error> {
         let status = Arc::clone(&self.status);
         let tree = index.clone().into_tree().map_err(Error::IndexRows);
         let tree = tree.inspect_err(|error| status.halt(error))?;
-        let task = self.build_task(&tree, root, contents, stats);
+        let task = self.build_task(&tree, root, volume, stats);
         let task = Arc::new(task.inspect_err(|error| status.halt(error))?);
         if self.task.set(Arc::clone(&task)).is_err() {
             return Err(Error::InUse(
@@ -112,7 +112,7 @@ impl BackgroundCopy {
         &self,
         index: &Arc<Index>,
         root: Ino,
-        contents: CopyContents,
+        volume: Arc<dyn Volume>,
         stats: &Arc<Stats>,
     ) -> Result<CopyTask, Error> {
         let tree_hash = tree_hash(index, root, &self.xattrs).map_err(Error::IndexRows)?;
@@ -121,7 +121,7 @@ impl BackgroundCopy {
             &self.status,
             index,
             root,
-            contents,
+            volume,
             ledger,
             &self.xattrs,
             stats,

@@ -18,7 +18,6 @@ mod task;
 pub use self::copy::{BackgroundCopy, RunningCopy};
 pub(super) use self::plan::CopyPlan;
 pub use self::status::{BackgroundCopyProgress, CopyState};
-pub use self::task::{CopyContents, CutOffsetFn, ReadFn};
 
 #[cfg(test)]
 mod tests;

@@ -18,27 +18,24 @@ use super::directory::is_file;
 use super::ledger::{Ledger, LedgerRow};
 use super::plan::{self, CopyPlan, Name};
 use super::status::{CopyState, CopyStatus};
-use crate::archive::ReadError;
-use crate::archive::scan::PayloadEnd;
+use crate::archive::scan::{PayloadEnd, Sink};
+use crate::archive::{ReadError, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::descriptor_limit::is_descriptor_limit;
-use crate::base::extent::Plain;
-
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::{Entry, EntryKind, Index, Ino, Piece};
+use crate::index::{Entry, EntryKind, Index, Ino};
+use crate::materialize::entry_reader::{EntryError, EntryReader, link_to};
 use crate::materialize::error::{Error, Problem, Problems, Reporter, errno_of};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Options;
 use crate::materialize::write::{
     Context, Directory, FileWriter, Job, default_writer_count, member_of, name_of,
 };
-use crate::tar::{self, Member};
+use crate::tar::{Member, MemberKind};
 
-/// Maximum stored bytes of one read. A read also ends with its span, which is in memory as a whole.
-const MAX_READ_BYTES: u64 = 8 << 20;
 const HASH_BUFFER_BYTES: usize = 1 << 20;
 /// Maximum number of files queued ahead of their turn.
 const MAX_PRIORITY_FILES: usize = 1024;
@@ -47,32 +44,11 @@ const CORRUPT_INDEX: &str = "the index is inconsistent; delete it and mount agai
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 
-/// Reads a file of the archive, from an offset, at most so many bytes.
-pub type ReadFn = Arc<dyn Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync>;
-
-/// Returns the offset in a file of its first byte behind the end of its truncated archive.
-pub type CutOffsetFn = Arc<dyn Fn(Ino) -> Option<u64> + Send + Sync>;
-
-/// The contents of the files of a copy.
-#[derive(Clone)]
-pub struct CopyContents {
-    /// Reads a file.
-    pub read: ReadFn,
-    /// Finds where a file is cut.
-    pub cut_offset: CutOffsetFn,
-}
-
-impl std::fmt::Debug for CopyContents {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CopyContents").finish_non_exhaustive()
-    }
-}
-
 pub(super) struct CopyTask {
     status: Arc<CopyStatus>,
     index: Arc<Index>,
     root: Ino,
-    contents: CopyContents,
+    volume: Arc<dyn Volume>,
     pub(super) ledger: Ledger,
     pub(super) plan: CopyPlan,
     context: Context,
@@ -97,7 +73,7 @@ impl CopyTask {
         status: &Arc<CopyStatus>,
         index: &Arc<Index>,
         root: Ino,
-        contents: CopyContents,
+        volume: Arc<dyn Volume>,
         ledger: Ledger,
         xattrs: &XattrFilter,
         stats: &Arc<Stats>,
@@ -133,7 +109,7 @@ impl CopyTask {
             plan: CopyPlan::new(index, root),
             index: Arc::clone(index),
             root,
-            contents,
+            volume,
             ledger,
             context,
             complete,
@@ -344,6 +320,10 @@ impl CopyTask {
                     self.status.record_failure(Some(format!("{path}: {error}")));
                     return ControlFlow::Continue(());
                 }
+                Err(Failure::Damaged(text)) => {
+                    self.status.record_failure(Some(text));
+                    return ControlFlow::Continue(());
+                }
             }
         }
         ControlFlow::Break(())
@@ -414,20 +394,17 @@ impl CopyTask {
     /// Makes an entry with all its `paths`, and records it as complete.
     fn create_entry(&self, entry: Entry<'_>, paths: &[ArchivePath]) -> Result<(), Failure> {
         let (path, more) = paths.split_first().ok_or(Failure::Recorded)?;
-        let (file, hash) = if entry.kind() == EntryKind::File {
-            let (file, hash) = self.write_file(entry, path)?;
-            (Some(file), hash)
-        } else {
-            self.create_node(member_of(entry), path)?;
-            (None, Some(0))
-        };
+        let mut sink = CopySink::new(self, path);
+        let mut reader = EntryReader::on_this_thread(&*self.volume, &self.index);
+        let read = reader.read_entry(entry, path, &mut sink);
+        read.map_err(|error| match error {
+            EntryError::Sink(failure) => failure,
+            EntryError::Read(_, error) => Failure::Read(error),
+        })?;
+        let (file, hash) = (sink.made.take(), sink.hash());
+        drop(sink);
         for other in more {
-            let link = Member {
-                kind: tar::MemberKind::HardLink(path.as_bytes().to_vec()),
-                xattrs: Vec::new(),
-                ..member_of(entry)
-            };
-            self.create_node(link, other)?;
+            self.create_node(link_to(entry, path, other), other)?;
         }
         // A cut file stays, and is served from the archive.
         let hash = hash.ok_or(Failure::Recorded)?;
@@ -445,66 +422,6 @@ impl CopyTask {
         })?;
         self.complete.insert(number);
         Ok(())
-    }
-
-    /// Writes a file under its first name, and returns its hash. Removes it if it is incomplete. A file that the end
-    /// of a truncated archive cuts stays with its available bytes, and has no hash.
-    fn write_file(
-        &self,
-        entry: Entry<'_>,
-        path: &ArchivePath,
-    ) -> Result<(OwnedFd, Option<u64>), Failure> {
-        let directory = {
-            let mut materializer = self.materializer.lock();
-            let tree = &mut materializer.as_mut().ok_or(Failure::Cancelled)?.tree;
-            let directory = tree.reopen_parent_directory(path);
-            directory.ok_or(Failure::Recorded)?
-        };
-        let job = Job::new(directory.clone(), path.clone(), member_of(entry));
-        let file = FileWriter::create(job, &self.context, || ()).ok_or(Failure::Recorded)?;
-        let mut unfinished = RemoveUnlessFinished {
-            directory: &directory,
-            path,
-            is_finished: false,
-        };
-        let written = self.write_contents(entry, file);
-        unfinished.is_finished = written.is_ok();
-        written
-    }
-
-    fn write_contents(
-        &self,
-        entry: Entry<'_>,
-        mut file: FileWriter,
-    ) -> Result<(OwnedFd, Option<u64>), Failure> {
-        let mut hasher = Xxh3Default::new();
-        let cut_offset = (self.contents.cut_offset)(entry.ino());
-        for piece in entry.pieces_before(cut_offset.unwrap_or(u64::MAX)) {
-            let mut done = 0;
-            while done < piece.plain.len() {
-                if self.status.cancel_token.is_cancelled() {
-                    return Err(Failure::Cancelled);
-                }
-                let len = read_len(&self.index, &piece, done);
-                let bytes = (self.contents.read)(entry.ino(), piece.offset + done, len)
-                    .map_err(Failure::Read)?;
-                if bytes.is_empty() {
-                    return Err(Failure::Read(ReadError::Index));
-                }
-                hasher.update(&bytes);
-                done += bytes.len() as u64;
-                file = file.write(&bytes, &self.context).ok_or(Failure::Recorded)?;
-            }
-        }
-        let is_cut = cut_offset.is_some();
-        let end = if is_cut {
-            PayloadEnd::Cut
-        } else {
-            PayloadEnd::Complete
-        };
-        let file = file.finish(end, &self.context);
-        let hash = (!is_cut).then(|| hasher.digest());
-        Ok((file.ok_or(Failure::Recorded)?, hash))
     }
 
     fn record_change(&self, entry: Entry<'_>, path: &ArchivePath) {
@@ -553,20 +470,97 @@ impl CopyTask {
     }
 }
 
-/// Removes a new file on drop unless it is finished, even after a panic.
-struct RemoveUnlessFinished<'a> {
-    directory: &'a Directory,
+/// Writes one entry under its first name. Removes a file that is incomplete, even after a panic. One that the end of a
+/// truncated archive cuts stays with its available bytes.
+struct CopySink<'a> {
+    task: &'a CopyTask,
     path: &'a ArchivePath,
-    is_finished: bool,
+    /// The directory of a file that is not finished.
+    unfinished: Option<Directory>,
+    file: Option<FileWriter>,
+    hasher: Xxh3Default,
+    is_cut: bool,
+    made: Option<OwnedFd>,
+    damage: Option<String>,
 }
 
-impl Drop for RemoveUnlessFinished<'_> {
-    fn drop(&mut self) {
-        if self.is_finished {
-            return;
+impl<'a> CopySink<'a> {
+    fn new(task: &'a CopyTask, path: &'a ArchivePath) -> Self {
+        Self {
+            task,
+            path,
+            unfinished: None,
+            file: None,
+            hasher: Xxh3Default::new(),
+            is_cut: false,
+            made: None,
+            damage: None,
         }
+    }
+
+    /// Hash of all stored bytes; `None` if some are missing.
+    fn hash(&self) -> Option<u64> {
+        (!self.is_cut).then(|| self.hasher.digest())
+    }
+}
+
+impl Sink for CopySink<'_> {
+    type Error = Failure;
+
+    fn member(&mut self, member: Member) -> Result<(), Failure> {
+        if member.kind != MemberKind::File {
+            return self.task.create_node(member, self.path);
+        }
+        let directory = {
+            let mut materializer = self.task.materializer.lock();
+            let tree = &mut materializer.as_mut().ok_or(Failure::Cancelled)?.tree;
+            let directory = tree.reopen_parent_directory(self.path);
+            directory.ok_or(Failure::Recorded)?
+        };
+        let job = Job::new(directory.clone(), self.path.clone(), member);
+        let file = FileWriter::create(job, &self.task.context, || ());
+        self.file = Some(file.ok_or(Failure::Recorded)?);
+        self.unfinished = Some(directory);
+        Ok(())
+    }
+
+    fn payload(&mut self, bytes: Bytes) -> Result<(), Failure> {
+        if self.task.status.cancel_token.is_cancelled() {
+            return Err(Failure::Cancelled);
+        }
+        self.hasher.update(&bytes);
+        let file = self.file.take();
+        let written = file.and_then(|file| file.write(&bytes, &self.task.context));
+        self.file = Some(written.ok_or(Failure::Recorded)?);
+        Ok(())
+    }
+
+    fn member_end(&mut self, end: PayloadEnd) -> Result<(), Failure> {
+        if end == PayloadEnd::Damaged {
+            let damage = self.damage.take();
+            return Err(Failure::Damaged(damage.unwrap_or_default()));
+        }
+        self.is_cut = end == PayloadEnd::Cut;
+        if let Some(file) = self.file.take() {
+            let made = file.finish(end, &self.task.context);
+            self.made = Some(made.ok_or(Failure::Recorded)?);
+            self.unfinished = None;
+        }
+        Ok(())
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.damage = Some(text.to_owned());
+    }
+}
+
+impl Drop for CopySink<'_> {
+    fn drop(&mut self) {
+        let Some(directory) = self.unfinished.take() else {
+            return;
+        };
         let name = name_of(self.path);
-        if let Err(errno) = rustix::fs::unlinkat(self.directory, name, AtFlags::empty()) {
+        if let Err(errno) = rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
             tracing::warn!(path = %self.path, %errno, "cannot remove an incomplete file");
         }
     }
@@ -578,6 +572,8 @@ enum Failure {
     /// Already reported as a problem.
     Recorded,
     Read(ReadError),
+    /// The content of the entry is damaged.
+    Damaged(String),
     /// The entry exists, but its row in the ledger could not be written.
     Ledger(Error),
     Cancelled,
@@ -594,17 +590,6 @@ impl Reporter for LogReporter {
     fn warning(&self, text: &str) {
         tracing::warn!(text, "problem in the copy");
     }
-}
-
-/// Size of the next read of `piece` after `done` bytes.
-fn read_len(index: &Index, piece: &Piece, done: u64) -> u32 {
-    let left = piece.plain.len().saturating_sub(done);
-    let here = Plain(piece.plain.start().0.saturating_add(done));
-    let span = index
-        .span_at(here)
-        .and_then(|number| index.span_extent(number));
-    let in_span = span.map_or(left, |span| span.end().0.saturating_sub(here.0));
-    u32::try_from(left.min(in_span).clamp(1, MAX_READ_BYTES)).unwrap_or(u32::MAX)
 }
 
 /// A set of numbers from 0 to the last one, which many threads read and change.

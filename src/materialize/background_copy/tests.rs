@@ -14,6 +14,10 @@ use rustix::fs::fstat;
 use super::copy::this_boot_id;
 use super::plan::CopyPlan;
 use super::*;
+use crate::archive::{
+    self, BuiltIndex, Callback, IndexGuard, IsWanted, MemoryUse, ReadError, ReadReply, Volume,
+    WaitFor,
+};
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::Mutex;
@@ -56,21 +60,12 @@ impl Archive {
         }
     }
 
-    fn contents(&self) -> CopyContents {
-        let (index, contents) = (Arc::clone(&self.index), Arc::clone(&self.contents));
-        let reads = Arc::clone(&self.reads);
-        let read: ReadFn = Arc::new(move |ino, offset, len| {
-            reads.lock().push(ino);
-            let content = contents.get(&ino.0).expect("a file");
-            let entry = index.entry(ino).expect("a file");
-            let piece = entry.pieces(offset, 1).next().expect("stored");
-            let first = entry.pieces(0, u64::MAX).next().expect("stored");
-            let from = piece.plain.start().0 - first.plain.start().0 + offset - piece.offset;
-            let from = usize::try_from(from).expect("small");
-            Ok(Bytes::copy_from_slice(&content[from..from + len as usize]))
-        });
-        let cut_offset: CutOffsetFn = Arc::new(|_| None);
-        CopyContents { read, cut_offset }
+    fn volume(&self) -> Arc<dyn Volume> {
+        Arc::new(TestVolume {
+            index: Arc::clone(&self.index),
+            contents: Arc::clone(&self.contents),
+            reads: Arc::clone(&self.reads),
+        })
     }
 
     fn start(&self, dir: &TestDir) -> (Arc<BackgroundCopy>, RunningCopy) {
@@ -80,7 +75,7 @@ impl Archive {
             .start(
                 &LazyIndex::new(Arc::clone(&self.index)),
                 Ino::ROOT,
-                self.contents(),
+                self.volume(),
                 &Arc::default(),
             )
             .expect("ours");
@@ -96,6 +91,59 @@ impl Archive {
         let mut reads = self.reads.lock().clone();
         reads.sort_unstable();
         (progress, reads)
+    }
+}
+
+/// The contents of an [`Archive`].
+#[derive(Debug)]
+struct TestVolume {
+    index: Arc<Index>,
+    contents: Arc<BTreeMap<u32, Vec<u8>>>,
+    reads: Arc<Mutex<Vec<Ino>>>,
+}
+
+impl Volume for TestVolume {
+    fn index(&self) -> IndexGuard<'_> {
+        IndexGuard::new(BuiltIndex::Complete(&self.index))
+    }
+
+    fn complete_index(&self) -> Option<LazyIndex> {
+        Some(LazyIndex::new(Arc::clone(&self.index)))
+    }
+
+    fn is_scan_over(&self) -> bool {
+        true
+    }
+
+    fn on_available(&self, _: WaitFor, callback: Callback) {
+        callback.run();
+    }
+
+    fn try_read(&self, _: Ino, _: u64, _: u32) -> Option<Result<Bytes, ReadError>> {
+        None
+    }
+
+    fn read(&self, ino: Ino, offset: u64, len: u32, _: IsWanted, done: ReadReply) {
+        done(self.read_blocking(ino, offset, len));
+    }
+
+    fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+        self.reads.lock().push(ino);
+        let content = self.contents.get(&ino.0).expect("a file");
+        let entry = self.index.entry(ino).expect("a file");
+        let piece = entry.pieces(offset, 1).next().expect("stored");
+        let first = entry.pieces(0, u64::MAX).next().expect("stored");
+        let from = piece.plain.start().0 - first.plain.start().0 + offset - piece.offset;
+        let from = usize::try_from(from).expect("small");
+        Ok(Bytes::copy_from_slice(&content[from..from + len as usize]))
+    }
+
+    fn archives(&self) -> Vec<&archive::Archive> {
+        Vec::new()
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        MemoryUse::default()
     }
 }
 
@@ -237,7 +285,7 @@ fn copy_verifies_contents_after_a_reboot() {
     let task = {
         let background = open(&dir, 2);
         let stats = Arc::default();
-        let task = background.build_task(&archive.index, Ino::ROOT, archive.contents(), &stats);
+        let task = background.build_task(&archive.index, Ino::ROOT, archive.volume(), &stats);
         task.expect("ours")
     };
     let number = ino(&archive, "two").0;
@@ -280,13 +328,13 @@ fn entry_that_cannot_be_created_does_not_stop_the_copy() {
         let background = Arc::new(open(&dir, this_boot_id()));
         // Interferes with a non-empty directory, which the copy does not replace.
         let taken = dir.path("two");
-        let read = archive.contents();
-        let task = background.build_task(&archive.index, Ino::ROOT, read, &Arc::default());
+        let volume = archive.volume();
+        let task = background.build_task(&archive.index, Ino::ROOT, volume, &Arc::default());
         drop(task.expect("empty"));
         fs::create_dir_all(taken.join("mine")).expect("made");
-        let read = archive.contents();
+        let volume = archive.volume();
         let index = LazyIndex::new(Arc::clone(&archive.index));
-        let running = background.start(&index, Ino::ROOT, read, &Arc::default());
+        let running = background.start(&index, Ino::ROOT, volume, &Arc::default());
         (background, running.expect("ours"))
     };
     let progress = wait_until_finished(&background);
@@ -305,12 +353,7 @@ fn requested_file_is_copied_before_its_turn() {
         .map(|name| test_support::file(name.as_bytes(), b"x"));
     let (archive, dir) = (Archive::new(members.collect()), TestDir::new());
     let background = Arc::new(open(&dir, this_boot_id()));
-    let task = background.build_task(
-        &archive.index,
-        Ino::ROOT,
-        archive.contents(),
-        &Arc::default(),
-    );
+    let task = background.build_task(&archive.index, Ino::ROOT, archive.volume(), &Arc::default());
     let task = Arc::new(task.expect("empty"));
     assert!(background.task.set(Arc::clone(&task)).is_ok());
     let last = ino(&archive, "1999");
