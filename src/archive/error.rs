@@ -100,6 +100,9 @@ pub enum Error {
 
 // Hints for the user. The public ones are also used by callers that have no [`Error`].
 const HINT_DAMAGED: &str = "the archive is damaged: get another copy";
+/// Note about an archive that ends too early, which the options allow.
+pub const TRUNCATED_NOTE: &str = "the archive is truncated; this is its readable part";
+
 const HINT_TRUNCATED: &str = "get a whole copy, or take its readable part with --allow-truncated";
 const HINT_REPACK: &str = "repack it as gzip, lz4, zstd, xz or bzip2, or unpack it first";
 const HINT_DIGEST_MISMATCH: &str =

@@ -34,7 +34,7 @@ use read::assemble::required_scan_end;
 pub use crate::cache::DiskCacheUsage;
 pub use error::{
     Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, HINT_RAISE_MAX_UNPACKED_SIZE,
-    OpenError, ReadError,
+    OpenError, ReadError, TRUNCATED_NOTE,
 };
 pub use live_index::{BuiltIndex, Callback, IndexGuard, IsWanted, WaitFor, Watcher};
 pub(crate) use open::opener::detect_compression;
@@ -141,6 +141,10 @@ impl Archive {
     pub fn notes(&self) -> Vec<String> {
         let scan = self.background_scan.as_ref();
         let mut notes = scan.map(BackgroundScan::notes).unwrap_or_default();
+        // The scan that saved the index is over.
+        if scan.is_none() && self.index().origin().is_truncated {
+            notes.push(TRUNCATED_NOTE.to_owned());
+        }
         notes.extend(self.reader.tree.note());
         notes
     }

@@ -31,6 +31,7 @@ const IS_PUBLISHED: u32 = 2;
 const HAS_GLOBAL_KEYWORDS: u32 = 4;
 const HAS_SHA256: u32 = 1;
 const HAS_PLAIN_SHA256: u32 = 2;
+const IS_TRUNCATED: u32 = 4;
 
 /// Maximum bytes of the texts of a locator. Real ones are much shorter.
 const MAX_ORIGIN_TEXT_BYTES: u64 = 1 << 20;
@@ -452,7 +453,8 @@ impl Layer {
             plain_bytes: origin.plain_bytes.into(),
             compression: origin.compression.code().into(),
             flags: (origin.sha256.map_or(0, |_| HAS_SHA256)
-                | origin.plain_sha256.map_or(0, |_| HAS_PLAIN_SHA256))
+                | origin.plain_sha256.map_or(0, |_| HAS_PLAIN_SHA256)
+                | if origin.is_truncated { IS_TRUNCATED } else { 0 })
             .into(),
             sha256: origin.sha256.map_or([0; 32], |digest| digest.0),
             plain_sha256: origin.plain_sha256.map_or([0; 32], |digest| digest.0),
@@ -478,6 +480,7 @@ impl Layer {
             packed_bytes: self.packed_bytes.get(),
             plain_bytes: self.plain_bytes.get(),
             decoder_bytes: u64::from(self.decoder_kib.get()) << 10,
+            is_truncated: self.flags.get() & IS_TRUNCATED != 0,
         })
     }
 }
@@ -625,6 +628,7 @@ mod tests {
             packed_bytes: 10,
             plain_bytes: 4100,
             decoder_bytes: 8 << 20,
+            is_truncated: true,
         })
     }
 

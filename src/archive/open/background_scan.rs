@@ -195,6 +195,7 @@ impl ScanThread {
             packed_bytes: summary.packed_len,
             plain_bytes: summary.plain_len,
             decoder_bytes: summary.decoder_bytes,
+            is_truncated: summary.truncated,
         }
     }
 

@@ -28,7 +28,7 @@ use crate::base::sync::Mutex;
 use crate::cache::{DiskCache, DiskCacheError, DiskCacheOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
-use crate::index::store::{self, IndexLock, Store};
+use crate::index::store::{self, IndexLock, RowsToLoad, Store};
 use crate::index::{self, Index, LazyIndex, Locator, MemoryLimit, Origin, WhiteoutFormat};
 use crate::source::{self, Access, Source};
 use crate::tar;
@@ -212,35 +212,15 @@ impl Opener {
 
     /// Maximum number of entries, not counting the root.
     pub(super) fn max_entries(&self) -> u64 {
-        let most = index::Options::default().max_entries;
-        self.options.scan.tar.limits.entries.min(most.into())
+        max_entries(&self.options)
     }
 
-    /// Checks the limits for an index that was built with other limits, or none, as a scan does.
+    /// As [`check_limits`].
     pub(super) fn check_limits(
         &self,
         index: &LazyIndex<impl Deref<Target = Index>>,
     ) -> Result<(), OpenError> {
-        let limits = &self.options.scan.tar.limits;
-        let (entries, limit) = (index.member_count(), self.max_entries());
-        if entries > limit {
-            return Err(self.archive_error(Error::TooManyEntries { entries, limit }, None));
-        }
-        let (bytes, limit) = (index.file_bytes(), limits.size);
-        if bytes > limit {
-            return Err(self.archive_error(Error::TooLarge { bytes, limit }, None));
-        }
-        let origin = index.origin();
-        let limit = limits.stream_bytes(entries);
-        if origin.plain_bytes > limit {
-            let cause = tar::Cause::TooLong {
-                members: entries,
-                limit,
-            };
-            let offset = Plain(limit);
-            return Err(self.archive_error(tar::Error { offset, cause }.into(), None));
-        }
-        Ok(())
+        check_limits(&*self.source, &self.options, index)
     }
 
     /// Checks that the memory suffices to decode the stream, as its scan would, if the caller wants to read it.
@@ -369,11 +349,7 @@ impl Opener {
     }
 
     pub(crate) fn archive_error(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
-        OpenError::Archive {
-            location: self.source.location().to_string(),
-            member,
-            error: Box::new(error),
-        }
+        archive_error(&*self.source, error, member)
     }
 
     pub(super) fn no_disk_cache_error(&self, cause: Option<String>) -> OpenError {
@@ -384,11 +360,56 @@ impl Opener {
     }
 }
 
+fn archive_error(source: &dyn Source, error: Error, member: Option<Vec<u8>>) -> OpenError {
+    OpenError::Archive {
+        location: source.location().to_string(),
+        member,
+        error: Box::new(error),
+    }
+}
+
+fn max_entries(options: &OpenOptions) -> u64 {
+    let most = index::Options::default().max_entries;
+    options.scan.tar.limits.entries.min(most.into())
+}
+
+/// Checks the limits for an index that was built with other limits, or none, as a scan does.
+fn check_limits(
+    source: &dyn Source,
+    options: &OpenOptions,
+    index: &LazyIndex<impl Deref<Target = Index>>,
+) -> Result<(), OpenError> {
+    let limits = &options.scan.tar.limits;
+    let (entries, limit) = (index.member_count(), max_entries(options));
+    if entries > limit {
+        let error = Error::TooManyEntries { entries, limit };
+        return Err(archive_error(source, error, None));
+    }
+    let (bytes, limit) = (index.file_bytes(), limits.size);
+    if bytes > limit {
+        let error = Error::TooLarge { bytes, limit };
+        return Err(archive_error(source, error, None));
+    }
+    let origin = index.origin();
+    let limit = limits.stream_bytes(entries);
+    if origin.plain_bytes > limit {
+        let cause = tar::Cause::TooLong {
+            members: entries,
+            limit,
+        };
+        let offset = Plain(limit);
+        let error = tar::Error { offset, cause }.into();
+        return Err(archive_error(source, error, None));
+    }
+    Ok(())
+}
+
 impl SavedIndex {
     /// Finds the index that `options` name; `None` if no validator proves that it has the source's version.
     ///
     /// # Errors
-    /// When the given index file is not an index, or belongs to another archive.
+    /// When the given index file is not an index, or belongs to another archive, and when the archive exceeds limits of the
+    /// user by its index.
     pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
         let fingerprint = source.fingerprint().clone();
         let location = match (&options.index_file, &options.cache_dir) {
@@ -400,14 +421,24 @@ impl SavedIndex {
             (None, Some(directory)) => IndexLocation::Store(Store::new(directory)),
             (None, None) => IndexLocation::Nowhere,
         };
-        Ok(Some(Self {
+        let saved = Self {
             location,
             published: options.published_index.clone(),
             locator: locator(source, options),
             limit: options.index_memory.clone(),
             fingerprint,
             digest: options.scan.for_source(source).sha256.expected(),
-        }))
+        };
+        // A scan checks them, too, but only while it reads.
+        let limits = &options.scan.tar.limits;
+        let is_limited = (limits.entries, limits.size) != (u64::MAX, u64::MAX);
+        if is_limited
+            && !options.scan.expects_digest()
+            && let Some(index) = saved.load_own(RowsToLoad::Names)
+        {
+            check_limits(source, options, &LazyIndex::new(index))?;
+        }
+        Ok(Some(saved))
     }
 }
 

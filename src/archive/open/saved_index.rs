@@ -40,7 +40,7 @@ impl SavedIndex {
     /// True if a path's first component exists, or a member has no place in the tree. `None` without an
     /// index, and with one that is not compared with the archive yet: an index file, or a published index.
     pub fn may_have_any(&self, paths: &[ArchivePath]) -> Option<bool> {
-        let index = self.load_saved()?;
+        let index = self.load_saved(RowsToLoad::All)?;
         let may_have = |path: &ArchivePath| {
             let first = path.components().next();
             first.is_none_or(|first| index.lookup(Ino::ROOT, first).is_some())
@@ -48,11 +48,19 @@ impl SavedIndex {
         Some(index.problem_count() > 0 || paths.iter().any(may_have))
     }
 
-    fn load_saved(&self) -> Option<Arc<Index>> {
+    /// Loads the index that the user names, or has saved.
+    pub(super) fn load_own(&self, rows: RowsToLoad) -> Option<Arc<Index>> {
+        match &self.location {
+            IndexLocation::File(index) => Some(Arc::clone(index)),
+            _ => self.load_saved(rows),
+        }
+    }
+
+    fn load_saved(&self, rows: RowsToLoad) -> Option<Arc<Index>> {
         let IndexLocation::Store(store) = &self.location else {
             return None;
         };
-        let found = store.find_locked(&self.locator, &self.limit, RowsToLoad::All);
+        let found = store.find_locked(&self.locator, &self.limit, rows);
         let found =
             found.inspect_err(|error| tracing::debug!(%error, "cannot use the saved index"));
         let (index, _) = found.ok()??;
@@ -82,12 +90,9 @@ impl SavedIndex {
             return None;
         }
         let packed_len = self.fingerprint.len;
-        let saved = self.load_saved();
-        let is_foreign = saved.is_none();
-        let index = match &self.location {
-            IndexLocation::File(index) => Some(Arc::clone(index)),
-            _ => saved.or_else(|| self.load_published()),
-        }?;
+        let own = self.load_own(RowsToLoad::All);
+        let is_foreign = own.is_none() || matches!(self.location, IndexLocation::File(_));
+        let index = own.or_else(|| self.load_published())?;
         let origin = index.origin();
         // A packed digest does not verify data decoded from foreign seek points, or those of other bytes.
         if self.digest.is_some() && (is_foreign || origin.sha256 != self.digest) {

@@ -304,6 +304,7 @@ mod tests {
             packed_bytes: 512,
             plain_bytes,
             decoder_bytes: 0,
+            is_truncated: false,
         };
         let mut builder = Builder::new(index::Options::default());
         builder.add_span(

@@ -28,7 +28,7 @@ use self::resume_point::ResumePoint;
 use self::skip_policy::SkipPolicy;
 use self::span_splitter::{SpanSplitter, plain_seek_point};
 use self::zeros::ZeroRun;
-use super::error::Error;
+use super::error::{Error, TRUNCATED_NOTE};
 use crate::base::buffer_pool::{BufferPool, SoftLimit};
 use crate::base::extent::{Packed, Plain};
 use crate::base::memory_reclaim::MemoryBroker;
@@ -589,8 +589,7 @@ impl<'a, S: Sink> Scan<'a, S> {
             self.sink.member_end(end).map_err(ScanError::Sink)?;
         }
         if self.options.allow_truncated && error.is_truncation() {
-            self.sink
-                .warning("the archive is truncated; this is its readable part");
+            self.sink.warning(TRUNCATED_NOTE);
             return Ok(());
         }
         let sha256 = match error {

@@ -8,8 +8,8 @@ use anyhow::{Context, ensure};
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output;
-use tarfs::archive::Archive;
 use tarfs::archive::scan::Digest;
+use tarfs::archive::{Archive, TRUNCATED_NOTE};
 use tarfs::index::store;
 
 /// Arguments of `tarfs index`.
@@ -57,6 +57,8 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let volume = context.open(&tree)?;
     if !is_image {
         let notes = volume.archives().into_iter().flat_map(Archive::notes);
+        // That is told with the problems.
+        let notes = notes.filter(|note| note != TRUNCATED_NOTE);
         notes.for_each(output::print_error);
     }
     let index = volume.index();

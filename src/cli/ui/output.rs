@@ -126,8 +126,12 @@ pub(crate) fn is_outage(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Prints the first damaged or missing members, one per line, and their number. Returns the exit code.
+/// Prints whether the archive is truncated, the first damaged or missing members, one per line, and their number. Returns
+/// the exit code.
 pub(crate) fn report_problems(index: &Index) -> ExitCode {
+    if index.origin().is_truncated {
+        print_warning(archive::TRUNCATED_NOTE);
+    }
     let count = index.problem_count();
     if count == 0 {
         return ExitCode::SUCCESS;

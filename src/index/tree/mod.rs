@@ -78,6 +78,8 @@ pub struct Origin {
     pub plain_bytes: u64,
     /// Memory of the largest decoder state in bytes, as far as it is known. Index files have it in whole KiB.
     pub decoder_bytes: u64,
+    /// Whether the archive ends too early, which the options allowed.
+    pub is_truncated: bool,
 }
 
 /// The immutable tree of one archive, or the part known so far ([`Builder::index`](super::Builder::index)).

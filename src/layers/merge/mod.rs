@@ -76,6 +76,7 @@ fn origin(layers: &[&Index], whiteouts: WhiteoutFormat) -> Origin {
         packed_bytes,
         plain_bytes: 0,
         decoder_bytes: 0,
+        is_truncated: layers.iter().any(|index| index.origin().is_truncated),
     }
 }
 

@@ -244,6 +244,11 @@ fn limits_count_the_same_with_a_saved_index() {
                 let outcome = place.run(&[&words, way].concat());
                 let what = format!("{limit} {way:?} {has_index}: {}", outcome.complaints);
                 assert_eq!(outcome.code, if is_enough { 0 } else { 2 }, "{what}");
+                if has_index && !is_enough {
+                    // The index says it before anything is written.
+                    let written = fs::read_dir(place.path("limited")).expect("made");
+                    assert_eq!(written.count(), 0, "{what}");
+                }
                 fs::remove_dir_all(place.path("limited")).expect("ours");
             }
         }
