@@ -46,7 +46,12 @@ impl fmt::Display for Problem {
 pub(super) fn encode(problems: &[Problem]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for problem in problems {
-        let path = problem.path.as_ref().map_or(&[][..], ArchivePath::as_bytes);
+        let path = match &problem.path {
+            None => &[][..],
+            // An empty path is an unknown one.
+            Some(path) if path.is_root() => b".".as_slice(),
+            Some(path) => path.as_bytes(),
+        };
         let texts =
             [path, problem.what.as_bytes()].map(|text| text.get(..MAX_TEXT_BYTES).unwrap_or(text));
         let offset = problem.offset.map_or(UNKNOWN_OFFSET, |offset| offset.0);
@@ -126,6 +131,17 @@ mod tests {
                 "not a header"
             ]
         );
+    }
+
+    #[test]
+    fn problem_of_the_root_is_read_as_it_was_written() {
+        let problem = Problem {
+            path: Some(ArchivePath::root()),
+            offset: None,
+            what: "only a directory can take the root's place".to_owned(),
+        };
+        let packed = encode(std::slice::from_ref(&problem));
+        assert_eq!(decode(&packed), Some(vec![problem]));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Encodes headers of members as pax (POSIX.1-2001), as GNU tar writes them with `--format=posix`.
 
+use std::borrow::Cow;
+
 use super::header::{RECORD_LEN, Record};
 use super::{Member, MemberKind, Timestamp};
 
@@ -35,7 +37,7 @@ pub(crate) fn encode_header(member: &Member) -> Vec<u8> {
     // Attributes of a hard link are those of its target.
     if typeflag != b'1' {
         for (name, value) in &member.xattrs {
-            fields.extension(&xattr_keyword(name), value);
+            fields.extension(&xattr_keyword(name), &without_ids(name, value));
         }
     }
     let mut header = extension_header(&fields.extensions);
@@ -65,6 +67,27 @@ fn xattr_keyword(name: &[u8]) -> Vec<u8> {
         }
     }
     keyword
+}
+
+/// The value of an attribute. Entries of an ACL lose the number that star appends, which GNU tar cannot read.
+fn without_ids<'a>(name: &[u8], value: &'a [u8]) -> Cow<'a, [u8]> {
+    if !name.starts_with(b"SCHILY.acl.") {
+        return value.into();
+    }
+    let entries = value.split_inclusive(|byte| matches!(byte, b',' | b'\n'));
+    let entries = entries.flat_map(|entry| {
+        let end = entry.iter().position(|byte| matches!(byte, b',' | b'\n'));
+        let (text, separator) = entry.split_at(end.unwrap_or(entry.len()));
+        let colons = text.iter().filter(|&&byte| byte == b':').count();
+        let last = text.iter().rposition(|&byte| byte == b':');
+        let id = last
+            .and_then(|last| text.get(last + 1..))
+            .unwrap_or_default();
+        let has_id = colons == 3 && !id.is_empty() && id.iter().all(u8::is_ascii_digit);
+        let kept = last.filter(|_| has_id).unwrap_or(text.len());
+        text.iter().take(kept).chain(separator)
+    });
+    Cow::Owned(entries.copied().collect())
 }
 
 /// A header's record, and the pax records of what does not fit.
@@ -291,6 +314,26 @@ mod tests {
             ..Member::new("a", MemberKind::File)
         };
         assert_eq!(parsed(std::slice::from_ref(&member)), [member]);
+    }
+
+    #[test]
+    fn numbers_of_acl_entries_are_left_out() {
+        for (name, value, expected) in [
+            (
+                "SCHILY.acl.access",
+                "user::rwx,user:lisa:r-x:502,group::r-x,group:42:r--:42,mask::r-x",
+                "user::rwx,user:lisa:r-x,group::r-x,group:42:r--,mask::r-x",
+            ),
+            (
+                "SCHILY.acl.default",
+                "user:a:rwx\t#effective:r--\nuser:b:r--:7\n",
+                "user:a:rwx\t#effective:r--\nuser:b:r--\n",
+            ),
+            ("user.a", "user:lisa:r-x:502", "user:lisa:r-x:502"),
+        ] {
+            let found = without_ids(name.as_bytes(), value.as_bytes());
+            assert_eq!(found, expected.as_bytes(), "{name}");
+        }
     }
 
     #[test]

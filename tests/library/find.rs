@@ -451,7 +451,7 @@ fn argument(primary: &str, rng: &mut Rng) -> Option<String> {
         "-mmin" | "-amin" | "-cmin" => {
             format!(
                 "{sign}{}",
-                rng.pick(&["0", "1", "5", "1441", "1500", "62", "61.3"])
+                rng.pick(&["0", "1", "5", "1441", "1500", "62", "61.3", "1e3"])
             )
         }
         "-perm" => (rng.pick(MODES)).to_owned(),
@@ -619,7 +619,7 @@ fn each_argument_of_a_primary_matches_as_in_gnu_find() {
     compare(&["-inum", &sub.ino().to_string()]);
     compare(&["-empty"]);
     compare(&["-newermt", "2024-03-21"]);
-    compare(&["-name", "[hlL]*", "-printf", "%Tj %TU %TW\n"]);
+    compare(&["-name", "[hlL]*", "-printf", "%Tj %TU %TW %Te\n"]);
     compare(&["-nouser", "-o", "-not", "-nogroup", "-type", "f"]);
     compare(&[]);
 }

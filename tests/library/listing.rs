@@ -649,6 +649,12 @@ fn path_through_a_link_of_an_archive_is_found() {
             told.contains("out/passwd: a symbolic link on the way leads outside"),
             "{told}"
         );
+        let output = tarfs(&place, &[verb, "a.tar", "../usr"]);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            told.contains("../usr: its `..` leads above the root"),
+            "{told}"
+        );
         let output = tarfs(&place, &[verb, "a.tar", "bin/none"]);
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(told.contains("bin/none: not in the archive"), "{told}");
@@ -657,12 +663,6 @@ fn path_through_a_link_of_an_archive_is_found() {
 
 #[test]
 fn columns_of_an_archive_are_aligned() {
-        let output = tarfs(&place, &[verb, "a.tar", "../usr"]);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            told.contains("../usr: its `..` leads above the root"),
-            "{told}"
-        );
     let place = Place::new();
     let mut archive = Archive::new().symlink("0", "target");
     for number in 1..11 {

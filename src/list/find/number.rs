@@ -96,8 +96,9 @@ impl TimeRange {
     /// ages count. `None` if it is no number.
     pub(super) fn parse_age(text: &str, unit: i128, day_start: i128) -> Option<Self> {
         let number = text.strip_prefix(['+', '-']).unwrap_or(text);
-        let is_decimal = |byte: u8| byte.is_ascii_digit() || byte == b'.';
-        if !number.bytes().all(is_decimal) {
+        // Rust also reads names, such as `inf`, and a second sign.
+        let is_decimal = |byte: u8| byte.is_ascii_digit() || b".eE+-".contains(&byte);
+        if number.starts_with(['+', '-']) || !number.bytes().all(is_decimal) {
             return None;
         }
         let units: f64 = number.parse().ok()?;

@@ -47,6 +47,7 @@ pub(super) fn format(time: Timestamp, letter: u8) -> Option<String> {
         ),
         b'd' => format!("{day:02}"),
         b'D' | b'x' => format!("{month:02}/{day:02}/{:02}", year.rem_euclid(100)),
+        b'e' => format!("{day:2}"),
         b'F' => format!("{year}-{month:02}-{day:02}"),
         b'H' => format!("{hour:02}"),
         b'I' => format!("{half_day_hour:02}"),
@@ -67,7 +68,7 @@ pub(super) fn format(time: Timestamp, letter: u8) -> Option<String> {
         b'Z' => "UTC".to_owned(),
         b'+' => format!("{year}-{month:02}-{day:02}+{hour:02}:{minute:02}:{second:02}.{fraction}"),
         CTIME => format!(
-            "{short_weekday} {short_month} {day:2} {hour:02}:{minute:02}:{second:02}.{fraction} {year}"
+            "{short_weekday} {short_month} {day:2} {hour:02}:{minute:02}:{second:02}.{fraction} {year:04}"
         ),
         LS_CLOCK => format!("{short_month} {day:2} {hour:02}:{minute:02}"),
         LS_YEAR => format!("{short_month} {day:2}  {year}"),
