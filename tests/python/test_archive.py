@@ -255,6 +255,12 @@ def test_tree_of_a_published_index_is_not_written(
     cache_dir = tmp_path / "cache of another machine" if is_saved else False
     archive = tarfs.open(server.url("w.tar.gz"), cache_dir=cache_dir)
     assert archive.counters()["published_indexes"] == 1
+    # What is only shown needs no scan, and is cut as the tree that is written.
+    scanned_archive = tarfs.open(server.url("a.tar.gz"))
+    entries = [shard.entries for shard in archive.plan(2)]
+    assert entries == [shard.entries for shard in scanned_archive.plan(2)]
+    shown = {member.name: member.read() for member in archive.members(1, 2)}
+    assert shown == {member.name: member.read() for member in scanned_archive.members(1, 2)}
     assert archive.counters()["scanned_packed_bytes"] == 0
     out = tmp_path / "out"
     out.mkdir()
