@@ -628,6 +628,7 @@ fn path_through_a_link_of_an_archive_is_found() {
     );
     assert!(!place.path("out/usr/bin/ls").exists());
     let archive = Archive::new()
+        .directory("a/b")
         .symlink("x", "a/b")
         .symlink("l", "x/../c")
         .file("a/c/f", "of the kernel")

@@ -94,6 +94,9 @@ impl Archive {
     }
 }
 
+/// A content that cannot be read.
+const DAMAGED: &[u8] = b"damaged";
+
 /// The contents of an [`Archive`].
 #[derive(Debug)]
 struct TestVolume {
@@ -132,6 +135,13 @@ impl Volume for TestVolume {
         let content = self.contents.get(&ino.0).expect("a file");
         let entry = self.index.entry(ino).expect("a file");
         let piece = entry.pieces(offset, 1).next().expect("stored");
+        if content == DAMAGED {
+            let extent = piece.plain;
+            return Err(ReadError::Damaged {
+                extent,
+                cause: None,
+            });
+        }
         let first = entry.pieces(0, u64::MAX).next().expect("stored");
         let from = piece.plain.start().0 - first.plain.start().0 + offset - piece.offset;
         let from = usize::try_from(from).expect("small");
@@ -242,6 +252,26 @@ fn complete_copy_is_not_read_again_by_a_second_run() {
     assert_eq!(links, 2);
     let (progress, reads) = archive.write(&dir);
     assert_eq!((progress, reads), (expected, vec![]));
+}
+
+#[test]
+fn damaged_file_is_named_and_not_in_the_copy() {
+    let dir = TestDir::new();
+    let archive = Archive::new(vec![
+        test_support::file(b"bad", DAMAGED),
+        (
+            test_support::member(b"link", MemberKind::HardLink(b"bad".to_vec())),
+            &[],
+        ),
+        test_support::file(b"good", b"whole"),
+    ]);
+    let (progress, _) = archive.write(&dir);
+    assert_eq!(progress.state, CopyState::Incomplete);
+    assert_eq!((progress.files, progress.failures), (1, 1));
+    assert!(progress.note.is_some_and(|note| note.starts_with("bad: ")));
+    let names = fs::read_dir(dir.copy()).expect("there");
+    let names: Vec<_> = names.map(|it| it.expect("there").file_name()).collect();
+    assert_eq!(names, ["good"]);
 }
 
 #[test]
