@@ -63,6 +63,17 @@ pub enum PathError {
     TooManyLinks,
 }
 
+impl PathError {
+    /// The error of a `..` above the root, which is the path's own or that of a link.
+    fn of_climb(is_own: bool) -> Self {
+        if is_own {
+            Self::AboveRoot
+        } else {
+            Self::EscapesRoot
+        }
+    }
+}
+
 /// Error of a path resolution: from the path or from the tree.
 #[derive(Debug)]
 pub(crate) enum ResolveError<E> {
@@ -188,11 +199,7 @@ impl<D: Clone> Walk<D> {
                 b"" | b"." => continue,
                 b".." => {
                     if self.ancestors.pop().is_none() && !tree.is_chroot() {
-                        return Err(ResolveError::Path(if is_own {
-                            PathError::AboveRoot
-                        } else {
-                            PathError::EscapesRoot
-                        }));
+                        return Err(ResolveError::Path(PathError::of_climb(is_own)));
                     }
                     continue;
                 }

@@ -57,7 +57,7 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let volume = context.open(&tree)?;
     if !is_image {
         let notes = volume.archives().into_iter().flat_map(Archive::notes);
-        // That is told with the problems.
+        // The list of problems begins with it.
         let notes = notes.filter(|note| note != TRUNCATED_NOTE);
         notes.for_each(output::print_error);
     }
