@@ -387,21 +387,22 @@ fn unmount_ends_scan_waiting_for_server() {
 fn killed_reader_exits_though_server_is_silent() {
     let front = Archive::new().file("early", "early");
     let place = Place::mounted_at_gate(front, |rest| rest.file("late", "late"), Remainder::Comes);
-    let waiting = |program: &str, path: &str| {
-        let waits = place.counter("scan_waits");
+    let waiting = |program: &str, path: &str, counter: &str| {
+        let before = place.counter(counter);
         let mut command = Command::new("sh");
         // A test runner in the background may ignore signals.
         let line = format!("ulimit -c 0; exec env --default-signal {program} \"$0\"");
         command.args(["-c", &line]).arg(place.path(path));
         let process = command.stdout(Stdio::null()).spawn().expect("installed");
-        place.wait_for_count("scan_waits", waits + 1);
+        place.wait_for_count(counter, before + 1);
         process
     };
     let mut waiting = [
-        (waiting("cat", "mnt/late"), Signal::KILL),
-        (waiting("cat", "mnt/last"), Signal::QUIT),
-        (waiting("ls", "mnt"), Signal::TERM),
-        (waiting("cat", "mnt/filler"), Signal::KILL),
+        (waiting("cat", "mnt/late", "scan_waits"), Signal::KILL),
+        (waiting("cat", "mnt/last", "scan_waits"), Signal::QUIT),
+        (waiting("ls", "mnt", "scan_waits"), Signal::TERM),
+        // It may wait for a request of its own.
+        (waiting("cat", "mnt/filler", "served_reads"), Signal::KILL),
     ];
     for (process, signal) in &mut waiting {
         assert_eq!(process.try_wait().expect("a child"), None, "waits");
