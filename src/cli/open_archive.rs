@@ -262,13 +262,16 @@ pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
     if tree.source.is_place() {
         return open_directory(args, &tree.source, context, stats, network);
     }
-    let retry_forever = context.archive.scan.retry_forever.clone();
+    let retry_forever = &context.archive.scan.retry_forever;
     if args.shown_version.is_some() && !is_layered {
         // Callers wait, but the supervisor does not count the time of an outage.
         retry_forever.enable();
     }
     let volume = if is_early {
-        context.open_scanning(&tree)?
+        let volume = context.open_early(&tree)?;
+        // No user waits at the terminal any more. The mount works again when the network does.
+        retry_forever.enable();
+        volume
     } else {
         context.open(&tree)?
     };
@@ -283,11 +286,13 @@ pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
         prefetch_notes,
     };
     let name = tree.source.redacted();
-    let opened = OpenedArchive::new(name, status_source, recording, stats, network);
-    Ok(OpenedArchive {
-        retry_forever,
-        ..opened
-    })
+    Ok(OpenedArchive::new(
+        name,
+        status_source,
+        recording,
+        stats,
+        network,
+    ))
 }
 
 /// Lists the archives of the place `spec`. They are opened when they are used.

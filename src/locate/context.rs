@@ -84,7 +84,7 @@ impl PublishedIndexChoice {
 /// Displays the progress of indexing until its result is dropped, from the packed length and scan counters.
 pub type ProgressFn = Arc<dyn Fn(Option<u64>, &Arc<Stats>) -> Box<dyn Any + Send> + Send + Sync>;
 
-/// [`Archive::open`], [`Archive::open_early`] or [`Archive::open_scanning`].
+/// [`Archive::open`] or [`Archive::open_early`].
 type OpenFn = fn(Arc<dyn Source>, &OpenOptions, &Handle, &Arc<Stats>) -> Result<Archive, OpenError>;
 
 /// The opened sources of a tree.
@@ -181,14 +181,6 @@ impl OpenContext {
     /// As [`open`](Self::open).
     pub fn open_early(&self, tree: &TreeSpec) -> Result<Arc<dyn Volume>, Error> {
         self.open_with(tree, Archive::open_early)
-    }
-
-    /// Opens `tree` as [`open`](Self::open) does, but a single archive as [`Archive::open_scanning`] does.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_scanning(&self, tree: &TreeSpec) -> Result<Arc<dyn Volume>, Error> {
-        self.open_with(tree, Archive::open_scanning)
     }
 
     fn open_with(&self, tree: &TreeSpec, open_archive: OpenFn) -> Result<Arc<dyn Volume>, Error> {

@@ -48,7 +48,7 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        let archive = Self::open_scanning(source, options, network, stats)?;
+        let archive = Self::open_early(source, options, network, stats)?;
         archive.wait_for(WaitFor::End, options.index_rows)
     }
 
@@ -61,21 +61,8 @@ impl Archive {
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
         let awaited = whole_tree(&*source);
-        let archive = Self::open_scanning(source, options, network, stats)?;
+        let archive = Self::open_early(source, options, network, stats)?;
         archive.wait_for(awaited, RowsToLoad::All)
-    }
-
-    /// Waits until the scan has found the first member, if it still runs.
-    ///
-    /// # Errors
-    /// That of the scan, if it found no member. [`Archive::failure`] returns its other errors, however soon they come.
-    pub fn wait_for_first_member(&self) -> Result<(), OpenError> {
-        let live_index = &self.reader.live_index;
-        live_index.wait_for(WaitFor::Member);
-        if live_index.has(&WaitFor::Member) {
-            return Ok(());
-        }
-        self.check_scan_result()
     }
 
     fn wait_for(self, awaited: WaitFor, rows: RowsToLoad) -> Result<Self, OpenError> {
@@ -92,23 +79,9 @@ impl Archive {
     /// it returns only after the whole archive has been verified.
     ///
     /// # Errors
-    /// As [`Archive::open_scanning`] and [`Archive::wait_for_first_member`].
+    /// As [`Archive::open`], if the scan found no member, or not the expected digest. [`Archive::failure`] returns
+    /// other errors of the scan, however soon they come.
     pub fn open_early(
-        source: Arc<dyn Source>,
-        options: &OpenOptions,
-        network: &Handle,
-        stats: &Arc<Stats>,
-    ) -> Result<Self, OpenError> {
-        let archive = Self::open_scanning(source, options, network, stats)?;
-        archive.wait_for_first_member()?;
-        Ok(archive)
-    }
-
-    /// As [`Archive::open_early`], but returns when the scan has begun.
-    ///
-    /// # Errors
-    /// As [`Archive::open`], if the scan cannot begin, or did not find the expected digest.
-    pub fn open_scanning(
         source: Arc<dyn Source>,
         options: &OpenOptions,
         network: &Handle,
@@ -134,7 +107,7 @@ impl Archive {
         ))
     }
 
-    /// As [`Archive::open_scanning`], but without a scan. Returns the archive to scan if it has no index.
+    /// As [`Archive::open_early`], but without a scan. Returns the archive to scan if it has no index.
     pub(crate) fn open_indexed(
         source: Arc<dyn Source>,
         options: &OpenOptions,
@@ -175,17 +148,15 @@ impl UnscannedArchive {
             // The scan borrows all that it needs.
             self.0.options.scan.memory = 0;
         }
-        let archive = self.0.start_scan()?;
-        archive.wait_for_first_member()?;
-        Ok(archive)
+        self.0.start_scan()
     }
 
-    /// Starts the scan once archives with the same resources leave memory for it.
+    /// As [`Self::scan`], but waits until archives with the same resources leave memory for the scan.
     fn scan_with_own_memory(self) -> Result<Archive, OpenError> {
         let bytes = self.0.options.half_memory();
         let resources = self.0.resources.clone();
         let memory = resources.map(|(resources, _)| resources.wait_for_scan_memory(bytes));
-        let archive = self.0.start_scan()?;
+        let archive = self.scan(ScanTurn::Regular)?;
         archive
             .reader
             .live_index
@@ -267,12 +238,17 @@ impl Opener {
             Arc::new(self.build_reader(LiveIndex::growing(builder, &self.stats), disk_cache));
         let mut archive = self.build_archive(Arc::clone(&reader))?;
         let is_whole_awaited = self.options.scan.expects_digest();
-        let awaited = whole_tree(&*self.source);
+        let awaited = if is_whole_awaited {
+            whole_tree(&*self.source)
+        } else {
+            WaitFor::Member
+        };
         let background_scan =
             BackgroundScan::start(self, disk_cache_writer, reader).map_err(OpenError::Threads)?;
         archive.background_scan = Some(background_scan);
-        if is_whole_awaited {
-            archive.reader.live_index.wait_for(awaited);
+        let live_index = &archive.reader.live_index;
+        live_index.wait_for(awaited);
+        if is_whole_awaited || !live_index.has(&WaitFor::Member) {
             archive.check_scan_result()?;
         }
         Ok(archive)

@@ -394,8 +394,6 @@ fn make_mount(
         }
         mount
     } else {
-        // Last, because all else can be prepared while the first bytes arrive.
-        opened.wait_for_first_member()?;
         let (tree, namespace) = ((tree, options), namespace.as_ref());
         let writable = writable.map(|writable| (writable, overlay_options));
         start_mount(

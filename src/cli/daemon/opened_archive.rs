@@ -8,8 +8,7 @@ use super::prefetch::Recording;
 use super::status_source::StatusSource;
 use tarfs::Stats;
 use tarfs::archive::Volume;
-use tarfs::locate::{self, SourceArchives};
-use tarfs::source::RetryForever;
+use tarfs::locate::SourceArchives;
 
 pub(crate) struct OpenedArchive {
     pub content: Arc<dyn Volume>,
@@ -29,8 +28,6 @@ pub(crate) struct OpenedArchive {
     pub directory: Option<Arc<SourceArchives>>,
     /// Recorder of read files, if the user wants one; ends with the mount.
     pub recording: Option<Recording>,
-    /// Whether scans wait for the end of any outage.
-    pub retry_forever: RetryForever,
     /// Runtime that reads need. Declared last, so that it is dropped last.
     pub network: Runtime,
 }
@@ -68,22 +65,8 @@ impl OpenedArchive {
             status_source,
             directory: None,
             recording,
-            retry_forever: RetryForever::default(),
             network,
         }
-    }
-
-    /// Waits until the first member is known. From then on no user waits at the terminal, and scans wait for the end of
-    /// any outage.
-    ///
-    /// # Errors
-    /// The scan found no member.
-    pub(crate) fn wait_for_first_member(&self) -> Result<(), locate::Error> {
-        for archive in self.content.archives() {
-            archive.wait_for_first_member()?;
-        }
-        self.retry_forever.enable();
-        Ok(())
     }
 }
 
