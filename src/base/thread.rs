@@ -1,9 +1,33 @@
 //! Threads with an owner. Only this module spawns threads.
 
+use std::error::Error;
 use std::io;
 use std::thread::{self, JoinHandle, Scope};
 
 use rustix::time::{ClockId, clock_gettime};
+
+/// Advice for an error of [`is_thread_limit`].
+pub(crate) const HINT_RAISE_THREAD_LIMIT: &str =
+    "allow more threads: `ulimit -u`, or the limit of tasks of the service or container";
+
+/// The system permits no further thread.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct ThreadLimit(io::Error);
+
+/// Whether the system permits no further thread, which only the user can change.
+pub(crate) fn is_thread_limit(error: &(dyn Error + 'static)) -> bool {
+    let wrapped = error.downcast_ref().and_then(io::Error::get_ref);
+    wrapped.is_some_and(|wrapped| wrapped.is::<ThreadLimit>())
+}
+
+/// Makes an error of starting a thread one of [`is_thread_limit`], if it is. Other calls have the same number.
+pub(crate) fn classify_spawn_error(error: io::Error) -> io::Error {
+    match error.kind() {
+        kind @ io::ErrorKind::WouldBlock => io::Error::new(kind, ThreadLimit(error)),
+        _ => error,
+    }
+}
 
 /// A named thread, joined when its handle is dropped, so that it never outlives its owner. The owner must
 /// first make the work end, usually by dropping the channel that it reads.
@@ -21,7 +45,8 @@ impl<T: Send + 'static> Thread<T> {
         #[expect(clippy::disallowed_methods, reason = "the one place that may")]
         let handle = std::thread::Builder::new()
             .name(name.to_owned())
-            .spawn(work)?;
+            .spawn(work)
+            .map_err(classify_spawn_error)?;
         Ok(Self {
             handle: Some(handle),
         })
@@ -70,7 +95,8 @@ pub(crate) fn scoped_thread<'scope>(
 ) -> io::Result<()> {
     let builder = thread::Builder::new().name(name.to_owned());
     #[expect(clippy::disallowed_methods, reason = "the one place that may")]
-    builder.spawn_scoped(scope, work).map(drop)
+    let spawned = builder.spawn_scoped(scope, work);
+    spawned.map(drop).map_err(classify_spawn_error)
 }
 
 /// Processor time of this thread, in nanoseconds.

@@ -20,7 +20,7 @@ use crate::archive::{
     Archive, Callback, DiskCacheMode, OpenError, OpenOptions, TreeOrigin, Volume, WaitFor,
     detect_compression,
 };
-use crate::base::descriptor_limit::check_descriptor_limit;
+use crate::base::descriptor_limit::{NETWORK_DESCRIPTORS, check_descriptor_limit};
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
@@ -46,7 +46,7 @@ const MAX_CONCURRENT_OPENS: usize = 8;
 /// # Errors
 /// If the system has no more threads or descriptors.
 pub fn start_network() -> io::Result<Runtime> {
-    check_descriptor_limit()?;
+    check_descriptor_limit(NETWORK_DESCRIPTORS)?;
     Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("tarfs-net")

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::error::Error;
 use crate::archive;
 use crate::base::descriptor_limit::{HINT_RAISE_DESCRIPTOR_LIMIT, is_descriptor_limit};
+use crate::base::thread::{HINT_RAISE_THREAD_LIMIT, is_thread_limit};
 use crate::image;
 use crate::index::MergeError;
 use crate::layers::LayeredArchiveError;
@@ -45,6 +46,9 @@ pub fn hint(error: &(dyn std::error::Error + 'static)) -> Option<Cow<'static, st
     if is_descriptor_limit(error) {
         return Some(Cow::from(HINT_RAISE_DESCRIPTOR_LIMIT));
     }
+    if is_thread_limit(error) {
+        return Some(Cow::from(HINT_RAISE_THREAD_LIMIT));
+    }
     match error.downcast_ref::<LayeredArchiveError>()? {
         LayeredArchiveError::TooManyEntries { .. } => {
             Some(Cow::from(archive::HINT_RAISE_MAX_ENTRIES))
@@ -56,5 +60,30 @@ pub fn hint(error: &(dyn std::error::Error + 'static)) -> Option<Cow<'static, st
             Some(Cow::from(archive::HINT_RAISE_INDEX_MEMORY))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::archive::OpenError;
+    use crate::base::error_chain::error_chain;
+    use crate::base::thread::classify_spawn_error;
+
+    #[test]
+    fn limit_of_threads_is_named() {
+        let number = |number| io::Error::from_raw_os_error(number);
+        let spawned = || classify_spawn_error(number(11));
+        assert_eq!(hint(&spawned()).as_deref(), Some(HINT_RAISE_THREAD_LIMIT));
+        let text = error_chain(&OpenError::Threads(spawned()));
+        assert_eq!(
+            text,
+            "cannot start a thread: Resource temporarily unavailable"
+        );
+        for other in [number(11), classify_spawn_error(number(12))] {
+            assert_eq!(hint(&other), None);
+        }
     }
 }

@@ -68,9 +68,9 @@ fn class_of(error: &(dyn Error + 'static)) -> Option<Class> {
     }
     match error.downcast_ref::<ReadError>()? {
         ReadError::Changed(_) => Some(CHANGED),
-        ReadError::TimedOut(_) => Some(TIMED_OUT),
         // Their causes say more.
         ReadError::NotFound(_)
+        | ReadError::TimedOut(_)
         | ReadError::Unreachable(_)
         | ReadError::AccessDenied(_)
         | ReadError::Memory(_)
@@ -120,7 +120,7 @@ fn class_of_cause(cause: &Cause) -> Class {
         source::Class::AccessDenied => ACCESS_DENIED,
         source::Class::Changed => CHANGED,
         source::Class::Damaged => DAMAGED,
-        source::Class::Unreachable => UNREACHABLE,
+        source::Class::Outage | source::Class::Unreachable => UNREACHABLE,
         source::Class::TimedOut => TIMED_OUT,
         source::Class::Invalid => INVALID,
         source::Class::Other => ERROR,

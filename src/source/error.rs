@@ -107,23 +107,23 @@ pub struct Rejection {
     plain: Cause,
 }
 
-/// Codes of servers that are busy or unable to serve, whatever the status.
-const OUTAGE_CODES: [&str; 14] = [
+/// Codes of servers that get too many requests, whatever the status.
+const THROTTLING_CODES: [&str; 11] = [
     "BandwidthLimitExceeded",
-    "InternalError",
     "RequestLimitExceeded",
     "RequestThrottled",
     "RequestThrottledException",
     "ServerBusy",
-    "ServiceUnavailable",
     "SlowDown",
     "Throttling",
     "ThrottlingException",
     "TOOMANYREQUESTS",
     "TooManyRequests",
     "TooManyRequestsException",
-    "UNAVAILABLE",
 ];
+
+/// Other codes of servers that are unable to serve, whatever the status.
+const OUTAGE_CODES: [&str; 3] = ["InternalError", "ServiceUnavailable", "UNAVAILABLE"];
 
 /// Other codes of object stores whose error may soon end.
 const TRANSIENT_CODES: [&str; 4] = [
@@ -151,8 +151,12 @@ impl Rejection {
             .is_some_and(|code| codes.contains(&code))
     }
 
+    fn is_throttling(&self) -> bool {
+        self.has_code(&THROTTLING_CODES) || self.plain.is_throttling()
+    }
+
     fn is_outage(&self) -> bool {
-        self.has_code(&OUTAGE_CODES) || self.plain.is_outage()
+        self.is_throttling() || self.has_code(&OUTAGE_CODES) || self.plain.is_outage()
     }
 
     fn is_transient(&self) -> bool {
@@ -161,6 +165,7 @@ impl Rejection {
 
     fn class(&self) -> Class {
         match self.plain.class() {
+            _ if self.is_outage() => Class::Outage,
             _ if self.is_transient() => Class::Unreachable,
             _ if self.has_code(&ARCHIVED_CODES) => Class::AccessDenied,
             class => class,
@@ -220,7 +225,9 @@ pub enum Class {
     Changed,
     /// Its bytes are wrong or incomplete.
     Damaged,
-    /// It cannot be reached, or its server does not serve it.
+    /// It cannot be reached, or its server cannot serve it, which may end within a minute.
+    Outage,
+    /// Its server does not serve it, or must not be asked.
     Unreachable,
     /// It would take longer than the caller waits.
     TimedOut,
@@ -264,9 +271,11 @@ pub enum Cause {
     Credentials(String),
     /// A source of credentials fails, and may soon work.
     #[error("no credentials from {detail}{}", describe_pause(*.retry_after))]
-    CredentialOutage {
+    CredentialsUnavailable {
         /// Its name and its failure, without secrets.
         detail: String,
+        /// Whether it is an outage, as the same failure of a server of data would be.
+        is_outage: bool,
         /// The pause that its server asks for.
         retry_after: Option<Duration>,
     },
@@ -311,6 +320,9 @@ pub enum Cause {
     /// The operating system returned an error.
     #[error("{0}")]
     Io(Arc<io::Error>),
+    /// This process can open no more files and sockets, so no server is at fault.
+    #[error("{0}")]
+    DescriptorLimit(String),
     /// No file has that name, which is probably a URL without its scheme.
     #[error("not found")]
     MissingScheme {
@@ -396,12 +408,13 @@ impl Cause {
             Self::Unauthorized(_) | Self::Denied(_) | Self::Credentials(_) => Class::AccessDenied,
             Self::Changed => Class::Changed,
             Self::Truncated | Self::Damaged(_) => Class::Damaged,
+            Self::Busy(_) => Class::TimedOut,
+            Self::Rejected(rejection) => rejection.class(),
+            cause if cause.is_outage() => Class::Outage,
             Self::Offline
             | Self::Unreachable { .. }
-            | Self::CredentialOutage { .. }
+            | Self::CredentialsUnavailable { .. }
             | Self::Http(_) => Class::Unreachable,
-            Self::Rejected(rejection) => rejection.class(),
-            Self::Busy(_) => Class::TimedOut,
             Self::UnknownScheme(_)
             | Self::Malformed(_)
             | Self::Unsupported(_)
@@ -418,13 +431,22 @@ impl Cause {
 
     /// Whether it is the limit of open files of this process, so that no server is at fault.
     pub(super) fn is_descriptor_limit(&self) -> bool {
-        matches!(self, Self::Io(error) if is_descriptor_limit(&**error))
+        matches!(self, Self::DescriptorLimit(_))
+    }
+
+    /// Whether the server gets too many requests, perhaps of this process.
+    pub(super) fn is_throttling(&self) -> bool {
+        match self {
+            Self::Http(status) => matches!(*status, RATE_LIMITED | 429 | 503),
+            Self::Rejected(rejection) => rejection.is_throttling(),
+            _ => false,
+        }
     }
 
     /// The pause that a server asks for.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::CredentialOutage { retry_after, .. } => *retry_after,
+            Self::CredentialsUnavailable { retry_after, .. } => *retry_after,
             Self::Busy(retry_after) => Some(*retry_after),
             _ => None,
         }
@@ -451,7 +473,7 @@ impl Cause {
             }
             Self::Denied(_) => "check that they are valid and may read the object",
             Self::Credentials(_) => "correct this source of credentials, or remove it",
-            Self::CredentialOutage { .. } => {
+            Self::CredentialsUnavailable { .. } => {
                 "try again later, or correct this source of credentials"
             }
             Self::Offline => "read it once without --offline, so that it is cached",
@@ -470,7 +492,7 @@ impl Cause {
             Self::Busy(_) => "try again later, or wait for it with --timeout",
             Self::Http(_) => "check the URL",
             Self::Protocol(_) => "download the file by other means and give its path",
-            Self::Io(error) if is_descriptor_limit(&**error) => HINT_RAISE_DESCRIPTOR_LIMIT,
+            Self::DescriptorLimit(_) => HINT_RAISE_DESCRIPTOR_LIMIT,
             Self::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 "check its permissions"
             }
@@ -500,7 +522,7 @@ impl Cause {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
             Self::Http(status) => is_transient_status(*status),
             Self::Rejected(rejection) => rejection.is_transient(),
-            Self::Truncated | Self::Busy(_) | Self::CredentialOutage { .. } => true,
+            Self::Truncated | Self::Busy(_) | Self::CredentialsUnavailable { .. } => true,
             _ => false,
         }
     }
@@ -526,7 +548,8 @@ impl Cause {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
             Self::Http(status) => is_outage_status(*status),
             Self::Rejected(rejection) => rejection.is_outage(),
-            Self::Busy(_) | Self::CredentialOutage { .. } => true,
+            Self::CredentialsUnavailable { is_outage, .. } => *is_outage,
+            Self::Busy(_) => true,
             _ => false,
         }
     }
@@ -536,6 +559,7 @@ impl From<io::Error> for Cause {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound => Self::NotFound,
+            _ if is_descriptor_limit(&error) => Self::DescriptorLimit(error.to_string()),
             _ => Self::Io(Arc::new(error)),
         }
     }
@@ -668,11 +692,13 @@ mod tests {
         assert!(!met(Obstacle::Certificate).after_open().is_transient());
         let refused = Cause::Credentials("the profile".to_owned());
         assert!(!refused.is_transient() && !refused.is_outage());
-        let outage = Cause::CredentialOutage {
+        let outage = |is_outage| Cause::CredentialsUnavailable {
             detail: String::new(),
+            is_outage,
             retry_after: None,
         };
-        assert!(outage.is_transient() && outage.is_outage());
+        assert!(outage(true).is_transient() && outage(true).is_outage());
+        assert!(outage(false).is_transient() && !outage(false).is_outage());
         assert!(!Cause::NotFound.after_open().is_transient());
     }
 
@@ -726,12 +752,58 @@ mod tests {
         for status in [400, 401, 403, 404, 409, 503] {
             for (code, is_outage) in [("SlowDown", true), ("RequestTimeout", status == 503)] {
                 let cause = described(status, None, code);
+                let class = if is_outage {
+                    Class::Outage
+                } else {
+                    Class::Unreachable
+                };
                 assert!(cause.is_transient(), "{status} {code}");
                 assert_eq!(cause.is_outage(), is_outage, "{status} {code}");
-                assert_eq!(cause.class(), Class::Unreachable, "{status} {code}");
+                assert_eq!(cause.class(), class, "{status} {code}");
             }
         }
         assert!(described(403, pause, "RateLimited").is_outage());
+    }
+
+    #[test]
+    fn throttling_is_known_by_status_or_code() {
+        let described = |status, code: &str| {
+            Cause::from_status(status, None).with_error(status, Some(code.to_owned()), None)
+        };
+        for (status, code) in [
+            (400, "SlowDown"),
+            (403, "TooManyRequests"),
+            (409, "ServerBusy"),
+            (500, "Throttling"),
+            (429, "Other"),
+            (503, "InternalError"),
+        ] {
+            assert!(described(status, code).is_throttling(), "{status} {code}");
+        }
+        assert!(Cause::from_status(403, Some(Duration::ZERO)).is_throttling());
+        for (status, code) in [
+            (500, "InternalError"),
+            (403, "AccessDenied"),
+            (403, "RequestTimeout"),
+        ] {
+            assert!(!described(status, code).is_throttling(), "{status} {code}");
+        }
+    }
+
+    #[test]
+    fn every_outage_but_a_long_pause_has_one_class() {
+        let unreachable = Cause::Unreachable {
+            obstacle: Obstacle::Refused,
+            detail: String::new(),
+        };
+        for cause in [unreachable, Cause::Http(503), Cause::Http(429)] {
+            assert_eq!(cause.class(), Class::Outage, "{cause}");
+        }
+        assert_eq!(Cause::Busy(Duration::ZERO).class(), Class::TimedOut);
+        assert_eq!(Cause::Http(501).class(), Class::Unreachable);
+        let limit = Cause::from(io::Error::from_raw_os_error(24));
+        assert!(limit.is_descriptor_limit() && !limit.is_transient());
+        assert_eq!(limit.hint().as_deref(), Some(HINT_RAISE_DESCRIPTOR_LIMIT));
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Retry {
         if let Some(retry_after) = retry_after.filter(|&retry_after| retry_after >= left) {
             return Err(match cause {
                 // It names the server that asks for the pause.
-                Cause::CredentialOutage { .. } => cause,
+                Cause::CredentialsUnavailable { .. } => cause,
                 _ => Cause::Busy(retry_after),
             });
         }

@@ -1,7 +1,7 @@
 //! Sources of credentials that fail for a while, or for good.
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -117,6 +117,75 @@ fn credential_helper_that_fails_once_is_asked_again() {
         format!("{}:/usr/bin:/bin", place.path("bin").display()),
     );
     succeeds(&command.output().expect("started"));
+}
+
+/// Headers and hidden arguments are in variables of this program.
+#[test]
+fn credential_helper_gets_no_variables_of_this_program() {
+    let registry = guarded(Arc::new(basic("me:pass")));
+    let place = TestDir::new(&["cache", "docker", "bin"]);
+    let answer = r#"{"Username":"me","Secret":"pass"}"#;
+    let seen = place.path("seen").display().to_string();
+    let script = format!("cat >/dev/null\nenv >{seen}\necho '{answer}'");
+    put_program(&place, "bin/docker-credential-test", &script);
+    let config = json!({ "credsStore": "test" });
+    place.put("docker/config.json", config.to_string());
+    let path = format!("{}:/usr/bin:/bin", place.path("bin").display());
+    let mut command = command(&place, &["ls", &registry.name(":1")]);
+    command
+        .env("PATH", path)
+        .env("OTHER", "kept")
+        .env("TARFS_HEADERS", "X-Key: s3cret")
+        .env("TARFS_ARGUMENT_9", "s3cret");
+    succeeds(&command.output().expect("started"));
+    let seen = std::fs::read_to_string(seen).expect("it ran");
+    assert!(seen.contains("OTHER=kept"), "{seen}");
+    assert!(!seen.contains("TARFS_"), "{seen}");
+}
+
+/// The limit of open files is no fault of the helper or of the user's login.
+#[test]
+fn credential_helper_without_descriptors_is_no_wrong_login() {
+    let registry = guarded(Arc::new(basic("me:pass")));
+    let place = TestDir::new(&["cache", "docker", "bin"]);
+    let answer = r#"{"Username":"me","Secret":"pass"}"#;
+    put_program(
+        &place,
+        "bin/docker-credential-test",
+        &format!("cat >/dev/null\necho '{answer}'"),
+    );
+    let config = json!({ "credsStore": "test" });
+    place.put("docker/config.json", config.to_string());
+    let tarfs = command(&place, &["ls", &registry.name(":1")]);
+    let variables = tarfs.get_envs();
+    let variables: Vec<_> = variables
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect();
+    let path = format!("{}:/usr/bin:/bin", place.path("bin").display());
+    let mut succeeded = 0;
+    for limit in 12..48 {
+        std::fs::remove_dir_all(place.path("cache")).ok();
+        let mut shell = Command::new("bash");
+        shell
+            .args(["-c", "ulimit -n \"$1\"; shift; exec \"$@\"", "bash"])
+            .arg(limit.to_string())
+            .arg(tarfs.get_program())
+            .args(tarfs.get_args())
+            .envs(variables.iter().copied())
+            .env("PATH", &path);
+        let done = shell.output().expect("bash");
+        let error = stderr_text(&done);
+        if done.status.success() {
+            succeeded += 1;
+            continue;
+        }
+        assert_eq!(done.status.code(), Some(2), "{limit}: {error}");
+        assert!(error.contains("`ulimit -n`"), "{limit}: {error}");
+        for wrong in ["docker login", "source of credentials", "attempts"] {
+            assert!(!error.contains(wrong), "{limit}: {error}");
+        }
+    }
+    assert!(succeeded > 0);
 }
 
 /// Runs `tarfs` on objects of `server`, with these variables.

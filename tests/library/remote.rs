@@ -803,11 +803,25 @@ fn retry_after_pauses_all_requests() {
 
 #[test]
 fn throttling_server_gets_fewer_requests_at_once() {
+    throttled_requests_decrease(429, &Response::new(429));
+}
+
+/// Some object stores answer with other statuses.
+#[test]
+fn throttling_is_recognized_by_its_code() {
+    let answer = Response::new(400).with("Content-Type", "application/xml");
+    let body = "<Error><Code>SlowDown</Code></Error>";
+    throttled_requests_decrease(400, &answer.with_body(body));
+}
+
+/// Reads everything from a server that answers `refusal` to each third request at once.
+#[track_caller]
+fn throttled_requests_decrease(status: u16, refusal: &Response) {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(6_000_000));
-    let resource = Resource::new(bytes.clone());
+    let (resource, refusal) = (Resource::new(bytes.clone()), refusal.clone());
     server.route("/a", move |request| match request.in_flight {
         1 | 2 => resource.answer(request).delayed(Duration::from_millis(5)),
-        _ => Response::new(429),
+        _ => refusal.clone(),
     });
     let patient = |options| Options {
         retry: Retry {
@@ -828,7 +842,7 @@ fn throttling_server_gets_fewer_requests_at_once() {
     let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
     assert!(collect(stream).expect("read") == bytes, "they differ");
     let seen = server.requests("/a");
-    let refused = seen.iter().filter(|seen| seen.status == 429).count();
+    let refused = seen.iter().filter(|seen| seen.status == status).count();
     let slowdowns = client.stats.source_slowdowns.get();
     assert!(slowdowns > 0);
     // With eight at once, six would be rejected again and again.

@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use reqwest::Method;
+use reqwest::header::HeaderMap;
 use tarfs::Packed;
 use tarfs::Stats;
 use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::source::{
-    self, Access, Cause, Error, Http, Obstacle, Options, ReadHandle, ReadMode, RetryForever,
-    Source, Target,
+    self, Access, Cause, Content, Error, Http, Obstacle, Options, RawResponse, ReadHandle,
+    ReadMode, RetryForever, Source, Target, Transport,
 };
 use tokio::time::Instant;
 use url::Url;
@@ -602,6 +605,111 @@ async fn read_to_end(source: Http) -> (usize, Option<Cause>) {
 
 fn strong(len: usize) -> Resource {
     resource(0, 1, len)
+}
+
+/// A network on which this process has no descriptor for a connection while `is_scarce`.
+#[derive(Clone, Debug)]
+struct Scarce {
+    net: SimulatedNetwork,
+    is_scarce: Arc<AtomicBool>,
+}
+
+impl Transport for Scarce {
+    fn send(
+        &self,
+        method: Method,
+        url: Url,
+        headers: HeaderMap,
+        body: Option<Content>,
+    ) -> BoxFuture<'_, Result<RawResponse, Cause>> {
+        if self.is_scarce.load(Ordering::SeqCst) {
+            let limit = std::io::Error::from_raw_os_error(24);
+            return Box::pin(async { Err(limit.into()) });
+        }
+        self.net.send(method, url, headers, body)
+    }
+
+    fn reconnect(&self, _url: &Url, _options: &Options) -> Result<Box<dyn Transport>, Cause> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+/// A read fails at once, and that of a mount's scan goes on when there are descriptors again.
+#[test]
+fn scan_waits_until_there_are_descriptors_again() {
+    let requests = simulate(async {
+        let resource = strong(300_000);
+        let is_scarce = Arc::<AtomicBool>::default();
+        let net = Scarce {
+            net: SimulatedNetwork::new(move |request| resource.answer(request)),
+            is_scarce: Arc::clone(&is_scarce),
+        };
+        let url = Url::parse("http://host/archive").expect("well-formed");
+        let options = Options::default();
+        let stats = Arc::clone(&options.stats);
+        let source = Http::open_through(Box::new(net), url, options).await;
+        let (source, pool) = (source.expect("open"), BufferPool::new(1 << 20));
+        is_scarce.store(true, Ordering::SeqCst);
+        let forever = RetryForever::default();
+        forever.enable();
+        let scan = ReadHandle::for_stream(forever);
+        let buffer = pool.acquire_async(1000).await;
+        let scanning = source.read(Packed(100_000), buffer, ReadMode::Controlled(&scan));
+        let reading = async {
+            let buffer = pool.acquire_async(1000).await;
+            let read = source.read_at(Packed(200_000), buffer).await;
+            let error = read.expect_err("there are none");
+            assert!(matches!(error.cause, Cause::DescriptorLimit(_)), "{error}");
+            assert_eq!(error.attempts, 1);
+            tokio::time::sleep(Duration::from_mins(10)).await;
+            is_scarce.store(false, Ordering::SeqCst);
+        };
+        let (scanned, ()) = tokio::join!(scanning, reading);
+        let expected = Rng::new(1).bytes(300_000);
+        assert!(scanned.expect("there are some again") == expected[100_000..101_000]);
+        stats.source_requests.get()
+    });
+    // It asks after each pause of five seconds, and not more often.
+    assert!((100..130).contains(&requests), "{requests}");
+}
+
+/// A status of a token server means what it means of the server itself.
+#[test]
+fn failures_of_token_servers_are_classed_as_those_of_sources() {
+    for (status, is_outage) in [(501, false), (503, true), (520, true)] {
+        let error = simulate(async {
+            let resource = strong(300_000);
+            let is_given = Arc::<AtomicBool>::default();
+            let given = Arc::clone(&is_given);
+            let net = SimulatedNetwork::new(move |request| {
+                let is_given = given.load(Ordering::SeqCst);
+                match &*request.path {
+                    "/token" => Response::new(status),
+                    _ if is_given => {
+                        let challenge = r#"Bearer realm="http://host/token",service="s""#;
+                        Response::new(401).with("WWW-Authenticate", challenge)
+                    }
+                    _ => resource.answer(request),
+                }
+            });
+            let options = Options::default();
+            let login = source::registry_login("host", "me/tool", &net, &options);
+            let url = Url::parse("http://host/archive").expect("well-formed");
+            let target = Target {
+                authorizer: Some(login.expect("simulated")),
+                ..url.into()
+            };
+            let source = Http::open_through(Box::new(net), target, options).await;
+            let (source, pool) = (source.expect("open"), BufferPool::new(1 << 20));
+            is_given.store(true, Ordering::SeqCst);
+            let buffer = pool.acquire_async(1000).await;
+            let read = source.read_at(Packed(100_000), buffer).await;
+            read.expect_err("there is no token")
+        });
+        let attempts = error.attempts;
+        assert_eq!(error.cause.is_outage(), is_outage, "{status}: {error}");
+        assert_eq!(attempts > 5, is_outage, "{status}: {attempts}");
+    }
 }
 
 /// A token server asks for pauses. All reads wait for their end, and only then ask again.

@@ -4,11 +4,12 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource as Limited, Rlimit, Signal, kill_process, prlimit};
 use serde_json::Value;
 use tarfs::internal::thread::Thread;
 
@@ -53,12 +54,16 @@ enum Remainder {
     Is404,
     /// A byte now and then, whether the gate is open or not.
     Drips,
+    /// Closed connections, until the server works again.
+    HangsUp,
 }
 
 /// An archive whose first part is served at once, and the rest when the gate opens.
 struct GatedServer {
     server: Server,
     gate: Arc<Gate>,
+    /// Ends [`Remainder::HangsUp`].
+    works: Arc<AtomicBool>,
     /// Offset of the first byte behind the gate.
     held_from: u64,
     /// The whole archive.
@@ -97,7 +102,8 @@ impl Place {
         let packed = Bytes::from(rest(front).file("last", "last").end());
         let resource = Resource::new(packed.clone()).etag("\"1\"");
         let (server, gate) = (Server::start(), Arc::<Gate>::default());
-        let held = Arc::clone(&gate);
+        let (held, works) = (Arc::clone(&gate), Arc::<AtomicBool>::default());
+        let is_working = Arc::clone(&works);
         server.route(ARCHIVE, move |request| {
             if request.range().is_none_or(|(_, end)| end > held_from) {
                 if what == Remainder::Drips {
@@ -108,6 +114,9 @@ impl Place {
                 if what == Remainder::Is404 {
                     return Response::new(404);
                 }
+                if what == Remainder::HangsUp && !is_working.load(Ordering::SeqCst) {
+                    return Response::hang_up();
+                }
             }
             resource.answer(request)
         });
@@ -115,6 +124,7 @@ impl Place {
         let state = GatedServer {
             server,
             gate,
+            works,
             held_from,
             packed,
         };
@@ -465,6 +475,34 @@ fn time_while_stopped_is_not_server_silence() {
     place.gate.open();
     assert_eq!(late.join().expect("in time"), b"late");
     assert_eq!(place.counter("timed_out_requests"), 0);
+}
+
+#[test]
+fn scan_resumes_after_a_moment_without_descriptors() {
+    let front = Archive::new().file("early", "early");
+    let flags = ["--log-file", "log"];
+    let rest = |rest: Archive| rest.file("late", "late");
+    let place = Place::mounted_with(front, rest, Remainder::HangsUp, &flags);
+    let pid = place.status().get("pid").and_then(Value::as_i64);
+    let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    let set_limit = |current| {
+        let limit = Rlimit {
+            current,
+            maximum: Some(1 << 10),
+        };
+        prlimit(pid, Limited::Nofile, limit).expect("running")
+    };
+    let before = set_limit(Some(3));
+    place.gate.open();
+    wait::wait_until("the limit is logged", || {
+        let log = fs::read_to_string(place.path("log"));
+        log.expect("written").contains("Too many open files")
+    });
+    set_limit(before.current.map(|limit| limit.min(1 << 10)));
+    place.works.store(true, Ordering::SeqCst);
+    assert_eq!(fs::read(place.path("mnt/late")).expect("there"), b"late");
+    assert_eq!(place.list(), ["early", "filler", "late", "last"]);
+    assert_eq!(place.phase(), "complete");
 }
 
 #[test]

@@ -119,7 +119,7 @@ impl Reader {
                 Class::Changed => ReadError::Changed(error),
                 Class::NotFound => ReadError::NotFound(error),
                 Class::AccessDenied => ReadError::AccessDenied(error),
-                _ if source.cause.is_outage() => ReadError::TimedOut(error),
+                Class::Outage | Class::TimedOut => ReadError::TimedOut(error),
                 _ => ReadError::Unreachable(error),
             },
             Error::Interrupted

@@ -21,14 +21,14 @@ pub fn is_descriptor_limit(error: &(dyn Error + 'static)) -> bool {
 
 /// Descriptors that a start of the network opens at least: those of the event loop and of signals, certificates, and a
 /// connection. Some libraries panic, or go on with less, if they cannot open one.
-const MIN_FREE_DESCRIPTORS: usize = 12;
+pub const NETWORK_DESCRIPTORS: usize = 12;
 
-/// Checks that the network can open its first descriptors.
+/// Checks that this process can open `count` files and sockets, two at least.
 ///
 /// # Errors
 /// That of [`is_descriptor_limit`].
-pub fn check_descriptor_limit() -> io::Result<()> {
-    let (end, _) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    let copies: io::Result<Vec<_>> = (2..MIN_FREE_DESCRIPTORS).map(|_| end.try_clone()).collect();
+pub fn check_descriptor_limit(count: usize) -> io::Result<()> {
+    let (end, _other) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let copies: io::Result<Vec<_>> = (2..count).map(|_| end.try_clone()).collect();
     copies.map(drop)
 }

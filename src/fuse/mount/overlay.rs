@@ -19,6 +19,7 @@ use super::mountinfo;
 use super::options::MountOptions;
 use super::pinned::{UnmountMode, proc_fd_path};
 use super::syscalls::{self, Mountpoint};
+use crate::base::own_variables::own_variables;
 use crate::base::passwd::IdMap;
 use crate::fuse::attr::Ownership;
 
@@ -253,6 +254,9 @@ fn fuse_overlayfs_flags(options: &MountOptions) -> String {
 /// Runs the helper until it has mounted. It then continues in the background.
 fn run_fuse_overlayfs(command: &mut Command) -> Result<(), MountError> {
     let refused = |message: String| MountError::Overlay(io::Error::other(message), true);
+    for name in own_variables() {
+        command.env_remove(name);
+    }
     let output = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::context::{FailedExchange, ProviderContext};
 use crate::base::sync::Mutex;
 use crate::source::Cause;
+use crate::source::http::Failure;
 use crate::source::retry::LONG_BLOCK;
 
 /// Remaining lifetime at which credentials are renewed in the background.
@@ -61,10 +62,11 @@ impl<C> Provider<C> {
         Cause::Credentials(format!("{}: {detail}", self.name))
     }
 
-    fn outage(&self, detail: &str, retry_after: Option<Duration>) -> Cause {
-        Cause::CredentialOutage {
+    fn outage(&self, detail: &str) -> Cause {
+        Cause::CredentialsUnavailable {
             detail: format!("{}: {detail}", self.name),
-            retry_after,
+            is_outage: true,
+            retry_after: None,
         }
     }
 
@@ -75,9 +77,9 @@ impl<C> Provider<C> {
         exchange: Option<FailedExchange>,
         had_some: bool,
     ) -> Option<Cause> {
-        let is_outage = is_outage(error, exchange.as_ref(), had_some);
+        let may_end = may_end(error, exchange.as_ref(), had_some);
         let is_there = exchange.as_ref().is_some_and(|failed| failed.is_answered);
-        if self.is_optional && !had_some && !(is_there && is_outage) {
+        if self.is_optional && !had_some && !(is_there && may_end) {
             return None;
         }
         let mut detail = describe(error);
@@ -86,10 +88,16 @@ impl<C> Provider<C> {
         {
             detail = format!("{detail}: {}", exchange.detail);
         }
-        Some(if is_outage {
-            self.outage(&detail, exchange.and_then(|failed| failed.retry_after))
-        } else {
-            self.refusal(&detail)
+        if !may_end {
+            return Some(self.refusal(&detail));
+        }
+        let failure = exchange.map(|failed| failed.failure);
+        let is_short =
+            |failure: &Failure| failure.cause.is_transient() && !failure.cause.is_outage();
+        Some(Cause::CredentialsUnavailable {
+            detail: format!("{}: {detail}", self.name),
+            is_outage: !failure.as_ref().is_some_and(is_short),
+            retry_after: failure.and_then(|failure| failure.retry_after),
         })
     }
 }
@@ -184,15 +192,16 @@ impl<C: SigningCredential> CredentialCache<C> {
     /// Whether other credentials than those of `generation`, which a server refused, are there now.
     ///
     /// # Errors
-    /// An outage of their provider, because it may have others.
+    /// A failure of their provider that may end, because it may have others.
     pub(super) async fn renew(&self, generation: u64) -> Result<bool, Cause> {
         let has_others = || self.0.state.lock().generation != generation;
         if has_others() {
             return Ok(true);
         }
         self.load().await;
-        match self.0.last_failure().filter(Cause::is_outage) {
-            Some(outage) if !has_others() => Err(outage),
+        let may_end = |cause: &Cause| cause.is_transient() || cause.is_descriptor_limit();
+        match self.0.last_failure().filter(may_end) {
+            Some(failure) if !has_others() => Err(failure),
             _ => Ok(has_others()),
         }
     }
@@ -281,7 +290,7 @@ impl<C: SigningCredential> Inner<C> {
     /// [`LONG_BLOCK`], because one wrong answer must not disable a mount.
     fn last_failure(&self) -> Option<Cause> {
         let (at, mut failure) = self.state.lock().last_load.clone()?;
-        if let Some(Cause::CredentialOutage { retry_after, .. }) = &mut failure {
+        if let Some(Cause::CredentialsUnavailable { retry_after, .. }) = &mut failure {
             let elapsed = at.elapsed();
             let asked = retry_after.filter(|_| elapsed < LONG_BLOCK);
             *retry_after = asked.map(|asked| asked.saturating_sub(elapsed));
@@ -304,15 +313,23 @@ impl<C: SigningCredential> Inner<C> {
             // It is that of another provider.
             self.context.take_failure();
             let context = &self.context.context;
-            match provider.finder.provide_credential_dyn(context).await {
+            let found = provider.finder.provide_credential_dyn(context).await;
+            let exchange = self.context.take_failure();
+            let limit = exchange.as_ref().filter(|_| !matches!(found, Ok(Some(_))));
+            if let Some(limit) = limit.filter(|failed| failed.failure.cause.is_descriptor_limit()) {
+                // A provider may take the missing descriptor for a missing file or server.
+                let detail = format!("no credentials from {}: {}", provider.name, limit.detail);
+                return Err(Cause::DescriptorLimit(detail));
+            }
+            match found {
                 Ok(None) if had_some => {
-                    return Err(provider.outage("it has no credentials any more", None));
+                    return Err(provider.outage("it has no credentials any more"));
                 }
                 Ok(None) => {}
                 Ok(Some(credential)) if !credential.is_valid_at(now + MIN_LIFETIME) => {
                     let detail = "its credentials have expired";
                     return Err(if had_some {
-                        provider.outage(detail, None)
+                        provider.outage(detail)
                     } else {
                         provider.refusal(detail)
                     });
@@ -331,7 +348,6 @@ impl<C: SigningCredential> Inner<C> {
                     });
                 }
                 Err(error) => {
-                    let exchange = self.context.take_failure();
                     if let Some(cause) = provider.cause_of(&error, exchange, had_some) {
                         return Err(cause);
                     }
@@ -349,14 +365,12 @@ impl<C: SigningCredential> Inner<C> {
 
 /// Whether the failure of a provider may end, so that it is no refusal. If the provider `had_some` credentials
 /// before, only a server's clear refusal is one.
-fn is_outage(
-    error: &reqsign_core::Error,
-    exchange: Option<&FailedExchange>,
-    had_some: bool,
-) -> bool {
+fn may_end(error: &reqsign_core::Error, exchange: Option<&FailedExchange>, had_some: bool) -> bool {
     match exchange {
         // The providers know transient errors of STS that have status 400.
-        Some(failed) => failed.is_transient || failed.is_answered && error.is_retryable(),
+        Some(failed) => {
+            failed.failure.cause.is_transient() || failed.is_answered && error.is_retryable()
+        }
         None => had_some || error.is_retryable(),
     }
 }
@@ -476,7 +490,11 @@ mod tests {
     async fn long_pauses_of_a_server_are_cut() {
         let (keys, _) = provider("keys", false, &[600]);
         let asked = Duration::from_hours(24);
-        let failure = keys.outage("busy", Some(asked));
+        let failure = Cause::CredentialsUnavailable {
+            detail: "busy".to_owned(),
+            is_outage: true,
+            retry_after: Some(asked),
+        };
         let cache = cache(vec![keys]);
         cache.0.state.lock().last_load = Some((Instant::now(), Some(failure)));
         let pause = || cache.0.last_failure().and_then(|cause| cause.retry_after());

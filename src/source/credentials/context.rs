@@ -14,8 +14,10 @@ use reqwest::header::CONTENT_LENGTH;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use url::Url;
 
+use crate::base::descriptor_limit::is_descriptor_limit;
+use crate::base::own_variables::own_variables;
 use crate::base::sync::Mutex;
-use crate::source::http::{NetworkTransport, silent_server, unix_time};
+use crate::source::http::{Failure, NetworkTransport, ServerError, silent_server, unix_time};
 use crate::source::response::ResponseHead;
 use crate::source::{Cause, Content, Options, Transport};
 
@@ -98,17 +100,15 @@ impl From<Context> for ProviderContext {
     }
 }
 
-/// A request or command of a provider that did not succeed.
-#[derive(Clone, Debug)]
+/// A request, command or file of a provider that did not succeed.
+#[derive(Debug)]
 pub(super) struct FailedExchange {
-    /// The server or program and its failure, without secrets.
+    /// The server, program or file and its failure, without secrets.
     pub(super) detail: String,
-    /// Whether the same exchange may soon succeed.
-    pub(super) is_transient: bool,
+    /// The failure, as that of a server of data.
+    pub(super) failure: Failure,
     /// Whether a server was there at all.
     pub(super) is_answered: bool,
-    /// The pause that the server asks for.
-    pub(super) retry_after: Option<Duration>,
 }
 
 /// Failure of the last exchange; `None` if it succeeded. The crates that find credentials lose its status.
@@ -121,25 +121,27 @@ impl LastExchange {
     }
 
     /// Records a failure, and returns it as an error.
-    fn fail(&self, detail: String, is_transient: bool, is_answered: bool) -> Error {
+    fn fail(&self, detail: String, failure: impl Into<Failure>, is_answered: bool) -> Error {
         *self.0.lock() = Some(FailedExchange {
             detail: detail.clone(),
-            is_transient,
+            failure: failure.into(),
             is_answered,
-            retry_after: None,
         });
         Error::unexpected(detail)
     }
 
     /// Records an answer of `host` that is no success.
     fn fail_answer(&self, host: &str, head: &ResponseHead) {
-        let cause = Cause::from_status(head.status, head.retry_after);
-        *self.0.lock() = Some(FailedExchange {
-            detail: format!("{host} answers with status {}", head.status),
-            is_transient: cause.is_transient(),
-            is_answered: true,
-            retry_after: head.retry_after,
-        });
+        let detail = format!("{host} answers with status {}", head.status);
+        drop(self.fail(detail, Failure::from_status(head), true));
+    }
+
+    /// Records that a file or program named `name` cannot be opened, if there is no descriptor for it.
+    fn note_limit(&self, name: &str, error: &io::Error) {
+        if is_descriptor_limit(error) {
+            let cause = Cause::DescriptorLimit(error.to_string());
+            drop(self.fail(format!("{name}: {error}"), cause, false));
+        }
     }
 
     /// Records a request to `host` that got no whole answer.
@@ -149,11 +151,7 @@ impl LastExchange {
         } else {
             cause
         };
-        self.fail(
-            format!("{host}: {cause}"),
-            cause.is_transient(),
-            is_connected,
-        )
+        self.fail(format!("{host}: {cause}"), cause, is_connected)
     }
 }
 
@@ -219,7 +217,7 @@ pub(super) struct Commands {
 
 impl FileRead for Commands {
     async fn file_read(&self, path: &str) -> Result<Vec<u8>, Error> {
-        let read = read_optional(self.path(path)).await;
+        let read = self.read_optional(path).await;
         Ok(read.and_then(|bytes| bytes.ok_or_else(|| io::ErrorKind::NotFound.into()))?)
     }
 }
@@ -240,9 +238,10 @@ impl Commands {
         }
     }
 
-    /// Makes `path` absolute.
-    pub(super) fn path(&self, path: &str) -> PathBuf {
-        self.directory.join(path)
+    /// As [`read_optional`], from this directory.
+    pub(super) async fn read_optional(&self, path: &str) -> io::Result<Option<Vec<u8>>> {
+        let read = read_optional(self.directory.join(path)).await;
+        read.inspect_err(|error| self.exchange.note_limit(path, error))
     }
 
     /// Runs `program` with `input` as its standard input, with limits on time and output.
@@ -254,7 +253,11 @@ impl Commands {
     ) -> Result<CommandOutput, Error> {
         let failed = |error: io::Error| Error::unexpected(format!("{program}: {error}"));
         self.exchange.succeed();
-        let mut child = tokio::process::Command::new(program)
+        let mut command = tokio::process::Command::new(program);
+        for name in own_variables() {
+            command.env_remove(name);
+        }
+        let mut child = command
             .args(args)
             .current_dir(&self.directory)
             .stdin(Stdio::piped())
@@ -262,6 +265,7 @@ impl Commands {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
+            .inspect_err(|error| self.exchange.note_limit(program, error))
             .map_err(failed)?;
         let (stdin, stdout, stderr) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -279,12 +283,12 @@ impl Commands {
         };
         let done = tokio::time::timeout(COMMAND_TIMEOUT, running).await;
         let late = || format!("{program}: no answer in {} s", COMMAND_TIMEOUT.as_secs());
-        let done = done.map_err(|_| self.exchange.fail(late(), true, false))?;
+        let done = done.map_err(|_| self.exchange.fail(late(), silent_server(), false))?;
         let (stdout, stderr, status) = done.map_err(failed)?;
         let (stdout, status) = (within_limit(stdout)?, status.code().unwrap_or(-1));
         if status != 0 {
             let detail = format!("{program} ends with status {status}");
-            drop(self.exchange.fail(detail, true, false));
+            drop(self.exchange.fail(detail, silent_server(), false));
         }
         Ok(CommandOutput {
             status,
@@ -379,7 +383,9 @@ impl HttpSend for Requests {
             self.exchange.fail_request(&host, cause, is_connected)
         })?;
         if !status.is_success() {
-            let head = ResponseHead::new(status, &headers, unix_time());
+            let mut head = ResponseHead::new(status, &headers, unix_time());
+            let ServerError { code, message, .. } = ServerError::parse(&body);
+            head.error = (code, message);
             self.exchange.fail_answer(&host, &head);
         }
         let mut answer = http::Response::new(Bytes::from(within_limit(body)?));

@@ -4,14 +4,13 @@
 //! for them without a limit.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_PAD_INDIFFERENT;
 use reqsign_core::Context;
 use serde::Deserialize;
 
-use super::context::{Commands, read_optional};
+use super::context::Commands;
 
 /// Names of Docker Hub in files; the first is that of names of images.
 const DOCKER_HUB: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
@@ -95,7 +94,7 @@ pub(super) async fn find(
     repository: &str,
 ) -> Option<(String, Result<Login, String>)> {
     for file in files(context) {
-        let config = match read_config(commands.path(&file)).await {
+        let config = match read_config(commands, &file).await {
             Ok(Some(config)) => config,
             Ok(None) => continue,
             Err(error) => return Some((file, Err(error))),
@@ -116,8 +115,8 @@ pub(super) async fn find(
     None
 }
 
-async fn read_config(file: PathBuf) -> Result<Option<Config>, String> {
-    let read = read_optional(file).await;
+async fn read_config(commands: &Commands, file: &str) -> Result<Option<Config>, String> {
+    let read = commands.read_optional(file).await;
     let Some(bytes) = read.map_err(|error| error.to_string())? else {
         return Ok(None);
     };

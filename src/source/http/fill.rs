@@ -220,8 +220,8 @@ impl<S: Servers> BufferFill<'_, S> {
                 server.as_ref().return_to_original_url();
                 servers.record(&server, history, started, Outcome::Failed(&failure));
                 if failure.cause.is_descriptor_limit() {
-                    let location = server.as_ref().location();
-                    return Err(self.attempts.retry_state.error(location, failure.cause));
+                    // Another server fails in the same way.
+                    return self.end_or_wait(server.as_ref(), failure.cause).await;
                 }
                 self.note_failure(failure, server, left);
             }
@@ -332,21 +332,27 @@ impl<S: Servers> BufferFill<'_, S> {
             }
             paused = attempts.pause_after(failure, progress, progress) => paused,
         };
-        let Err(cause) = paused else {
-            return Ok(());
-        };
-        let is_final = !self.read_handle.retries_forever() || !cause.is_transient();
+        match paused {
+            Ok(()) => Ok(()),
+            Err(cause) => self.end_or_wait(http, cause).await,
+        }
+    }
+
+    /// Ends the read by `cause`. A read that never gives up waits and starts over, if the cause may end.
+    async fn end_or_wait(&mut self, http: &Http, cause: Cause) -> Result<(), Error> {
+        let may_end = cause.is_transient() || cause.is_descriptor_limit();
         let asked = cause.retry_after().map(|asked| asked.min(MAX_RETRY_AFTER));
         let pause = asked.unwrap_or(http.options.retry.max_pause);
-        let error = attempts.retry_state.error(http.location(), cause);
-        if is_final {
+        let error = self.attempts.retry_state.error(http.location(), cause);
+        if !may_end || !self.read_handle.retries_forever() {
             if error.cause.is_outage() {
                 http.outage.begin();
             }
             return Err(error);
         }
         http.outage.report_failure(&error, pause);
-        attempts.timer.set_unreachable();
+        self.attempts.timer.set_unreachable();
+        self.history.failed.clear();
         tokio::select! {
             biased;
             _ = self.read_handle.next_command() => self.buffer.truncate(self.filled),

@@ -476,8 +476,7 @@ impl Http {
             }
             _ => {
                 let failure = Failure::from_status(head);
-                let is_throttled =
-                    matches!(head.status, 403 | 429 | 503) && failure.cause.is_transient();
+                let is_throttled = failure.cause.is_throttling();
                 Err(Failure {
                     is_for_concurrency: is_throttled && permit.throttled(head.retry_after),
                     ..failure

@@ -238,7 +238,8 @@ impl OutageLog {
     pub(super) fn report_failure(&self, error: &Error, pause: Duration) {
         if !self.0.swap(true, Ordering::Relaxed) {
             let seconds = pause.as_secs();
-            tracing::warn!("{error}; retrying in {seconds} s and without limit");
+            let cause = &error.cause;
+            tracing::warn!("{error}: {cause}; retrying in {seconds} s and without limit");
         }
     }
 

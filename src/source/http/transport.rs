@@ -24,13 +24,16 @@ use url::{Origin, Url};
 use super::certificates;
 use super::client_certificate::ClientCertificate;
 use super::connect_time::ConnectTimer;
-use crate::base::descriptor_limit::is_descriptor_limit;
+use crate::base::descriptor_limit::{check_descriptor_limit, is_descriptor_limit};
 use crate::base::sync::Mutex;
 use crate::source::location::is_own_address;
 use crate::source::{Cause, Obstacle, Options};
 
 /// Maximum number of header lines of a response. The parser reserves memory for them.
 const MAX_HEADER_LINES: usize = 500;
+
+/// Descriptors that the system's resolver opens at once.
+const RESOLVER_DESCRIPTORS: usize = 2;
 
 /// Sends requests and returns responses unchecked.
 pub trait Transport: Send + Sync + fmt::Debug {
@@ -327,9 +330,15 @@ pub(crate) fn classify_error(error: &reqwest::Error) -> Cause {
         // The body of the request cannot be read.
         return cause.clone();
     }
-    if let Some(limit) = error_chain(error).find(|&link| is_descriptor_limit(link)) {
-        let number = limit.downcast_ref().and_then(io::Error::raw_os_error);
-        return io::Error::from_raw_os_error(number.unwrap_or_default()).into();
+    // The resolver of the system takes a missing descriptor for a missing name.
+    let of_resolver = || check_descriptor_limit(RESOLVER_DESCRIPTORS).err();
+    let limit = match error_chain(error).find(|&link| is_descriptor_limit(link)) {
+        Some(limit) => Some(limit.to_string()),
+        None if error.is_dns() => of_resolver().map(|limit| limit.to_string()),
+        None => None,
+    };
+    if let Some(limit) = limit {
+        return Cause::DescriptorLimit(limit);
     }
     let obstacle = if error.is_timeout() {
         Obstacle::Timeout
