@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::open::published_index::PublishedIndexError;
 use super::read::single_flight::FlightError;
-use super::scan::options::memory_for_state;
+use crate::base::escape::escape;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
-use crate::index::published::MissingRow;
+use crate::index::published::{MissingRow, WITHOUT_PUBLISHED_INDEX};
 use crate::index::{TooMuchMemory, store};
 use crate::{codec, source, tar};
 
@@ -108,7 +108,7 @@ const HINT_REPACK: &str = "repack it as gzip, lz4, zstd, xz or bzip2, or unpack 
 const HINT_DIGEST_MISMATCH: &str =
     "its data must not be trusted: compare the digest with the published one";
 const HINT_REPLACED: &str = "the archive was replaced or damaged at its source: if the new archive is \
-                        right, remove its index with `tarfs cache clear` and mount it again";
+                        right, remove its index with `tarfs cache clear` and open it again";
 const HINT_CHECK_SOURCE: &str = "check that SOURCE names the archive itself";
 const HINT_RAISE_MEMORY: &str = "if that is to be expected, allow it with a larger --memory: the limit \
                          is twice its value";
@@ -138,8 +138,10 @@ impl Error {
                 codec::Cause::Truncated => HINT_TRUNCATED,
                 codec::Cause::Malformed(_) | codec::Cause::Checksum { .. } => HINT_DAMAGED,
                 codec::Cause::Unsupported(_) => HINT_REPACK,
-                codec::Cause::MemoryLimit { needed_bytes, .. } => {
-                    let mebibytes = memory_for_state(needed_bytes).div_ceil(1 << 20);
+                codec::Cause::MemoryLimit {
+                    sufficient_memory, ..
+                } => {
+                    let mebibytes = sufficient_memory? >> 20;
                     return Some(format!("allow it with --memory {mebibytes}MiB").into());
                 }
                 codec::Cause::Cancelled => return None,
@@ -230,14 +232,15 @@ pub enum ReadError {
     #[error("the archive ends in the middle of this file; the bytes before that can be read")]
     Truncated,
     /// The index contradicts itself.
-    #[error("the index is damaged; delete it and mount again")]
+    #[error("the index is damaged; delete it and open the archive again")]
     Index,
     /// A part of the published index cannot be loaded, or contradicts another.
     #[error("a part of the index cannot be loaded, or is damaged; see the log")]
     IndexUnavailable,
     /// The published index differs from the archive's headers.
     #[error(
-        "the published index does not describe the archive; mount again with --no-published-index"
+        "the published index does not describe the archive; open it again without that ({})",
+        WITHOUT_PUBLISHED_INDEX
     )]
     IndexMismatch,
 }
@@ -309,7 +312,10 @@ pub enum OpenError {
     #[error("cannot use the published index")]
     PublishedIndex(#[source] Box<PublishedIndexError>),
     /// The published index cannot be loaded.
-    #[error("cannot load the published index; leave it out with --no-published-index")]
+    #[error(
+        "cannot load the published index; leave it out ({})",
+        WITHOUT_PUBLISHED_INDEX
+    )]
     IndexRows(#[source] MissingRow),
     /// The source can be read only once, and there is no disk cache to keep its bytes.
     #[error(
@@ -345,7 +351,7 @@ impl OpenError {
 
 fn member_text(member: Option<&[u8]>) -> String {
     member.map_or_else(String::new, |name| {
-        format!(": in member '{}'", name.escape_ascii())
+        format!(": in member '{}'", escape(name))
     })
 }
 

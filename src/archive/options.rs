@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::open::published_index::PublishedIndex;
 use super::open::resources::SharedResources;
 use super::scan;
-use super::scan::options::MIN_MEMORY;
+use crate::base::memory_budget::Budget;
 use crate::cache::DiskCacheDir;
 use crate::index::store::RowsToLoad;
 use crate::index::{MemoryLimit, WhiteoutFormat};
@@ -39,38 +39,20 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Half the memory, for buffers and decoders during the scan.
-    pub(super) fn half_memory(&self) -> u64 {
-        self.scan.memory.max(MIN_MEMORY) / 2
-    }
-
-    /// Memory for cached spans: three eighths. Half is for the scan, later for decoding reads. Excludes allocator
-    /// overhead and a span's memory beyond its length. Decoders borrow three quarters of the half, and all of this:
-    /// three quarters of the memory, as [`memory_for_state`](scan::options::memory_for_state) says.
-    pub(crate) fn span_bytes(&self) -> u64 {
-        self.scan.memory / 8 * 3
+    /// The parts of the memory.
+    pub(crate) fn budget(&self) -> Budget {
+        Budget::new(self.scan.memory)
     }
 
     /// Creates resources for archives that share the memory of these options. Fails if the system cannot start a
     /// thread.
     pub(crate) fn create_resources(&self) -> io::Result<SharedResources> {
-        SharedResources::new(
-            self.scan.memory,
-            self.span_bytes(),
-            self.free_list_bytes(),
-            self.queue_bytes(),
-        )
+        SharedResources::new(self)
     }
 
-    /// Memory of the free list: the last eighth, by default three spans or their packed bytes, less the queue of disk
-    /// writes.
     pub(super) fn free_list_bytes(&self) -> u64 {
-        let queue_bytes = self.disk_cache_dir().map_or(0, |_| self.queue_bytes());
-        (self.scan.memory / 8).saturating_sub(queue_bytes)
-    }
-
-    pub(super) fn queue_bytes(&self) -> u64 {
-        self.scan.memory / 16
+        self.budget()
+            .free_list_bytes(self.disk_cache_dir().is_some())
     }
 
     pub(super) fn disk_cache_dir(&self) -> Option<DiskCacheDir> {

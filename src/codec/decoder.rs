@@ -95,10 +95,7 @@ impl Context {
         self.broker
             .grant(needed_bytes)
             .map_err(|error| match error {
-                GrantError::OverLimit => Cause::MemoryLimit {
-                    needed_bytes,
-                    limit_bytes: self.broker.limit_bytes(),
-                },
+                GrantError::OverLimit => Cause::over_limit(&self.broker, needed_bytes),
                 GrantError::Closed(Closed) => Cause::Cancelled,
             })
     }

@@ -3,6 +3,7 @@
 use super::Compression;
 use crate::base::buffer_pool::Closed;
 use crate::base::extent::Packed;
+use crate::base::memory_reclaim::MemoryBroker;
 
 /// A decoding error, with its place in the packed stream.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -56,6 +57,8 @@ pub enum Cause {
         needed_bytes: u64,
         /// The limit.
         limit_bytes: u64,
+        /// The user's memory with which they are allowed, if it is known.
+        sufficient_memory: Option<u64>,
     },
     /// The packed bytes end in the middle.
     #[error("truncated")]
@@ -66,6 +69,15 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Memory of `needed_bytes`, which `broker` does not lend.
+    pub(crate) fn over_limit(broker: &MemoryBroker, needed_bytes: u64) -> Self {
+        Self::MemoryLimit {
+            needed_bytes,
+            limit_bytes: broker.limit_bytes(),
+            sufficient_memory: broker.sufficient_memory(needed_bytes),
+        }
+    }
+
     pub(super) fn malformed(text: impl Into<String>) -> Self {
         Self::Malformed(text.into())
     }

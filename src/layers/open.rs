@@ -7,12 +7,12 @@ use tokio::runtime::Handle;
 use super::LayeredArchive;
 use super::comparison::Comparison;
 use super::merge::merge;
-use crate::archive::scan::{self, Digest};
+use crate::archive::scan::Digest;
 use crate::archive::{Archive, OpenError, OpenOptions, PublishedIndex, SharedResources, Volume};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
-use crate::index::published::MissingRow;
+use crate::index::published::{MissingRow, WITHOUT_PUBLISHED_INDEX};
 use crate::index::{Index, LazyIndex, MergeError, WhiteoutFormat};
 use crate::source::Source;
 
@@ -56,7 +56,10 @@ pub enum LayeredArchiveError {
     #[error("there are {0} layers, and {most} are the most", most = u16::MAX)]
     TooManyLayers(usize),
     /// The published index of a layer cannot be loaded.
-    #[error("cannot load the published index of a layer; leave it out with --no-published-index")]
+    #[error(
+        "cannot load the published index of a layer; leave it out ({})",
+        WITHOUT_PUBLISHED_INDEX
+    )]
     IndexRows(#[source] MissingRow),
     /// No thread could be started.
     #[error("cannot start a thread")]
@@ -150,12 +153,9 @@ impl Opener {
         options: &OpenOptions,
     ) -> Result<Vec<Arc<Archive>>, LayeredArchiveError> {
         // Minimum memory of a scan. Readers need none, because there are none during the scans.
-        let max_scans = options.scan.memory / 2 / scan::MIN_MEMORY;
-        let concurrency = usize::try_from(max_scans)
-            .unwrap_or(usize::MAX)
-            .clamp(1, self.layers.len().max(1));
+        let concurrency = options.budget().scan_count(self.layers.len() as u64);
         let mut layer_options = options.clone();
-        layer_options.scan.memory = options.scan.memory / concurrency as u64;
+        layer_options.scan.memory = options.scan.memory / concurrency;
         let mut threads = Vec::new();
         for _ in 0..concurrency {
             let (opener, options) = (Arc::clone(self), layer_options.clone());

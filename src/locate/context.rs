@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use super::error::{Error, MAX_LAYERS, MAX_PARTS};
 use super::glob;
 use super::spec::{SourceSpec, TreeSpec};
-use crate::archive::scan::{self, Digest};
+use crate::archive::scan::{self, Digest, MemoryShare};
 use crate::archive::{
     Archive, Callback, DiskCacheMode, OpenError, OpenOptions, TreeOrigin, Volume, WaitFor,
     detect_compression,
@@ -34,9 +34,6 @@ use crate::source::{
     Source, SourceDirectory, location_text,
 };
 use crate::tar;
-
-/// Divisor of the memory for archives that enclose SOURCE. Uncompressed ones need memory only for the index.
-const ENCLOSING_MEMORY_DIVISOR: u64 = 4;
 
 /// Maximum number of parts of a joined source that are opened at the same time.
 const MAX_CONCURRENT_OPENS: usize = 8;
@@ -153,7 +150,9 @@ impl OpenContext {
     pub fn archive_options(&self, tree: &TreeSpec, is_layered: bool) -> OpenOptions {
         let mut options = self.archive.clone();
         if tree.enclosing_archives() > 0 {
-            options.scan.memory -= options.scan.memory / ENCLOSING_MEMORY_DIVISOR;
+            let share = MemoryShare::Enclosed;
+            (options.scan.memory, options.scan.memory_share) =
+                (share.of(options.scan.memory), share);
         }
         // The digest of an image is that of its manifest, which contains those of its layers.
         let expected = self.expected_sha256.filter(|_| !tree.source.is_image());
@@ -241,14 +240,14 @@ impl OpenContext {
         if tree.sources().filter(|spec| spec.is_stdin()).count() > 1 {
             return Err(Error::StdinTwice);
         }
-        let memory = self.enclosing_memory(tree.enclosing_archives());
+        let share = enclosing_share(tree.enclosing_archives());
         let mut is_layered = tree.is_layered();
         let mut layers = Vec::new();
         for (number, spec) in tree.sources().enumerate() {
             let expected = self.expected_sha256.filter(|_| number == 0);
             if !spec.is_image() {
                 let published_index = self.published_index(spec, expected.is_some());
-                let source = self.open_part(spec, memory)?;
+                let source = self.open_part(spec, share)?;
                 let digest = expected.map_or(Digest::Ignore, Digest::Expect);
                 layers.push(Layer {
                     source,
@@ -257,7 +256,7 @@ impl OpenContext {
                 });
                 continue;
             }
-            let (contents, indexes) = self.open_contents(spec, expected, memory)?;
+            let (contents, indexes) = self.open_contents(spec, expected, share)?;
             let sources = match contents {
                 Contents::Image(image) => {
                     image.layers.into_iter().map(|layer| layer.source).collect()
@@ -296,8 +295,8 @@ impl OpenContext {
     /// # Errors
     /// It is no image, or the image is unreachable or invalid.
     pub fn open_image(&self, spec: &SourceSpec) -> Result<Image, Error> {
-        let memory = self.enclosing_memory(spec.enclosing_archives());
-        let (contents, _) = self.open_contents(spec, self.expected_sha256, memory)?;
+        let share = enclosing_share(spec.enclosing_archives());
+        let (contents, _) = self.open_contents(spec, self.expected_sha256, share)?;
         match contents {
             Contents::Image(image) => Ok(*image),
             Contents::Artifact { location, .. } => Err(Error::ArtifactAsImage(location)),
@@ -309,14 +308,14 @@ impl OpenContext {
         &self,
         spec: &SourceSpec,
         expected: Option<Sha256>,
-        memory: u64,
+        share: MemoryShare,
     ) -> Result<(Contents, Option<Arc<LayerIndexes>>), Error> {
         let (contents, indexes) = if let SourceSpec::Registry(name) = spec {
             let (contents, repository) = self.open_in_registry(name)?;
             let indexes = self.layer_indexes(&contents, &repository);
             (contents, Some(Arc::new(indexes)))
         } else {
-            let image = self.open_stored_image(spec, memory)?;
+            let image = self.open_stored_image(spec, share)?;
             (Contents::Image(Box::new(image)), None)
         };
         let (location, found) = match &contents {
@@ -376,7 +375,7 @@ impl OpenContext {
         Ok(())
     }
 
-    fn open_stored_image(&self, spec: &SourceSpec, memory: u64) -> Result<Image, Error> {
+    fn open_stored_image(&self, spec: &SourceSpec, share: MemoryShare) -> Result<Image, Error> {
         let SourceSpec::Image {
             transport,
             outer,
@@ -402,8 +401,8 @@ impl OpenContext {
                 return Err(Error::ImageInStdin);
             }
             Transport::OciArchive | Transport::DockerArchive => {
-                let source = self.open_part(outer, memory)?;
-                Layout::Archive(Arc::new(self.open_enclosing_archive(source, memory)?))
+                let source = self.open_part(outer, share)?;
+                Layout::Archive(Arc::new(self.open_enclosing_archive(source, share)?))
             }
         };
         let platform = self.platform.as_ref();
@@ -421,13 +420,13 @@ impl OpenContext {
     /// # Errors
     /// It is an image, or unreachable, or not of the expected kind.
     pub fn open_source(&self, spec: &SourceSpec) -> Result<Arc<dyn Source>, Error> {
-        self.open_part(spec, self.enclosing_memory(spec.enclosing_archives()))
+        self.open_part(spec, enclosing_share(spec.enclosing_archives()))
     }
 
-    fn open_part(&self, spec: &SourceSpec, memory: u64) -> Result<Arc<dyn Source>, Error> {
+    fn open_part(&self, spec: &SourceSpec, share: MemoryShare) -> Result<Arc<dyn Source>, Error> {
         match spec {
             SourceSpec::Plain(location) => self.network.block_on(self.open_location(location)),
-            SourceSpec::Join(parts) => self.open_join(parts, memory),
+            SourceSpec::Join(parts) => self.open_join(parts, share),
             SourceSpec::Image { .. } => Err(Error::ImageAsArchive),
             SourceSpec::Registry(name) => match self.open_in_registry(name)?.0 {
                 Contents::Image(_) => Err(Error::ImageAsArchive),
@@ -439,18 +438,22 @@ impl OpenContext {
                 Err(Error::PartOfStdin)
             }
             SourceSpec::Member { outer, path } => {
-                let archive = self.open_part(outer, memory)?;
-                let archive = Arc::new(self.open_enclosing_archive(archive, memory)?);
+                let archive = self.open_part(outer, share)?;
+                let archive = Arc::new(self.open_enclosing_archive(archive, share)?);
                 Ok(archive.file(path)?)
             }
             SourceSpec::Slice { outer, start, len } => {
-                open_slice(self.open_part(outer, memory)?, *start, *len)
+                open_slice(self.open_part(outer, share)?, *start, *len)
             }
         }
     }
 
     /// Opens the parts of a joined source. Locations are opened at the same time.
-    fn open_join(&self, parts: &[SourceSpec], memory: u64) -> Result<Arc<dyn Source>, Error> {
+    fn open_join(
+        &self,
+        parts: &[SourceSpec],
+        share: MemoryShare,
+    ) -> Result<Arc<dyn Source>, Error> {
         let is_origin = |part: &SourceSpec| part.origin() == OsStr::new(&self.headers_origin);
         if !self.source.mirror_urls.is_empty() && parts.iter().any(is_origin) {
             return Err(Error::MirrorsOfParts);
@@ -483,7 +486,7 @@ impl OpenContext {
         let opened: Vec<_> = self.network.block_on(opening.try_collect())?;
         let opened = opened.into_iter().zip(&expanded);
         let sources =
-            opened.map(|(source, part)| source.map_or_else(|| self.open_part(part, memory), Ok));
+            opened.map(|(source, part)| source.map_or_else(|| self.open_part(part, share), Ok));
         Ok(Arc::new(Join::new(sources.collect::<Result<_, _>>()?)?))
     }
 
@@ -543,15 +546,10 @@ impl OpenContext {
             .collect()
     }
 
-    /// Memory of each of `count` enclosing archives.
-    fn enclosing_memory(&self, count: u64) -> u64 {
-        self.archive.scan.memory / ENCLOSING_MEMORY_DIVISOR / count.max(1)
-    }
-
     fn open_enclosing_archive(
         &self,
         source: Arc<dyn Source>,
-        memory: u64,
+        share: MemoryShare,
     ) -> Result<Archive, Error> {
         // The user wants the progress of the layers. Decoded bytes are not counted; the source counts reads.
         let stats = Arc::new(Stats::default());
@@ -562,7 +560,8 @@ impl OpenContext {
                 allow_truncated: false,
                 allow_skipping: true,
                 retry_forever: RetryForever::default(),
-                memory,
+                memory: share.of(self.archive.scan.memory),
+                memory_share: share,
                 sha256: Digest::Ignore,
                 ..self.archive.scan.clone()
             },
@@ -586,6 +585,11 @@ impl OpenContext {
         Ok(source.access() != Access::Stream
             && detect_compression(&self.network, source)? == Some(Compression::None))
     }
+}
+
+/// The memory of each of `count` enclosing archives.
+fn enclosing_share(count: u64) -> MemoryShare {
+    MemoryShare::Enclosing { count }
 }
 
 fn open_slice(
@@ -623,7 +627,8 @@ mod tests {
         let memory = |text: &str| {
             let tree = TreeSpec::from(SourceSpec::from(text));
             let own = context.archive_options(&tree, false).scan.memory;
-            let enclosing = context.enclosing_memory(tree.enclosing_archives());
+            let enclosing = enclosing_share(tree.enclosing_archives());
+            let enclosing = enclosing.of(context.archive.scan.memory);
             (own >> 20, enclosing >> 20)
         };
         assert_eq!(memory("a.tar"), (64, 16));

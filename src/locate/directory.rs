@@ -8,8 +8,9 @@ use super::context::OpenContext;
 use super::error::Error;
 use super::spec::SourceSpec;
 use crate::archive::directory::{ArchiveDirectory, DirectoryError, Listing, ScanFn, ScanTurn};
+use crate::archive::scan::{self, MemoryShare};
 use crate::archive::{
-    Archive, FindIndex, OpenOptions, PrefetchMode, PrefetchOptions, TreeOrigin, Volume, scan,
+    Archive, FindIndex, OpenOptions, PrefetchMode, PrefetchOptions, TreeOrigin, Volume,
 };
 use crate::base::extent::Plain;
 use crate::index::{self, Builder, Origin, published};
@@ -67,9 +68,13 @@ impl OpenContext {
         let (mut context, place) = (self.clone(), self.open_place(spec)?);
         let options = &mut context.archive;
         options.resources = Some(options.create_resources().map_err(Error::Threads)?);
-        let max_scans = (options.scan.memory / 2 / scan::MIN_MEMORY).clamp(1, MAX_SCANS);
-        let max_spare_scans = options.span_bytes() / scan::MIN_MEMORY;
-        options.scan.memory /= max_scans;
+        let (parts, total) = (options.budget(), options.scan.memory);
+        let max_spare_scans = parts.span_bytes() / scan::MIN_MEMORY;
+        let share = MemoryShare::Directory {
+            max_scans: MAX_SCANS,
+            total,
+        };
+        (options.scan.memory, options.scan.memory_share) = (share.of(total), share);
         let listing = self.network.block_on(place.list())?;
         let mut builder = Builder::new(index::Options {
             max_entries: MAX_TREE_ENTRIES,
@@ -105,7 +110,7 @@ impl OpenContext {
             root: Arc::new(root),
             listing,
             prefetch,
-            max_scans,
+            max_scans: parts.scan_count(MAX_SCANS),
             max_spare_scans: max_spare_scans.min(MAX_SPARE_SCANS),
         })
     }

@@ -20,7 +20,7 @@ use tarfs::tar::{self, Member};
 use tokio::runtime::{Builder, Runtime};
 use xxhash_rust::xxh32::xxh32;
 
-use crate::support::cli::Place;
+use crate::support::cli::{Outcome, Place};
 use crate::support::raw;
 use crate::support::rng::Rng;
 
@@ -116,6 +116,8 @@ fn minimum_options() -> scan::Options {
         min_speed: fetch::MinSpeed::default(),
         retry_forever: RetryForever::default(),
         memory: 0,
+        memory_share: scan::MemoryShare::Whole,
+        readers: None,
         reclaimers: Vec::new(),
         workers: 2,
         allow_skipping: false,
@@ -422,6 +424,85 @@ fn verbs_that_read_by_a_saved_index_name_the_memory_that_they_need() {
             outcome.complaints
         );
     }
+}
+
+/// Runs `words` with this many MiB of memory.
+fn run_with_memory(place: &Place, words: &[&str], mebibytes: u64) -> Outcome {
+    let memory = format!("--memory={mebibytes}MiB");
+    place.run(&[words, &[&*memory]].concat())
+}
+
+/// The MiB that the error of `outcome` names; `None` for a success.
+#[track_caller]
+fn named_memory(outcome: &Outcome) -> Option<u64> {
+    if outcome.code == 0 {
+        return None;
+    }
+    let text = &outcome.complaints;
+    let (_, rest) = text.split_once("(allow it with --memory ").expect(text);
+    let (mebibytes, _) = rest.split_once("MiB)").expect(text);
+    Some(mebibytes.parse().expect(text))
+}
+
+#[test]
+fn named_memory_suffices_and_is_the_least_for_every_way_of_reading() {
+    let mut refused = 0;
+    for mebibytes in [24, 32, 48, 64, 96] {
+        let place = Place::new();
+        let dictionary = format!("--lzma2=preset=0,dict={mebibytes}MiB");
+        let pack = |bytes: &[u8]| xz(&[&dictionary], bytes);
+        let plain = archive("f", b"content");
+        let packed = pack(&plain);
+        place.put("outer.tar", archive("a.tar.xz", &packed));
+        place.put("outer.tar.xz", pack(&archive("a.tar", &plain)));
+        let middle = archive("outer.tar.xz", &pack(&archive("a.tar", &plain)));
+        place.put("outermost.tar.xz", pack(&middle));
+        place.put("a.tar.xz", &packed);
+        for (words, is_indexed) in [
+            (&["ls", "a.tar.xz"][..], false),
+            (&["index", "-q", "a.tar.xz"], false),
+            (&["verify", "a.tar.xz"], false),
+            (&["materialize", "-q", "a.tar.xz", "-C", "out"], false),
+            (&["cat", "--shard=1/1", "a.tar.xz"], true),
+            (&["ls", "tar:outer.tar!/a.tar.xz"], false),
+            (&["ls", "tar:outer.tar.xz!/a.tar"], false),
+            (
+                &["ls", "tar:tar:outermost.tar.xz!/outer.tar.xz!/a.tar"],
+                false,
+            ),
+        ] {
+            let run = |mebibytes| {
+                fs::remove_dir_all(place.path("cache")).ok();
+                if is_indexed {
+                    place.succeeds(&["index", "-q", "--memory=1GiB", "a.tar.xz"]);
+                }
+                run_with_memory(&place, words, mebibytes)
+            };
+            let Some(named) = named_memory(&run(32)) else {
+                continue;
+            };
+            refused += 1;
+            let context = format!("{words:?}: {named} for {mebibytes}");
+            let enough = run(named);
+            assert_eq!(enough.code, 0, "{context}: {}", enough.complaints);
+            assert_eq!(named_memory(&run(named - 1)), Some(named), "{context}");
+        }
+    }
+    assert!(refused > 20, "{refused}");
+}
+
+/// An error about one file has the advice, too.
+#[test]
+fn file_that_needs_more_memory_is_reported_with_the_hint() {
+    let place = Place::new();
+    let packed = xz_of_large_dictionaries(&archive("a", &random_bytes(MIB)));
+    place.put("a.tar.xz", packed);
+    place.succeeds(&["index", "-q", "a.tar.xz"]);
+    fs::write(place.path("out/a"), vec![0; MIB]).expect("written");
+    let words = ["diff", "--checksum", "a.tar.xz", "out"];
+    let outcome = run_with_memory(&place, &words, 32);
+    let named = named_memory(&outcome).expect("too little");
+    assert_eq!(run_with_memory(&place, &words, named).code, 1);
 }
 
 #[test]

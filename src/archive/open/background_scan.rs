@@ -10,7 +10,7 @@ use crate::archive::options::DiskCacheMode;
 use crate::archive::read::Reader;
 use crate::archive::read::disk_cache_policy::ScanDiskCache;
 use crate::archive::scan::index_sink::{IndexSink, IndexSinkError};
-use crate::archive::scan::{self, MIN_MEMORY, ScanError, Summary};
+use crate::archive::scan::{self, ScanError, Summary};
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Plain};
 use crate::base::memory_reclaim::{MemoryBroker, MemoryGrant, Reclaim};
@@ -112,16 +112,17 @@ impl ScanThread {
             ..
         } = &self.opener;
         let reader = &*self.reader;
-        let scan_memory = options.half_memory().max(MIN_MEMORY);
+        let scan_memory = options.budget().scan_bytes();
         // During the scan, reads have less memory. If memory is small, cached spans have less, too.
         let lendable = reader.budget.reclaimable_bytes().min(scan_memory);
         let reads = borrow_memory(reader.budget.clone(), lendable);
-        let lent = scan_memory.saturating_sub(options.scan.memory / 2);
+        let lent = options.budget().borrowed_span_bytes();
         let spans = borrow_memory(reader.span_cache.clone(), lent);
         let mut sink = self.index_sink(disk_cache_writer);
         let scan_options = scan::Options {
             spans: true,
             memory: scan_memory,
+            readers: Some(reader.broker.clone()),
             reclaimers: match lent {
                 0 => vec![Arc::new(reader.span_cache.clone())],
                 _ => Vec::new(),

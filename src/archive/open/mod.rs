@@ -153,7 +153,7 @@ impl UnscannedArchive {
 
     /// As [`Self::scan`], but waits until archives with the same resources leave memory for the scan.
     fn scan_with_own_memory(self) -> Result<Archive, OpenError> {
-        let bytes = self.0.options.half_memory();
+        let bytes = self.0.options.budget().half();
         let resources = self.0.resources.clone();
         let memory = resources.map(|(resources, _)| resources.wait_for_scan_memory(bytes));
         let archive = self.scan(ScanTurn::Regular)?;
@@ -194,7 +194,7 @@ impl Opener {
             Some((resources, _)) => (resources.free_list.clone(), resources.write_pool.clone()),
             None => (
                 FreeList::new(options.free_list_bytes()),
-                BufferPool::new(options.queue_bytes()),
+                BufferPool::new(options.budget().queue_bytes()),
             ),
         };
         Self {
@@ -289,7 +289,7 @@ mod tests {
         let mut options = OpenOptions::default();
         let resources = options.create_resources().expect("threads");
         options.resources = Some(resources.clone());
-        let taken = resources.wait_for_scan_memory(options.half_memory());
+        let taken = resources.wait_for_scan_memory(options.budget().half());
         let source: Arc<dyn Source> = Arc::new(MemorySource::new("a.tar", &b""[..]));
         let was_left = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -308,7 +308,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let runtime = runtime.expect("a runtime");
         let mut options = OpenOptions::default();
-        let queue_bytes = options.queue_bytes();
+        let queue_bytes = options.budget().queue_bytes();
         options.resources = Some(options.create_resources().expect("threads"));
         // Each scan has half the memory.
         options.scan.memory /= 2;

@@ -227,18 +227,15 @@ impl Opener {
     pub(super) fn check_decoder_memory(&self, reader: &Reader) -> Result<(), OpenError> {
         let index = reader.live_index.lock();
         let origin = index.origin();
-        let (needed_bytes, limit_bytes) = (origin.decoder_bytes, reader.broker.limit_bytes());
+        let needed_bytes = origin.decoder_bytes;
         let reads = self.options.disk_cache != DiskCacheMode::IndexOnly;
-        if !reads || needed_bytes <= limit_bytes {
+        if !reads || needed_bytes <= reader.broker.limit_bytes() {
             return Ok(());
         }
         let error = codec::Error {
             compression: origin.compression,
             packed: Packed(0),
-            cause: codec::Cause::MemoryLimit {
-                needed_bytes,
-                limit_bytes,
-            },
+            cause: codec::Cause::over_limit(&reader.broker, needed_bytes),
         };
         Err(self.archive_error(Error::Codec(error), None))
     }
@@ -309,9 +306,7 @@ impl Opener {
         let (budgets, number) = if let Some((resources, number)) = &self.resources {
             (resources.budgets.clone(), *number)
         } else {
-            let options = &self.options;
-            let budgets = MemoryBudgets::new(options.scan.memory, options.span_bytes());
-            (budgets, 0)
+            (MemoryBudgets::new(&self.options), 0)
         };
         // A scan must not use spans that were decoded for a saved index that did not match.
         let is_scanned_now = !live_index.is_scan_over();

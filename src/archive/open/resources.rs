@@ -5,11 +5,12 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use crate::archive::options::OpenOptions;
 use crate::archive::prefetch::FillThreads;
 use crate::archive::read::priority::ReadPriority;
-use crate::archive::scan::options::MIN_MEMORY;
 use crate::base::buffer_pool::{BufferPool, Closed, Reservation};
 use crate::base::free_list::FreeList;
+use crate::base::memory_budget::{DecoderMemory, DecoderUse, MIN_MEMORY};
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread_pool::ThreadPool;
 use crate::cache::SpanCache;
@@ -27,18 +28,26 @@ pub(super) struct MemoryBudgets {
 }
 
 impl MemoryBudgets {
-    /// The budgets of `memory`, of which cached spans take `span_bytes`.
-    pub(crate) fn new(memory: u64, span_bytes: u64) -> Self {
-        let memory_bytes = memory.max(MIN_MEMORY);
-        let span_cache = SpanCache::new(span_bytes);
-        let budget = BufferPool::new(memory_bytes / 2);
+    /// The budgets of the memory of `options`.
+    pub(crate) fn new(options: &OpenOptions) -> Self {
+        let parts = options.budget();
+        let span_cache = SpanCache::new(parts.span_bytes());
+        let budget = BufferPool::new(parts.half());
+        let origin = DecoderMemory {
+            share: options.scan.memory_share,
+            used_by: DecoderUse::Reads,
+        };
         Self {
             // The span cache is last, because evicted spans must be decoded again.
-            broker: MemoryBroker::new(vec![Arc::new(budget.clone()), Arc::new(span_cache.clone())]),
+            broker: MemoryBroker::for_archive(
+                origin,
+                u64::MAX,
+                vec![Arc::new(budget.clone()), Arc::new(span_cache.clone())],
+            ),
             span_cache,
             budget,
             read_priority: Arc::default(),
-            memory_bytes,
+            memory_bytes: options.scan.memory.max(MIN_MEMORY),
         }
     }
 }
@@ -60,21 +69,16 @@ pub struct SharedResources {
 }
 
 impl SharedResources {
-    /// Creates the resources of `memory`, as [`MemoryBudgets::new`] does. Fails if the system cannot start a
-    /// thread.
-    pub(crate) fn new(
-        memory: u64,
-        span_bytes: u64,
-        free_list_bytes: u64,
-        queue_bytes: u64,
-    ) -> io::Result<Self> {
+    /// Creates the resources of the memory of `options`. Fails if the system cannot start a thread.
+    pub(crate) fn new(options: &OpenOptions) -> io::Result<Self> {
+        let parts = options.budget();
         Ok(Self {
-            budgets: MemoryBudgets::new(memory, span_bytes),
-            free_list: FreeList::new(free_list_bytes),
-            write_pool: BufferPool::new(queue_bytes),
+            budgets: MemoryBudgets::new(options),
+            free_list: FreeList::new(options.free_list_bytes()),
+            write_pool: BufferPool::new(parts.queue_bytes()),
             read_threads: start_read_threads()?,
             fill_threads: Arc::default(),
-            scan_pool: BufferPool::new(memory.max(MIN_MEMORY) / 2),
+            scan_pool: BufferPool::new(parts.half()),
             opened: Arc::default(),
         })
     }

@@ -31,7 +31,8 @@ use self::zeros::ZeroRun;
 use super::error::{Error, TRUNCATED_NOTE};
 use crate::base::buffer_pool::{BufferPool, SoftLimit};
 use crate::base::extent::{Packed, Plain};
-use crate::base::memory_reclaim::MemoryBroker;
+use crate::base::memory_budget::{Budget, DecoderMemory, DecoderUse};
+use crate::base::memory_reclaim::{MemoryBroker, Reclaim};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::{Compression, Context, SeekPoint};
@@ -40,8 +41,9 @@ use crate::index::block_len;
 use crate::source::{Access, Source};
 use crate::tar::{self, Event, Parser};
 
-pub use self::options::{Digest, MIN_MEMORY, Options};
+pub use self::options::{Digest, Options};
 pub use super::sink::{PayloadEnd, Sink};
+pub use crate::base::memory_budget::{MIN_MEMORY, MemoryShare};
 
 /// Result of a scan.
 #[derive(Clone, Copy, Debug)]
@@ -296,7 +298,7 @@ impl<'a, S: Sink> Scan<'a, S> {
     fn open(&self, resume: Option<(Compression, SeekPoint)>) -> Result<PlainStream, Error> {
         let options = self.options;
         // Each gets half, so that neither fetched nor decoded data can starve the other.
-        let half = options.memory.max(MIN_MEMORY) / 2;
+        let half = Budget::new(options.memory).scan_pool_bytes();
         let packed = BufferPool::new(half);
         let plain = BufferPool::with_soft_limit(half, plain_soft_limit(options.workers));
         let mut reclaimers = options.reclaimers.clone();
@@ -331,7 +333,7 @@ impl<'a, S: Sink> Scan<'a, S> {
             context: Context {
                 pool: plain,
                 wants_seek_points: options.spans || options.resume_points,
-                broker: MemoryBroker::new(reclaimers),
+                broker: self.broker(reclaimers),
                 workers: options.workers,
             },
             block_len: options.spans.then_some(self.block_len),
@@ -343,6 +345,16 @@ impl<'a, S: Sink> Scan<'a, S> {
             has_len: self.source.fingerprint().len.is_some(),
         };
         PlainStream::start(chunks, decode, self.stats).map_err(|_| Error::Interrupted)
+    }
+
+    fn broker(&self, reclaimers: Vec<Arc<dyn Reclaim>>) -> MemoryBroker {
+        let (share, readers) = (self.options.memory_share, self.options.readers.as_ref());
+        let used_by = match readers {
+            Some(_) => DecoderUse::Scan,
+            None => DecoderUse::Stream,
+        };
+        let max_bytes = readers.map_or(u64::MAX, MemoryBroker::limit_bytes);
+        MemoryBroker::for_archive(DecoderMemory { share, used_by }, max_bytes, reclaimers)
     }
 
     /// Whether to skip the rest of a payload. Requested bytes are never skipped, so none is requested twice.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::resume_point::ResumePoint;
 use crate::archive::open::saved_index::SavedIndex;
-use crate::base::memory_reclaim::Reclaim;
+use crate::base::memory_budget::MemoryShare;
+use crate::base::memory_reclaim::{MemoryBroker, Reclaim};
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 use crate::fetch;
@@ -31,8 +32,12 @@ pub struct Options {
     pub min_speed: fetch::MinSpeed,
     /// Whether the scan keeps retrying while the source is unreachable.
     pub retry_forever: RetryForever,
-    /// Memory for all buffers and decoder state, in bytes. The scan uses at least [`MIN_MEMORY`].
+    /// Memory for all buffers and decoder state, in bytes. The scan uses at least [`MIN_MEMORY`](super::MIN_MEMORY).
     pub memory: u64,
+    /// How `memory` follows from the user's, which errors name.
+    pub memory_share: MemoryShare,
+    /// Lends memory to later reads, which must be able to decode the same stream. `None` without reads.
+    pub readers: Option<MemoryBroker>,
     /// Memory that decoder state reclaims before it reclaims the scan's buffers.
     pub reclaimers: Vec<Arc<dyn Reclaim>>,
     /// Number of threads for data that can be decoded out of order.
@@ -69,6 +74,8 @@ impl Default for Options {
             min_speed: fetch::MinSpeed::default(),
             retry_forever: RetryForever::default(),
             memory: 128 << 20,
+            memory_share: MemoryShare::Whole,
+            readers: None,
             reclaimers: Vec::new(),
             workers: 1,
             allow_skipping: false,
@@ -122,15 +129,4 @@ impl Digest {
             Self::Ignore | Self::Compute => None,
         }
     }
-}
-
-/// Minimum memory of a scan, in bytes.
-///
-/// Half of it must hold everything that a decoder needs before its first output, and the chunks at both ends.
-/// A zstd frame has up to 9 MiB of packed bytes. A block of legacy lz4 has up to 8 MiB packed and plain.
-pub const MIN_MEMORY: u64 = 32 << 20;
-
-/// Memory for a decoder state of `needed_bytes`. Decoders can borrow three quarters of it, see [`Reclaim`].
-pub(crate) fn memory_for_state(needed_bytes: u64) -> u64 {
-    needed_bytes.saturating_mul(4).div_ceil(3).max(MIN_MEMORY)
 }

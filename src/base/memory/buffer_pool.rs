@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use super::budget::lendable_bytes;
 use super::free_list::{self, ALIGNMENT, FreeList, RecycledBuffer};
 use super::reclaim::Reclaim;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
@@ -73,9 +74,6 @@ fn aligned_start(memory: &Vec<u8>) -> usize {
 
 /// Time after which a wait without a timeout looks at the pool again. It is notified before that.
 const RECHECK_INTERVAL: Duration = Duration::from_mins(1);
-
-/// Divisor for the part of the budget that is never lent, so that work continues.
-const KEPT_DIVISOR: u64 = 4;
 
 /// Limit below the budget, in bytes and buffers. Waiters apply it only if both are exceeded.
 #[derive(Clone, Copy, Debug)]
@@ -331,7 +329,7 @@ impl fmt::Debug for BufferPool {
 
 impl Reclaim for BufferPool {
     fn reclaimable_bytes(&self) -> u64 {
-        self.shared.budget - self.shared.budget / KEPT_DIVISOR
+        lendable_bytes(self.shared.budget)
     }
 
     fn reclaim(&self, bytes: u64) -> u64 {

@@ -5,6 +5,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use super::budget::DecoderMemory;
 use crate::base::sync::{Condvar, Mutex};
 
 /// A user of memory that can release some for a while.
@@ -25,9 +26,11 @@ pub struct MemoryBroker {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     limit_bytes: u64,
+    /// How the limit follows from the user's memory.
+    origin: Option<DecoderMemory>,
     reclaimers: Vec<Arc<dyn Reclaim>>,
     state: Mutex<State>,
     released: Condvar,
@@ -59,21 +62,39 @@ pub enum GrantError {
 impl MemoryBroker {
     /// Creates a broker that reclaims memory from the `reclaimers`, in order.
     pub fn new(reclaimers: Vec<Arc<dyn Reclaim>>) -> Self {
-        let limit_bytes = reclaimers
-            .iter()
-            .map(|reclaimer| reclaimer.reclaimable_bytes())
-            .sum();
-        Self::start(limit_bytes, reclaimers)
+        Self::start(u64::MAX, None, reclaimers)
+    }
+
+    /// As [`MemoryBroker::new`], with a limit that follows from the user's memory, and is at most `max_bytes`.
+    pub(crate) fn for_archive(
+        origin: DecoderMemory,
+        max_bytes: u64,
+        reclaimers: Vec<Arc<dyn Reclaim>>,
+    ) -> Self {
+        Self::start(max_bytes, Some(origin), reclaimers)
     }
 
     /// Creates a broker of `limit_bytes` that reclaims from no one.
     pub fn with_limit(limit_bytes: u64) -> Self {
-        Self::start(limit_bytes, Vec::new())
+        let shared = Shared {
+            limit_bytes,
+            ..Shared::default()
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
     }
 
-    fn start(limit_bytes: u64, reclaimers: Vec<Arc<dyn Reclaim>>) -> Self {
+    fn start(
+        max_bytes: u64,
+        origin: Option<DecoderMemory>,
+        reclaimers: Vec<Arc<dyn Reclaim>>,
+    ) -> Self {
+        let all = reclaimers.iter();
+        let all = all.map(|reclaimer| reclaimer.reclaimable_bytes()).sum();
         let shared = Arc::new(Shared {
-            limit_bytes,
+            limit_bytes: max_bytes.min(all),
+            origin,
             reclaimers,
             state: Mutex::default(),
             released: Condvar::default(),
@@ -84,6 +105,11 @@ impl MemoryBroker {
     /// Maximum bytes granted at once.
     pub fn limit_bytes(&self) -> u64 {
         self.shared.limit_bytes
+    }
+
+    /// The user's memory with which `bytes` can be granted, if it is known.
+    pub fn sufficient_memory(&self, bytes: u64) -> Option<u64> {
+        self.shared.origin?.sufficient_for(bytes)
     }
 
     /// Bytes granted now.

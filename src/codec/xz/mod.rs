@@ -770,7 +770,8 @@ mod tests {
             cause(outcome),
             Cause::MemoryLimit {
                 needed_bytes: 256 << 10,
-                limit_bytes: 100_000
+                limit_bytes: 100_000,
+                sufficient_memory: None
             }
         );
     }

@@ -676,7 +676,8 @@ mod tests {
             cause(with_limit((16 << 20) - 1)),
             Cause::MemoryLimit {
                 needed_bytes: 16 << 20,
-                limit_bytes: (16 << 20) - 1
+                limit_bytes: (16 << 20) - 1,
+                sufficient_memory: None
             }
         );
         assert!(with_limit(16 << 20).plain == plain);
