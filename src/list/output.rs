@@ -1,12 +1,12 @@
 //! Output and errors of the threads of a walk.
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::fmt;
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::error_chain::error_chain;
 use crate::base::escape::{escape, without_controls};
 use crate::base::sync::Mutex;
 
@@ -18,9 +18,13 @@ const BUFFER_BYTES: usize = 64 << 10;
 pub struct SharedOutput {
     state: Mutex<State>,
     print_error: Box<dyn Fn(&str) + Send + Sync>,
+    describe: DescribeFn,
     has_failed: AtomicBool,
     is_terminal: bool,
 }
+
+/// Formats an error with its causes, and advice for the user.
+type DescribeFn = fn(&(dyn Error + 'static)) -> String;
 
 struct State {
     writer: BufWriter<Box<dyn Write + Send>>,
@@ -28,11 +32,13 @@ struct State {
 }
 
 impl SharedOutput {
-    /// Output to `writer` through a buffer, unless it `is_terminal`. Errors go to `print_error`.
+    /// Output to `writer` through a buffer, unless it `is_terminal`. Errors go to `print_error`, those about files as
+    /// `describe` formats them.
     pub fn new(
         writer: impl Write + Send + 'static,
         is_terminal: bool,
         print_error: impl Fn(&str) + Send + Sync + 'static,
+        describe: DescribeFn,
     ) -> Self {
         let capacity = if is_terminal { 0 } else { BUFFER_BYTES };
         Self {
@@ -41,6 +47,7 @@ impl SharedOutput {
                 error: None,
             }),
             print_error: Box::new(print_error),
+            describe,
             has_failed: AtomicBool::new(false),
             is_terminal,
         }
@@ -57,7 +64,12 @@ impl SharedOutput {
 
     /// Prints an error about the file at `path`.
     pub fn report(&self, path: &[u8], error: &io::Error) {
-        self.fail(&format!("{}: {}", escape(path), error_chain(error)));
+        self.fail(&format!("{}: {}", escape(path), (self.describe)(error)));
+    }
+
+    /// Prints an error of `action` on a file.
+    pub(crate) fn report_action(&self, action: &str, error: &io::Error) {
+        self.fail(&format!("{action}: {}", (self.describe)(error)));
     }
 
     /// Prints an error about a file.

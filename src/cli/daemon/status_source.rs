@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::control_socket::{IndexState, Phase, PrefetchStatus};
 use super::prefetch::NotesFn;
+use crate::cli::ui::output;
 use tarfs::archive::{
     Archive, DiskCacheUsage, PrefetchMode, PrefetchProgress, PrefetchState, Volume,
 };
-use tarfs::internal::error_chain::error_chain;
 
 const MAX_NAMED_DAMAGED: usize = 10;
 
@@ -64,7 +64,7 @@ impl StatusSource {
             phase,
             scanned_bytes: stats.map_or(0, |stats| stats.scanned_packed_bytes.get()),
             of_bytes: lens.sum(),
-            failure: failure.map(|failure| error_chain(&*failure)),
+            failure: failure.map(|failure| output::describe(&*failure)),
         }
     }
 

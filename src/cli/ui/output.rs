@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write, stderr, stdout};
+use std::iter::successors;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -95,8 +96,14 @@ pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
 
 /// Formats an error with its causes and its hint on one line.
 pub(crate) fn format_with_hint(error: &anyhow::Error) -> String {
-    let text = error_chain(&**error);
-    match error.chain().map(unwrap_transparent).find_map(find_hint) {
+    describe(&**error)
+}
+
+/// As [`format_with_hint`], for an error of another kind.
+pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
+    let text = error_chain(error);
+    let mut causes = successors(Some(error), |&error| error.source()).map(unwrap_transparent);
+    match causes.find_map(find_hint) {
         Some(hint) => format!("{text} ({hint})"),
         None => text,
     }

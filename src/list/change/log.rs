@@ -3,7 +3,6 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::base::error_chain::error_chain;
 use crate::base::escape::{escape, is_control};
 
 use super::super::output::SharedOutput;
@@ -35,9 +34,8 @@ impl ChangeLog {
 
     /// Reports that `action` failed on the file at `path`.
     pub fn fail(&self, action: &str, path: &[u8], error: &io::Error) {
-        let path = quote(path);
-        self.output
-            .fail(&format!("{action} {path}: {}", error_chain(error)));
+        let action = format!("{action} {}", quote(path));
+        self.output.report_action(&action, error);
     }
 
     /// Reports that the walk of `/` is refused.

@@ -24,7 +24,6 @@ use tarfs::archive::{TreeOrigin, Volume};
 use tarfs::index::format::Error as Cause;
 use tarfs::index::store::{self, RowsToLoad};
 use tarfs::index::{Index, LazyIndex, MemoryLimit, ShardPlan};
-use tarfs::internal::error_chain::error_chain;
 use tarfs::list::{
     DirectoryTree, FileKind, IndexTree, Item, Name, OpenDirectory, SharedOutput, Start, Tree,
     Visitor, metadata_of, walk_parallel, without_dots,
@@ -390,7 +389,7 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> O
 /// Prints an error about the file at `path`.
 pub(crate) fn report(path: &[u8], error: &io::Error) {
     let path = tarfs::list::escape(path);
-    output::print_error(format_args!("{path}: {}", error_chain(error)));
+    output::print_error(format_args!("{path}: {}", output::describe(error)));
 }
 
 /// Standard output, and errors about files, which are printed unless `quiet`.
@@ -405,15 +404,17 @@ pub(crate) fn standard_output(quiet: bool) -> io::Result<Arc<SharedOutput>> {
         output::standard_output()?,
         is_terminal,
         print,
+        output::describe,
     )))
 }
 
 /// Ends the output of a verb, and reports an error of writing. A reader of the pipe that has ended is no error.
 /// Returns whether all is written.
-pub(crate) fn finish(output: &SharedOutput) -> bool {
-    match output.finish() {
+pub(crate) fn finish(written: &SharedOutput) -> bool {
+    match written.finish() {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            output.fail(&format!("cannot write the output: {}", error_chain(&error)));
+            let reason = output::describe(&error);
+            written.fail(&format!("cannot write the output: {reason}"));
             false
         }
         _ => true,
