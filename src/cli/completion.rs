@@ -1,6 +1,7 @@
 //! Completions of values that only the running program knows.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
 use clap_complete::engine::CompletionCandidate;
 use tarfs::fuse::MountOptions;
@@ -14,7 +15,7 @@ pub(crate) fn mountpoints() -> Vec<CompletionCandidate> {
         .iter()
         .filter_map(|directory| control_socket::list_statuses(directory).ok())
         .flatten()
-        .map(|status| CompletionCandidate::new(status.mountpoint))
+        .map(|status| CompletionCandidate::new(OsStr::from_bytes(status.mountpoint_bytes())))
         .collect()
 }
 

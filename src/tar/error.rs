@@ -1,17 +1,31 @@
 //! Errors, warnings and damage of an archive.
 
-use crate::base::escape::without_controls;
+use crate::base::escape::escape;
 use crate::base::extent::Plain;
 
 /// Why the parser cannot continue.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("tar record at plain byte {offset}")]
+#[error("{}", place(*.offset, .cause))]
 pub struct Error {
-    /// The record at fault, or the end of the bytes if some are missing.
+    /// The record at fault, or the end of the bytes if some are missing. Of a limit on sums, where it was noticed.
     pub offset: Plain,
     /// The reason.
     #[source]
     pub cause: Cause,
+}
+
+/// The record at fault. No single record exceeds a limit on sums.
+fn place(offset: Plain, cause: &Cause) -> String {
+    match cause {
+        Cause::LimitExceeded {
+            which: Limit::MetadataBytes,
+            ..
+        }
+        | Cause::TooManyEntries { .. }
+        | Cause::TooLarge { .. }
+        | Cause::TooLong { .. } => cause.to_string(),
+        _ => format!("tar record at plain byte {offset}"),
+    }
 }
 
 /// Reasons to stop parsing.
@@ -133,13 +147,12 @@ pub(super) enum Note {
     Damaged(String),
 }
 
-/// Bytes for display: lossy, on one line, and of bounded length.
+/// Bytes for display: escaped, on one line, and of bounded length.
 pub(super) fn printable(bytes: &[u8]) -> String {
     const MAX_BYTES: usize = 200;
     let head = bytes.get(..MAX_BYTES).unwrap_or(bytes);
     let dots = if head.len() < bytes.len() { "…" } else { "" };
-    let text = without_controls(head);
-    String::from_utf8_lossy(&text).into_owned() + dots
+    escape(head) + dots
 }
 
 #[cfg(test)]
@@ -147,8 +160,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn limit_on_sums_names_no_record() {
+        let text = |cause| {
+            let offset = Plain(512);
+            crate::base::error_chain::error_chain(&Error { offset, cause })
+        };
+        let too_long = Cause::TooLong {
+            members: 3,
+            limit: 7,
+        };
+        assert_eq!(text(too_long.clone()), too_long.to_string());
+        let of_names = |which| Cause::LimitExceeded { which, limit: 1 };
+        assert_eq!(
+            text(of_names(Limit::MetadataBytes)),
+            of_names(Limit::MetadataBytes).to_string()
+        );
+        let of_record = text(of_names(Limit::PaxBytes));
+        assert!(
+            of_record.starts_with("tar record at plain byte 512: "),
+            "{of_record}"
+        );
+    }
+
+    #[test]
     fn names_are_shown_on_one_line_of_bounded_length() {
-        assert_eq!(printable(b"a\nb\xff"), "a?b?");
+        assert_eq!(printable(b"a\nb\xff"), "a\\nb\\377");
         assert_eq!(printable(&[b'x'; 300]).chars().count(), 201);
     }
 }

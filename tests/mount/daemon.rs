@@ -294,6 +294,20 @@ fn mount_over_nonempty_directory_is_reported() {
 }
 
 #[test]
+fn log_file_has_messages_of_the_start() {
+    let (place, hides) = (Place::with_archive(), "hides what is in that directory");
+    fs::write(place.path("mnt/hidden"), "").expect("written");
+    let mut command = place.mount_command();
+    let output = command.arg("--log-file").arg(place.path("log")).output();
+    let output = output.expect("started");
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    assert!(stderr_text(&output).contains(hides));
+    let log = fs::read_to_string(place.path("log")).expect("written");
+    assert_eq!(log.matches(hides).count(), 1, "{log}");
+    assert!(place.umount_with(&[]).status.success());
+}
+
+#[test]
 fn umount_rejects_foreign_mounts() {
     let place = Place::with_archive();
     let output = place.umount_with(&[]);

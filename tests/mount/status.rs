@@ -1,15 +1,17 @@
 //! The values of `tarfs status` and `--metrics` for a real mount, exact to the byte.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::ffi::OsStrExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::support::fixture::{TestDir, TestMount};
+use crate::support::fixture::{PROGRAM, TestDir, TestMount};
 use crate::support::http::{Resource, Server};
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
@@ -47,6 +49,37 @@ fn place() -> Place {
 fn mount(place: &Place, more: &[&str]) {
     let url = place.server.url(ARCHIVE);
     place.succeeds(&[&["mount", &url, "mnt", "--wait-index"], more].concat());
+}
+
+#[test]
+fn mountpoint_that_is_not_utf8_is_named_by_its_bytes() {
+    let place = place();
+    let name = OsStr::from_bytes(b"m\xff nt");
+    fs::create_dir(place.path(name)).expect("new");
+    let url = place.server.url(ARCHIVE);
+    let run = |words: &[&str], last: &OsStr| {
+        let mut command = place.command_of(PROGRAM);
+        command.args(words).arg(last).output().expect("started")
+    };
+    let mounted = run(&["mount", &url], name);
+    let [json, text] = [&["status", "--json"][..], &["status"]].map(|words| run(words, name));
+    let unmounted = run(&["umount"], name);
+    assert!(mounted.status.success(), "{}", stderr_text(&mounted));
+    assert!(unmounted.status.success(), "{}", stderr_text(&unmounted));
+    let status: Value = serde_json::from_slice(&json.stdout).expect("one mount");
+    let path = fs::canonicalize(place.path(name)).expect("it is there");
+    let bytes = status.get("mountpoint_bytes").and_then(Value::as_array);
+    let bytes = bytes.expect("they are not UTF-8").iter().map(Value::as_u64);
+    let expected = path.as_os_str().as_bytes().iter();
+    assert!(
+        bytes.eq(expected.map(|&byte| Some(byte.into()))),
+        "{status}"
+    );
+    let text = String::from_utf8(text.stdout).expect("UTF-8");
+    let first = text.lines().next().expect("a line");
+    assert!(first.ends_with("m\\377\\ nt"), "{first}");
+    mount(&place, &[]);
+    assert_eq!(place.status().get("mountpoint_bytes"), None);
 }
 
 #[track_caller]

@@ -24,6 +24,7 @@ use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
 use tarfs::image::{self, Config, SeccompProfile, User, VOLUMES_DIR};
 use tarfs::internal::error_chain::error_chain;
+use tarfs::internal::escape::escape;
 use tarfs::internal::publish::random_suffix;
 use tarfs::internal::regular_file;
 use tarfs::internal::rooted;
@@ -514,7 +515,7 @@ fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
         };
         output::print_warning(format_args!(
             "the image's volume '{}' is left out, because it {reason}",
-            volume.escape_default()
+            escape(volume.as_bytes())
         ));
     }
     usable.into_iter().collect()
@@ -535,7 +536,7 @@ fn resolve_user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
         output::print_warning(format_args!(
             "the container runs as root of its own user namespace instead of as '{}', because this \
              user can map only its own ID",
-            config.execution.user.escape_debug()
+            escape(config.execution.user.as_bytes())
         ));
         return Ok(User {
             home: user.home,

@@ -1141,7 +1141,7 @@ fn report_scan<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanE
         Err(ScanError::Archive { error, member, .. }) => {
             let location = source.location();
             let place = match member {
-                Some(name) => format!("{location}: in member '{}'", name.escape_ascii()),
+                Some(name) => format!("{location}: in member '{}'", escape(&name)),
                 None => location.to_owned(),
             };
             output::print_error(output::format_with_hint(

@@ -63,7 +63,13 @@ pub(crate) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if role.is_some() || args.foreground && !is_supervisor {
         inherited.set_cloexec();
     }
-    let log = || LogTarget::open(args.log_file.as_deref());
+    let log = || -> anyhow::Result<_> {
+        let log = LogTarget::open(args.log_file.as_deref())?;
+        if args.log_file.is_some() {
+            log.start_copying();
+        }
+        Ok(log)
+    };
     match role {
         Some(Role::Supervisor) => supervisor::run(args, inherited),
         Some(Role::Successor) => run_successor(args, inherited),
@@ -663,6 +669,10 @@ fn build_status(state: &ServeState<'_>) -> Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),
         mountpoint: mountpoint.to_string_lossy().into_owned(),
+        mountpoint_bytes: match mountpoint.to_str() {
+            Some(_) => None,
+            None => Some(mountpoint.into_os_string().into_encoded_bytes()),
+        },
         device: Some(control_socket::format_device(mount.target.device)),
         mount_id,
         detached,

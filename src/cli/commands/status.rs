@@ -13,6 +13,7 @@ use crate::cli::daemon::control_socket::{self, CopyProgress, IndexState, Phase, 
 use crate::cli::environment;
 use crate::cli::ui::output;
 use tarfs::fuse;
+use tarfs::internal::escape::{escape, escape_controls};
 
 /// Shows the state of one mount, or of all mounts of this user.
 #[derive(Clone, Debug, Args)]
@@ -127,7 +128,11 @@ fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
     if is_verbose {
         lines.extend(detail_lines(status));
     }
-    let mut text = format!("{}{detached}\n", status.mountpoint);
+    let mountpoint = match &status.mountpoint_bytes {
+        Some(bytes) => escape(bytes),
+        None => escape_controls(&status.mountpoint),
+    };
+    let mut text = format!("{mountpoint}{detached}\n");
     for (name, value) in lines {
         let line = format!("  {name:<20} {value}\n");
         text.push_str(&line);

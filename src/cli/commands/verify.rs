@@ -16,6 +16,7 @@ use tarfs::archive::scan::{self, Digest, ScanError};
 use tarfs::archive::{Error, VerifySink};
 use tarfs::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
 use tarfs::layers::{Layer, WhiteoutFormat, merge};
+use tarfs::list::escape;
 use tarfs::locate::TreeSpec;
 
 /// Arguments of `tarfs verify`.
@@ -237,7 +238,7 @@ fn add_findings(
         }) => {
             let mut error = anyhow::Error::new(error);
             if let Some(name) = member {
-                error = error.context(format!("in member '{}'", name.escape_ascii()));
+                error = error.context(format!("in member '{}'", escape(&name)));
             }
             report.problems.push(output::format_with_hint(&error));
             if sha256.is_some() {

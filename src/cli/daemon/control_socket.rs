@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -116,7 +117,11 @@ pub(crate) struct Status {
     /// The layers, from the bottom, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<String>,
+    /// The mountpoint, with U+FFFD in the place of bytes that are not UTF-8.
     pub mountpoint: String,
+    /// Its bytes, only if they are not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mountpoint_bytes: Option<Vec<u8>>,
     /// Device number as in `/proc/self/mountinfo` (`0:45`), because two mounts may have the same path, in two
     /// namespaces or after a rename.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -377,7 +382,7 @@ fn check_private_dir(directory: &Path) -> io::Result<()> {
 pub(crate) fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
     let answers = StatusRequests::send(directory)?;
     let mut statuses: Vec<_> = answers.map(|(_, status)| status).collect();
-    statuses.sort_by(|one, other| one.mountpoint.cmp(&other.mountpoint));
+    statuses.sort_by(|one, other| one.mountpoint_bytes().cmp(other.mountpoint_bytes()));
     Ok(statuses)
 }
 
@@ -466,6 +471,12 @@ impl Status {
         }
     }
 
+    /// The path of the mountpoint.
+    pub(crate) fn mountpoint_bytes(&self) -> &[u8] {
+        let bytes = self.mountpoint_bytes.as_deref();
+        bytes.unwrap_or_else(|| self.mountpoint.as_bytes())
+    }
+
     /// Whether this mount is on `mountpoint` for this process. Without a mount table, compares the paths.
     pub(crate) fn is_mounted_on(&self, mountpoint: &Path) -> bool {
         self.matches_top_mount(mountpoint, &tarfs::fuse::top_mount(mountpoint))
@@ -476,7 +487,7 @@ impl Status {
             (Some(device), Ok(top)) => top
                 .as_ref()
                 .is_some_and(|top| *device == format_device(top.device)),
-            _ => self.mountpoint == mountpoint.to_string_lossy(),
+            _ => self.mountpoint_bytes() == mountpoint.as_os_str().as_bytes(),
         }
     }
 
@@ -657,6 +668,7 @@ mod tests {
                 source: "http://host/a.tar".into(),
                 layers: Vec::new(),
                 mountpoint: "/mnt".into(),
+                mountpoint_bytes: None,
                 device: None,
                 mount_id: None,
                 detached: false,

@@ -186,16 +186,23 @@ impl EventLine {
     }
 
     fn send(&self, sink: &LogSink) -> io::Result<()> {
+        let may_block = !MUST_NOT_BLOCK.load(Ordering::Relaxed);
         match sink {
             LogSink::Terminal => {
                 let (prefix, text) = user_message(self.level, &self.text);
-                suspend_progress_bar(|| write_line(&io::stderr(), prefix, text))
+                suspend_progress_bar(|| write_line(&io::stderr(), may_block, prefix, text))
             }
-            LogSink::Journal => write_line(&io::stderr(), &priority_prefix(self.level), &self.text),
+            LogSink::Journal => {
+                let prefix = priority_prefix(self.level);
+                write_line(&io::stderr(), may_block, &prefix, &self.text)
+            }
             LogSink::File(file) => {
                 { file }.write_all(&[format_now().as_bytes(), b" ", &self.text].concat())
             }
-            LogSink::Stream(file) => write_line(file, &format!("{} ", format_now()), &self.text),
+            // The mount is not ready yet when events are copied to it.
+            LogSink::Stream(file) => {
+                write_line(file, false, &format!("{} ", format_now()), &self.text)
+            }
             LogSink::Syslog(socket) => socket
                 .send(&syslog_datagram(self.level, &self.text))
                 .map(drop),
@@ -225,12 +232,17 @@ impl Drop for EventLine {
 }
 
 /// Writes a line with `prefix` to `target`, after the number of lost lines, if any.
-fn write_line(target: &(impl AsFd + ?Sized), prefix: &str, text: &[u8]) -> io::Result<()> {
+fn write_line(
+    target: &(impl AsFd + ?Sized),
+    may_block: bool,
+    prefix: &str,
+    text: &[u8],
+) -> io::Result<()> {
     let lost = LOST_EVENTS.load(Ordering::Relaxed);
-    let timeout = match (MUST_NOT_BLOCK.load(Ordering::Relaxed), lost) {
-        (false, _) => None,
-        (true, 0) => Some(&BLOCKED_WRITE_TIMEOUT),
-        (true, _) => Some(&NO_WAIT),
+    let timeout = match (may_block, lost) {
+        (true, _) => None,
+        (false, 0) => Some(&BLOCKED_WRITE_TIMEOUT),
+        (false, _) => Some(&NO_WAIT),
     };
     let mut line = prefix.as_bytes().to_vec();
     if lost > 0 {
