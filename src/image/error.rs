@@ -1,9 +1,11 @@
 //! Why an image cannot be opened.
 
+use std::borrow::Cow;
+
 use super::platform::Platform;
+use crate::base::escape::escape;
 use crate::base::sha256::Sha256;
 use crate::source;
-use std::borrow::Cow;
 
 /// An error about an image, and its location.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +22,7 @@ pub struct Error {
 
 fn document_suffix(document: Option<&str>) -> String {
     document.map_or_else(String::new, |document| {
-        format!(": {}", document.escape_debug())
+        format!(": {}", escape(document.as_bytes()))
     })
 }
 
@@ -72,7 +74,7 @@ pub enum Cause {
         found: Sha256,
     },
     /// There is no image with this name.
-    #[error("no image there is called '{}'; there {}", .wanted.escape_debug(), name_list(.known))]
+    #[error("no image there is called '{}'; there {}", escape(.wanted.as_bytes()), name_list(.known))]
     NoSuchName {
         /// The name.
         wanted: String,
@@ -91,7 +93,7 @@ pub enum Cause {
         known: Vec<String>,
     },
     /// The image's files do not define the user of its configuration.
-    #[error("it runs as '{}', who is not in the image's /etc/{file}", .name.escape_debug())]
+    #[error("it runs as '{}', who is not in the image's /etc/{file}", escape(.name.as_bytes()))]
     UnknownUser {
         /// The user or group.
         name: String,
@@ -117,7 +119,7 @@ fn name_list(known: &[String]) -> String {
     let listed: Vec<_> = known
         .iter()
         .take(MAX_LISTED_NAMES)
-        .map(|name| format!("'{}'", name.escape_debug()))
+        .map(|name| format!("'{}'", escape(name.as_bytes())))
         .collect();
     match known.len().saturating_sub(listed.len()) {
         _ if listed.is_empty() => "is none that has a name".to_owned(),

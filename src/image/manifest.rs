@@ -6,6 +6,7 @@ use serde::de::IgnoredAny;
 use super::bounded_serde::{BoundedVec, bounded_vec, null_as_default};
 use super::error::Cause;
 use super::platform::Platform;
+use crate::base::escape::escape;
 use crate::base::sha256::Sha256;
 
 /// Maximum number of layers of one image. Overlayfs supports a few hundred.
@@ -307,7 +308,7 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
     let config = config.ok_or_else(|| wrong("it names no config"))?;
     let config_type = config.media_type.as_deref().unwrap_or_default();
     if !document.is_image_config(config_type) {
-        let media_type = config_type.escape_debug();
+        let media_type = escape(config_type.as_bytes());
         return Err(Cause::Unsupported(format!(
             "what is no image of a file system (its config is '{media_type}')"
         )));
@@ -324,7 +325,7 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
             .iter()
             .find_map(|kind| layer.media_type.strip_prefix(kind));
         if !packing.is_some_and(|packing| COMPRESSION_SUFFIXES.contains(&packing)) {
-            let media_type = layer.media_type.escape_debug();
+            let media_type = escape(layer.media_type.as_bytes());
             return Err(Cause::Unsupported(format!(
                 "a layer of the type '{media_type}'"
             )));

@@ -37,15 +37,17 @@ pub const DEFAULT_CAPABILITIES: [&str; 12] = [
     "CAP_SYS_CHROOT",
 ];
 
-const MASKED_PATHS: [&str; 10] = [
+const MASKED_PATHS: [&str; 12] = [
     "/proc/acpi",
     "/proc/asound",
+    "/proc/interrupts",
     "/proc/kcore",
     "/proc/keys",
     "/proc/latency_stats",
     "/proc/timer_list",
     "/proc/timer_stats",
     "/proc/sched_debug",
+    "/sys/devices/virtual/powercap",
     "/sys/firmware",
     "/proc/scsi",
 ];

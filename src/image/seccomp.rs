@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::error::Cause;
+use crate::base::escape::escape;
 
 const DEFAULT_PROFILE: &str = include_str!("seccomp.json");
 
@@ -148,7 +149,8 @@ fn parse_kernel_version(text: &str) -> Result<(u32, u32), Cause> {
     let numbers = text.split_once('.');
     let numbers =
         numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    numbers.ok_or_else(|| Cause::Malformed(format!("'{}' is no minKernel", text.escape_debug())))
+    numbers
+        .ok_or_else(|| Cause::Malformed(format!("'{}' is no minKernel", escape(text.as_bytes()))))
 }
 
 /// libseccomp's name of an architecture in Go's words.

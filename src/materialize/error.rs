@@ -15,7 +15,7 @@ use crate::base::lock::LockHolder;
 use crate::base::resolve::PathError;
 use crate::base::sync::Mutex;
 use crate::index::TooMuchMemory;
-use crate::index::published::MissingRow;
+use crate::index::published::{MissingRow, WITHOUT_PUBLISHED_INDEX};
 
 /// Maximum number of problems kept for the summary. Only the [`Reporter`] sees the others.
 const MAX_KEPT_PROBLEMS: usize = 100;
@@ -253,7 +253,7 @@ impl Error {
             }
             Self::Staging { .. } => Some("choose another place, or do without --atomic"),
             Self::Leftover { .. } => Some("remove it by hand"),
-            Self::IndexRows(_) => Some("do without the published index (--no-published-index)"),
+            Self::IndexRows(_) => Some(WITHOUT_PUBLISHED_INDEX),
             Self::NotACopy { .. } => Some("name an empty directory; what is there is left alone"),
             Self::InUse { .. } => Some(
                 "one run or mount at a time writes there; wait until that one ends, or name another directory",

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::base::escape::escape;
+
 /// Components from the root, joined by single slashes, without `.` and `..`. The root is empty.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ArchivePath(Vec<u8>);
@@ -119,7 +121,7 @@ impl fmt::Display for ArchivePath {
         if self.is_root() {
             return f.write_str(".");
         }
-        fmt::Display::fmt(&self.0.escape_ascii(), f)
+        f.write_str(&escape(&self.0))
     }
 }
 
@@ -183,7 +185,7 @@ mod tests {
     fn names_need_not_be_utf8() {
         let path = ArchivePath::sanitize(b"caf\xe9/\n").path;
         assert_eq!(path.as_bytes(), b"caf\xe9/\n");
-        assert_eq!(path.to_string(), "caf\\xe9/\\n");
+        assert_eq!(path.to_string(), "caf\\351/\\n");
     }
 
     #[test]

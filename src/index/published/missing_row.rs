@@ -2,6 +2,9 @@
 
 use std::cell::Cell;
 
+/// How to open an archive without the index that is published for it.
+pub const WITHOUT_PUBLISHED_INDEX: &str = "--no-published-index, or index=False in Python";
+
 /// Why a row is missing although the index has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MissingRow {
@@ -10,8 +13,8 @@ pub enum MissingRow {
     NotLoaded,
     /// It could not be loaded.
     #[error(
-        "a part of the index cannot be loaded \
-         (--no-published-index reads the archive instead of a published index)"
+        "a part of the index cannot be loaded; a published one can be left out ({})",
+        WITHOUT_PUBLISHED_INDEX
     )]
     Unavailable,
 }

@@ -23,8 +23,8 @@ use super::format::{self, Error, VERSION};
 use super::memory::{MemoryLimit, TooMuchMemory};
 use super::tree::{Index, Locator};
 
-pub use missing_row::MissingRow;
 pub(super) use missing_row::find_missing;
+pub use missing_row::{MissingRow, WITHOUT_PUBLISHED_INDEX};
 pub(super) use on_demand::OnDemand;
 pub use on_demand::PackedIndex;
 pub(super) use section::{Row, Rows};

@@ -13,7 +13,7 @@ const REDIRECTED: &str =
     "what it is lies elsewhere in the layers below: redirects and metacopies are not followed";
 
 pub(super) const MISSING_ENTRY: &str =
-    "the index of its layer is damaged and lacks it; delete it and mount again";
+    "the index of its layer is damaged and lacks it; delete it and open the image again";
 
 /// Stands for all names in a removal: an opaque directory.
 const ALL_NAMES: &[u8] = b"";

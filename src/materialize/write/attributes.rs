@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use super::context::Context;
 use crate::base::archive_path::ArchivePath;
+use crate::base::escape::escape;
 use crate::base::file::AttributeTarget;
 use crate::base::posix_acl;
 use crate::materialize::error::{StepError, WithAction};
@@ -133,7 +134,7 @@ impl Attributes<'_> {
         self.context.problems.warn(&format!(
             "{}: cannot set the extended attribute {}: {errno}",
             self.path,
-            name.escape_ascii()
+            escape(name)
         ));
     }
 }

@@ -11,6 +11,7 @@ use super::pool::WriterPool;
 use super::{directories, file_system};
 use crate::base::archive_path::ArchivePath;
 use crate::base::chmod::OWNER_RWX;
+use crate::base::escape::escape;
 use crate::base::file::AttributeTarget;
 use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
@@ -75,7 +76,7 @@ impl TreeWriter {
         }
         self.context.problems.warn(&format!(
             "removing leading '{}' from member names",
-            stripped.escape_ascii()
+            escape(&stripped)
         ));
         self.reported_prefixes.push(stripped);
     }
