@@ -141,7 +141,7 @@ impl Error {
                 codec::Cause::MemoryLimit {
                     sufficient_memory, ..
                 } => {
-                    let mebibytes = sufficient_memory? >> 20;
+                    let mebibytes = sufficient_memory?.get() >> 20;
                     return Some(format!("allow it with --memory {mebibytes}MiB").into());
                 }
                 codec::Cause::Cancelled => return None,

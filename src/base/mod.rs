@@ -10,7 +10,6 @@ pub(crate) mod file;
 pub(crate) mod hash;
 pub(crate) mod memory;
 pub(crate) mod once_job;
-pub(crate) mod own_variables;
 pub mod passwd;
 pub(crate) mod path;
 pub mod publish;

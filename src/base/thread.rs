@@ -18,7 +18,7 @@ struct ThreadLimit(io::Error);
 /// Whether the system permits no further thread, which only the user can change.
 pub(crate) fn is_thread_limit(error: &(dyn Error + 'static)) -> bool {
     let wrapped = error.downcast_ref().and_then(io::Error::get_ref);
-    wrapped.is_some_and(|wrapped| wrapped.is::<ThreadLimit>())
+    matches!(wrapped, Some(wrapped) if wrapped.is::<ThreadLimit>())
 }
 
 /// Makes an error of starting a thread one of [`is_thread_limit`], if it is. Other calls have the same number.

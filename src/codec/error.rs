@@ -1,5 +1,7 @@
 //! Errors of decoding.
 
+use std::num::NonZeroU64;
+
 use super::Compression;
 use crate::base::buffer_pool::Closed;
 use crate::base::extent::Packed;
@@ -58,7 +60,7 @@ pub enum Cause {
         /// The limit.
         limit_bytes: u64,
         /// The user's memory with which they are allowed, if it is known.
-        sufficient_memory: Option<u64>,
+        sufficient_memory: Option<NonZeroU64>,
     },
     /// The packed bytes end in the middle.
     #[error("truncated")]
@@ -74,7 +76,9 @@ impl Cause {
         Self::MemoryLimit {
             needed_bytes,
             limit_bytes: broker.limit_bytes(),
-            sufficient_memory: broker.sufficient_memory(needed_bytes),
+            sufficient_memory: broker
+                .sufficient_memory(needed_bytes)
+                .and_then(NonZeroU64::new),
         }
     }
 

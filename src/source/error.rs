@@ -273,7 +273,7 @@ pub enum Cause {
     #[error("no credentials from {detail}{}", describe_pause(*.retry_after))]
     CredentialsUnavailable {
         /// Its name and its failure, without secrets.
-        detail: String,
+        detail: Box<str>,
         /// Whether it is an outage, as the same failure of a server of data would be.
         is_outage: bool,
         /// The pause that its server asks for.
@@ -693,7 +693,7 @@ mod tests {
         let refused = Cause::Credentials("the profile".to_owned());
         assert!(!refused.is_transient() && !refused.is_outage());
         let outage = |is_outage| Cause::CredentialsUnavailable {
-            detail: String::new(),
+            detail: Box::default(),
             is_outage,
             retry_after: None,
         };

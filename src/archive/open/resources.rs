@@ -5,12 +5,11 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::archive::options::OpenOptions;
 use crate::archive::prefetch::FillThreads;
 use crate::archive::read::priority::ReadPriority;
 use crate::base::buffer_pool::{BufferPool, Closed, Reservation};
 use crate::base::free_list::FreeList;
-use crate::base::memory_budget::{DecoderMemory, DecoderUse, MIN_MEMORY};
+use crate::base::memory_budget::{Budget, DecoderMemory, DecoderUse, MemoryShare};
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread_pool::ThreadPool;
 use crate::cache::SpanCache;
@@ -28,13 +27,12 @@ pub(super) struct MemoryBudgets {
 }
 
 impl MemoryBudgets {
-    /// The budgets of the memory of `options`.
-    pub(crate) fn new(options: &OpenOptions) -> Self {
-        let parts = options.budget();
+    /// The budgets of `parts`, which are a `share` of the user's memory.
+    pub(crate) fn new(parts: Budget, share: MemoryShare) -> Self {
         let span_cache = SpanCache::new(parts.span_bytes());
         let budget = BufferPool::new(parts.half());
         let origin = DecoderMemory {
-            share: options.scan.memory_share,
+            share,
             used_by: DecoderUse::Reads,
         };
         Self {
@@ -47,7 +45,7 @@ impl MemoryBudgets {
             span_cache,
             budget,
             read_priority: Arc::default(),
-            memory_bytes: options.scan.memory.max(MIN_MEMORY),
+            memory_bytes: parts.bytes(),
         }
     }
 }
@@ -69,12 +67,12 @@ pub struct SharedResources {
 }
 
 impl SharedResources {
-    /// Creates the resources of the memory of `options`. Fails if the system cannot start a thread.
-    pub(crate) fn new(options: &OpenOptions) -> io::Result<Self> {
-        let parts = options.budget();
+    /// Creates the resources of `parts`, as [`MemoryBudgets::new`] does, with a queue of disk writes if `has_queue`.
+    /// Fails if the system cannot start a thread.
+    pub(crate) fn new(parts: Budget, share: MemoryShare, has_queue: bool) -> io::Result<Self> {
         Ok(Self {
-            budgets: MemoryBudgets::new(options),
-            free_list: FreeList::new(options.free_list_bytes()),
+            budgets: MemoryBudgets::new(parts, share),
+            free_list: FreeList::new(parts.free_list_bytes(has_queue)),
             write_pool: BufferPool::new(parts.queue_bytes()),
             read_threads: start_read_threads()?,
             fill_threads: Arc::default(),

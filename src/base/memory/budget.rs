@@ -47,9 +47,14 @@ impl Budget {
         Self(bytes)
     }
 
+    /// All of it, at least [`MIN_MEMORY`].
+    pub(crate) fn bytes(self) -> u64 {
+        self.0.max(MIN_MEMORY)
+    }
+
     /// Half of it, for reads, and before for scans. They use at least half of [`MIN_MEMORY`].
     pub(crate) fn half(self) -> u64 {
-        self.0.max(MIN_MEMORY) / 2
+        self.bytes() / 2
     }
 
     /// Each of the two pools of a scan that has all of it.
@@ -106,7 +111,7 @@ pub enum MemoryShare {
     /// All of it, perhaps with other layers.
     #[default]
     Whole,
-    /// What enclosing archives leave.
+    /// The rest beside enclosing archives.
     Enclosed,
     /// An equal part for each of `count` enclosing archives.
     Enclosing {
@@ -142,7 +147,7 @@ impl MemoryShare {
     }
 }
 
-/// What decodes an archive.
+/// Use of a decoder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DecoderUse {
     /// A scan without caches, such as that of `materialize`.
@@ -158,7 +163,7 @@ pub(crate) enum DecoderUse {
 pub(crate) struct DecoderMemory {
     /// The archive's part.
     pub(crate) share: MemoryShare,
-    /// What decodes.
+    /// The use of the decoder.
     pub(crate) used_by: DecoderUse,
 }
 

@@ -4,6 +4,8 @@ use std::cell::OnceCell;
 use std::fs;
 use std::io::{IsTerminal, stderr};
 use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -647,6 +649,11 @@ fn umount_response(mount: &Mount, result: &Result<(), UnmountError>, force: Forc
     }
 }
 
+fn bytes_unless_utf8(path: &Path) -> Option<Vec<u8>> {
+    let bytes = || path.as_os_str().as_bytes().to_vec();
+    path.to_str().is_none().then(bytes)
+}
+
 fn build_status(state: &ServeState<'_>) -> Status {
     let (mount, opened) = (state.mount, state.opened);
     // Taken first, because the notes explain states that `progress` reports.
@@ -669,10 +676,7 @@ fn build_status(state: &ServeState<'_>) -> Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),
         mountpoint: mountpoint.to_string_lossy().into_owned(),
-        mountpoint_bytes: match mountpoint.to_str() {
-            Some(_) => None,
-            None => Some(mountpoint.into_os_string().into_encoded_bytes()),
-        },
+        mountpoint_bytes: bytes_unless_utf8(&mountpoint),
         device: Some(control_socket::format_device(mount.target.device)),
         mount_id,
         detached,

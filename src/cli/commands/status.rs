@@ -128,16 +128,19 @@ fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
     if is_verbose {
         lines.extend(detail_lines(status));
     }
-    let mountpoint = match &status.mountpoint_bytes {
-        Some(bytes) => escape(bytes),
-        None => escape_controls(&status.mountpoint),
-    };
-    let mut text = format!("{mountpoint}{detached}\n");
+    let mut text = format!("{}{detached}\n", format_mountpoint(status));
     for (name, value) in lines {
         let line = format!("  {name:<20} {value}\n");
         text.push_str(&line);
     }
     text
+}
+
+fn format_mountpoint(status: &Status) -> String {
+    match &status.mountpoint_bytes {
+        Some(bytes) => escape(bytes),
+        None => escape_controls(&status.mountpoint),
+    }
 }
 
 /// Formats how much of the data needs no network.

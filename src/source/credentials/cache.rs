@@ -64,7 +64,7 @@ impl<C> Provider<C> {
 
     fn outage(&self, detail: &str) -> Cause {
         Cause::CredentialsUnavailable {
-            detail: format!("{}: {detail}", self.name),
+            detail: format!("{}: {detail}", self.name).into(),
             is_outage: true,
             retry_after: None,
         }
@@ -95,7 +95,7 @@ impl<C> Provider<C> {
         let is_short =
             |failure: &Failure| failure.cause.is_transient() && !failure.cause.is_outage();
         Some(Cause::CredentialsUnavailable {
-            detail: format!("{}: {detail}", self.name),
+            detail: format!("{}: {detail}", self.name).into(),
             is_outage: !failure.as_ref().is_some_and(is_short),
             retry_after: failure.and_then(|failure| failure.retry_after),
         })
@@ -491,7 +491,7 @@ mod tests {
         let (keys, _) = provider("keys", false, &[600]);
         let asked = Duration::from_hours(24);
         let failure = Cause::CredentialsUnavailable {
-            detail: "busy".to_owned(),
+            detail: "busy".into(),
             is_outage: true,
             retry_after: Some(asked),
         };
