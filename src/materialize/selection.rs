@@ -45,7 +45,7 @@ impl SelectedPath {
     /// a run in the order of the archive cannot resolve.
     pub fn new(path: &[u8]) -> Option<Self> {
         let sanitized = ArchivePath::sanitize(path);
-        (!sanitized.has_parent_component).then(|| Self {
+        (!sanitized.has_parent_component).then_some(Self {
             path: sanitized.path,
             resolved: None,
             found: false,

@@ -78,12 +78,12 @@ fn without_ids<'a>(name: &[u8], value: &'a [u8]) -> Cow<'a, [u8]> {
     let entries = entries.flat_map(|entry| {
         let end = entry.iter().position(|byte| matches!(byte, b',' | b'\n'));
         let (text, separator) = entry.split_at(end.unwrap_or(entry.len()));
-        let colons = text.iter().filter(|&&byte| byte == b':').count();
+        let fields = text.split(|&byte| byte == b':').count();
         let last = text.iter().rposition(|&byte| byte == b':');
         let id = last
             .and_then(|last| text.get(last + 1..))
             .unwrap_or_default();
-        let has_id = colons == 3 && !id.is_empty() && id.iter().all(u8::is_ascii_digit);
+        let has_id = fields == 4 && !id.is_empty() && id.iter().all(u8::is_ascii_digit);
         let kept = last.filter(|_| has_id).unwrap_or(text.len());
         text.iter().take(kept).chain(separator)
     });
