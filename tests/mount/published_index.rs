@@ -446,6 +446,13 @@ fn headers_behind_long_extensions_are_compared() {
     assert_eq!(place.counter("published_indexes"), 1);
     assert_eq!(place.counter("index_mismatches"), 0);
     place.umount();
+    let index = fs::read(place.path("index")).expect("written");
+    let forged = forged(&index, b"d/long", b"d/fake");
+    place.serve(INDEX, Resource::new(forged).etag("\"index\""));
+    place.succeeds(&["cache", "clear"]);
+    mount(&place, &[]);
+    assert_forged(fs::read_link(place.mounted("link")), "a target");
+    place.umount();
 }
 
 /// A tar in a tar that ends with the extension of a member which is cut off.
