@@ -474,7 +474,7 @@ impl Status {
     /// The path of the mountpoint.
     pub(crate) fn mountpoint_bytes(&self) -> &[u8] {
         let bytes = self.mountpoint_bytes.as_deref();
-        bytes.unwrap_or_else(|| self.mountpoint.as_bytes())
+        bytes.unwrap_or(self.mountpoint.as_bytes())
     }
 
     /// Whether this mount is on `mountpoint` for this process. Without a mount table, compares the paths.
