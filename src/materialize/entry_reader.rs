@@ -68,6 +68,8 @@ pub fn read_entries<S: Sink>(
         };
         damaged += u64::from(!reader.read_entry(entry, path, sink)?);
         for link in links {
+            let compared = volume.compare_path_blocking(link.as_bytes(), false);
+            compared.map_err(|error| EntryError::Read(link.clone(), error))?;
             let sent = sink.member(link_to(entry, path, link));
             let sent = sent.and_then(|()| sink.member_end(PayloadEnd::Complete));
             sent.map_err(EntryError::Sink)?;

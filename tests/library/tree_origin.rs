@@ -2,12 +2,13 @@
 
 #![allow(clippy::indexing_slicing, reason = "a test may panic")]
 
+use std::convert::Infallible;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
-use tarfs::archive::scan::{self, Digest};
+use tarfs::archive::scan::{self, Digest, Sink};
 use tarfs::archive::{
     Archive, FindIndex, IndexPlace, OpenOptions, PublishedIndex, ReadError, TreeOrigin, TreePart,
     Version, Volume, sha256,
@@ -15,10 +16,12 @@ use tarfs::archive::{
 use tarfs::index::{Ino, WhiteoutFormat, store};
 use tarfs::layers::{Layer, LayeredArchive};
 use tarfs::locate::{OpenContext, SourceSpec};
+use tarfs::materialize::{EntryError, read_entries};
 use tarfs::source::{
     self, Cause, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE, INDEX_LAYER_ANNOTATION, MemorySource,
     Source, Validator,
 };
+use tarfs::tar::Member;
 use tarfs::{ArchivePath, Sha256, Stats};
 use tokio::runtime::Runtime;
 use xxhash_rust::xxh3::xxh3_64;
@@ -368,5 +371,25 @@ fn hard_links_of_upper_layers_are_compared() {
             let part = TreePart::Name(Ino::ROOT, name.as_bytes());
             assert!(!volume.must_compare(part), "{name} is the first name");
         }
+        // All its names are sent.
+        let index = volume.complete_index().expect("complete");
+        let tree = index.tree().expect("rows");
+        let sent = read_entries(&volume, tree, &[ino(&volume, target)], &mut Ignored);
+        let is_mismatch = matches!(sent, Err(EntryError::Read(_, ReadError::IndexMismatch)));
+        assert_eq!(is_mismatch, what == "a target", "{what}: {sent:?}");
+    }
+}
+
+struct Ignored;
+
+impl Sink for Ignored {
+    type Error = Infallible;
+
+    fn member(&mut self, _member: Member) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn warning(&mut self, text: &str) {
+        panic!("{text}");
     }
 }

@@ -885,6 +885,34 @@ fn update_refuses_flags_that_mean_something_else() {
     }
 }
 
+/// Its index lists fewer entries than the whole archive, which the destination may have.
+#[test]
+fn index_of_a_truncated_archive_deletes_nothing() {
+    let place = Place::new();
+    let whole = Archive::new().file("a", [1; 3000]).file("b", "b").end();
+    place.put("whole.tar", &whole);
+    place.put("cut.tar", &whole[..2048]);
+    place.succeeds(&[
+        "index",
+        "--allow-truncated",
+        "--output",
+        "cut.tarfs",
+        "cut.tar",
+    ]);
+    fs::create_dir(place.path("out")).expect("made");
+    place.succeeds(&["materialize", "whole.tar", "-C", "out"]);
+    let before = tree_facts(&place.path("out"));
+    let flags = ["--delete", "--index", "cut.tarfs"];
+    let outcome = update(&place, "cut.tar", &flags);
+    assert_eq!(outcome.code, 2, "{}", outcome.complaints);
+    assert!(
+        outcome.complaints.contains("truncated"),
+        "{}",
+        outcome.complaints
+    );
+    assert_eq!(tree_facts(&place.path("out")), before);
+}
+
 #[test]
 fn update_from_a_directory_copies_what_differs() {
     let place = Place::new();

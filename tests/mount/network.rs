@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::http::{Resource, Server};
 use crate::support::image::Files;
+use crate::support::raw::Archive;
 use crate::support::sample_images::one;
 
 /// Timeout for the start of nginx.
@@ -219,6 +220,28 @@ fn https_trusts_only_ssl_cert_file() {
     assert_eq!(distrusted.status.code(), Some(2));
     let complaint = String::from_utf8_lossy(&distrusted.stderr);
     assert!(complaint.contains("certificate"), "{complaint}");
+}
+
+#[test]
+fn certificates_are_loaded_only_for_tls() {
+    let missing = [("SSL_CERT_FILE", "/nonexistent.pem")];
+    let complaint = "trusted certificates cannot be read";
+    let server = Server::start();
+    server.serve(
+        "/a.tar",
+        Resource::new(Archive::new().file("hello", "").end()),
+    );
+    let listed = list(&server.url("/a.tar"), &missing);
+    assert!(
+        listed.status.success() && listed.stderr.is_empty(),
+        "{listed:?}"
+    );
+    let over_tls = list(&TlsServer::start().url(), &missing);
+    let told = String::from_utf8_lossy(&over_tls.stderr);
+    assert!(
+        !over_tls.status.success() && told.contains(complaint),
+        "{told}"
+    );
 }
 
 /// Objects of S3 are read with the certificates that the AWS CLI trusts. Other URLs are not.

@@ -174,8 +174,10 @@ impl Opener {
     /// Opens the index at `path`; `None` if the archive must be scanned anyway, to verify its digest.
     pub(super) fn open_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
         let index = read_index_file(path, &*self.source, &self.options.index_memory)?;
-        // An index file can claim any digest, so it proves none.
-        if self.options.scan.expects_digest() || self.must_rescan() {
+        // An index file can claim any digest, so it proves none. That of a truncated archive has no more entries than the
+        // archive, and a scan without --allow-truncated is an error.
+        let is_refused = index.origin().is_truncated && !self.options.scan.allow_truncated;
+        if is_refused || self.options.scan.expects_digest() || self.must_rescan() {
             return Ok(None);
         }
         self.check_limits(&LazyIndex::new(&index))?;

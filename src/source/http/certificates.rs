@@ -15,6 +15,7 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
+use crate::base::sync::Mutex;
 use crate::base::time::Civil;
 use crate::source::Obstacle;
 
@@ -99,14 +100,15 @@ pub(super) fn client_config(
     client: Option<Arc<SingleCertAndKey>>,
 ) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()?;
-    let builder = match Verifier::new(more, provider) {
-        Some(verifier) => builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier)),
-        None => builder.with_root_certificates(RootCertStore::empty()),
+    let verifier = Verifier {
+        provider: Arc::clone(&provider),
+        more: more.clone(),
+        trust: Mutex::default(),
     };
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier));
     let mut config = match client {
         Some(client) => builder.with_client_cert_resolver(client),
         None => builder.with_no_client_auth(),
@@ -115,41 +117,53 @@ pub(super) fn client_config(
     Ok(config)
 }
 
-/// The system's certificates and `more`.
-fn all_trusted(more: &Certificates) -> Vec<CertificateDer<'static>> {
-    let system = rustls_native_certs::load_native_certs();
-    for error in &system.errors {
-        tracing::warn!(%error, "some of the system's trusted certificates cannot be read");
+/// Certificates that a server may have, or be signed by.
+#[derive(Debug)]
+struct Trust {
+    /// `None` if there are none.
+    webpki: Option<Arc<WebPkiServerVerifier>>,
+    hashes: HashSet<blake3::Hash>,
+}
+
+impl Trust {
+    /// `more` and the system's certificates.
+    fn load(more: &Certificates, provider: Arc<CryptoProvider>) -> Self {
+        let system = rustls_native_certs::load_native_certs();
+        for error in &system.errors {
+            tracing::warn!(%error, "some of the system's trusted certificates cannot be read");
+        }
+        let trusted = [system.certs.as_slice(), &more.trusted].concat();
+        let hashes = trusted.iter().map(|one| blake3::hash(one)).collect();
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(trusted);
+        let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider);
+        let webpki = webpki.build().ok();
+        Self { webpki, hashes }
     }
-    [system.certs.as_slice(), &more.trusted].concat()
 }
 
 /// Verifier that also accepts a self-signed CA certificate (`openssl req -x509`) that is itself trusted.
+///
+/// It loads the trusted certificates at the first handshake, because that takes longer than a request over plain HTTP.
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
-    /// `None` to accept any certificate, if the server has its key.
-    webpki: Option<Arc<WebPkiServerVerifier>>,
-    trusted: HashSet<blake3::Hash>,
+    more: Certificates,
+    /// What was loaded, unless nothing could be read, for instance without a free descriptor.
+    trust: Mutex<Option<Arc<Trust>>>,
 }
 
 impl Verifier {
-    /// Trusts `more` and the system's certificates; `None` if there are none.
-    fn new(more: &Certificates, provider: Arc<CryptoProvider>) -> Option<Self> {
-        let mut verifier = Self {
-            provider: Arc::clone(&provider),
-            webpki: None,
-            trusted: HashSet::new(),
-        };
-        if !more.is_unverified {
-            let trusted = all_trusted(more);
-            verifier.trusted = trusted.iter().map(|one| blake3::hash(one)).collect();
-            let mut roots = RootCertStore::empty();
-            roots.add_parsable_certificates(trusted);
-            let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider);
-            verifier.webpki = Some(webpki.build().ok()?);
+    fn trust(&self) -> Arc<Trust> {
+        let mut kept = self.trust.lock();
+        if let Some(trust) = &*kept {
+            return Arc::clone(trust);
         }
-        Some(verifier)
+        let trust = Arc::new(Trust::load(&self.more, Arc::clone(&self.provider)));
+        if trust.webpki.is_some() {
+            *kept = Some(Arc::clone(&trust));
+        }
+        trust
     }
 
     /// Completes the checks of a trusted CA certificate, at which webpki stops after it checked the dates.
@@ -173,15 +187,19 @@ impl ServerCertVerifier for Verifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let Some(webpki) = &self.webpki else {
+        if self.more.is_unverified {
             return Ok(ServerCertVerified::assertion());
+        }
+        let trust = self.trust();
+        let Some(webpki) = &trust.webpki else {
+            return Err(CertificateError::UnknownIssuer.into());
         };
         let verified =
             webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match verified {
             Err(error)
                 if is_ca_certificate_error(&error)
-                    && self.trusted.contains(&blake3::hash(end_entity)) =>
+                    && trust.hashes.contains(&blake3::hash(end_entity)) =>
             {
                 Self::verify_authority(end_entity, server_name)?;
                 Ok(ServerCertVerified::assertion())

@@ -218,11 +218,14 @@ impl<S: Servers> BufferFill<'_, S> {
                 failure.cause = failure.cause.after_open();
                 // The failed node may be out of service, so let the original URL choose again.
                 server.as_ref().return_to_original_url();
-                servers.record(&server, history, started, Outcome::Failed(&failure));
                 if failure.cause.is_descriptor_limit() {
-                    // Another server fails in the same way.
+                    // It is no fault of this server, and another one fails in the same way.
+                    let was_in_flight = false;
+                    let outcome = Outcome::Abandoned { was_in_flight };
+                    servers.record(&server, history, started, outcome);
                     return self.end_or_wait(server.as_ref(), failure.cause).await;
                 }
+                servers.record(&server, history, started, Outcome::Failed(&failure));
                 self.note_failure(failure, server, left);
             }
             Attempt::Commanded(ReadCommand::Stop) => self.buffer.truncate(self.filled),

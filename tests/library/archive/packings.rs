@@ -1,9 +1,17 @@
 //! Files of archives are the same in every packing.
 
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use tarfs::archive::scan::{self, Sink};
+use tarfs::tar::Member;
+
 use super::{
     TestEnv, assert_files, assert_files_backwards, assert_random_reads, for_each_packing, packed,
 };
 use crate::support::packing::Packing;
+use crate::support::raw;
+use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 
 fn files_read_the_same_by_new_and_saved_index(packing: Packing) {
@@ -86,4 +94,55 @@ fn zeros_before_plain_archive_are_ignored_on_request() {
     options.scan.tar.ignore_zeros = true;
     let archive = env.open_with(&options);
     assert_files(&archive, &tree);
+}
+
+/// Counts the bytes of spans before the first member.
+#[derive(Default)]
+struct FirstMember {
+    span_bytes: usize,
+    bytes_before: Option<usize>,
+}
+
+impl Sink for FirstMember {
+    type Error = Infallible;
+
+    fn member(&mut self, _member: Member) -> Result<(), Infallible> {
+        self.bytes_before.get_or_insert(self.span_bytes);
+        Ok(())
+    }
+
+    fn warning(&mut self, text: &str) {
+        panic!("{text}");
+    }
+
+    fn span_piece(&mut self, bytes: &Bytes) {
+        self.span_bytes += bytes.len();
+    }
+}
+
+#[test]
+fn first_member_is_known_before_the_rest_of_its_block() {
+    let noise = Rng::new(1).bytes(3 << 20);
+    let tar = raw::Archive::new()
+        .file("a", "a")
+        .file("noise", noise)
+        .end();
+    let len = tar.len();
+    // All of it is one block.
+    let env = TestEnv::with_archive(Packing::Lz4.pack(&tar.into()));
+    let (source, stats) = env.source();
+    let mut sink = FirstMember::default();
+    let options = env.options().scan;
+    let options = scan::Options {
+        spans: true,
+        ..options
+    };
+    let network = env.network.handle();
+    scan::scan(&source, &options, network, &stats, &mut sink).expect("scanned");
+    assert_eq!(sink.span_bytes, len);
+    assert!(
+        sink.bytes_before <= Some(64 << 10),
+        "{:?}",
+        sink.bytes_before
+    );
 }

@@ -137,6 +137,7 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
             RowsToLoad::Names
         },
         follows_links: !(args.is_long() || args.directory_itself),
+        is_written: args.format.is_some(),
         contents: false,
     };
     let mut place = Place::open(&args.tree, &args.paths, needs)?;

@@ -74,6 +74,8 @@ pub(crate) struct Needs {
     pub contents: bool,
     /// Whether a link to a directory, as SOURCE or PATH, is that directory.
     pub follows_links: bool,
+    /// Whether a tree is made of the output, so that it comes only from those who may choose one.
+    pub is_written: bool,
 }
 
 /// SOURCE as a tree of files, and the files at which a verb starts.
@@ -124,8 +126,13 @@ impl Place {
                 IndexTree::new(LazyIndex::new(Arc::new(index)), needs.order)
             } else {
                 let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
+                let origin = if needs.is_written {
+                    TreeOrigin::WRITTEN
+                } else {
+                    TreeOrigin::SHOWN
+                };
                 let (network, volume) =
-                    open_archive::open_tree(source, layers, cache, TreeOrigin::SHOWN, needs.rows)?;
+                    open_archive::open_tree(source, layers, cache, origin, needs.rows)?;
                 let tree = volume_tree(&volume, needs)?;
                 archive = Some((volume, network));
                 tree
