@@ -35,6 +35,10 @@ PACKERS = {
     "tar.lz4": lambda data: run_filter(["lz4", "-q", "-c"], data),
 }
 
+# Shells ignore it for programs in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 
 def run_filter(command: list[str], data: bytes) -> bytes:
     return subprocess.run(command, input=data, stdout=subprocess.PIPE, check=True).stdout
