@@ -149,7 +149,7 @@ impl Trust {
 struct Verifier {
     provider: Arc<CryptoProvider>,
     more: Certificates,
-    /// What was loaded, unless nothing could be read, for instance without a free descriptor.
+    /// `None` before the first load that found certificates. Without a free descriptor a load finds none.
     trust: Mutex<Option<Arc<Trust>>>,
 }
 
