@@ -895,7 +895,6 @@ fn index_of_a_truncated_archive_deletes_nothing() {
     let index = ["index", "--allow-truncated", "--output", "cut.tarfs"];
     let indexed = place.run(&[&index[..], &["cut.tar"]].concat());
     assert_eq!(indexed.code, 0, "{}", indexed.complaints);
-    fs::create_dir(place.path("out")).expect("made");
     place.succeeds(&["materialize", "whole.tar", "-C", "out"]);
     let before = tree_facts(&place.path("out"));
     let flags = ["--delete", "--index", "cut.tarfs"];
