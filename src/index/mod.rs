@@ -22,6 +22,7 @@ pub(crate) mod test_support;
 mod tree;
 mod whiteouts;
 
+pub(crate) use arrays::MAX_SYMLINK_TARGET_BYTES;
 pub use blocks::NewDigests;
 pub use build_tree::{MemberError, Options};
 pub(crate) use builder::MAX_FORWARD_LINK_PASSES;

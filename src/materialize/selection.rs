@@ -7,12 +7,11 @@ use super::error::{Cause, Problems};
 use crate::base::archive_path::ArchivePath;
 use crate::base::glob::Glob;
 use crate::base::resolve::{self, PathError, ResolveError, Step};
+use crate::index::MAX_SYMLINK_TARGET_BYTES;
 use crate::tar::{Member, MemberKind};
 
 /// Maximum memory of the links that are kept to resolve paths. With more, no link is followed.
 const MAX_LINK_BYTES: usize = 64 << 20;
-/// Length of the longest target that a symbolic link has on disk.
-const MAX_TARGET_BYTES: usize = 4095;
 /// Memory of a link beside its path and its target.
 const LINK_BYTES: usize = 128;
 
@@ -104,7 +103,7 @@ impl PathLinks {
     /// Notes the member at `place`, which replaces what was there. Returns whether that changes where paths lead.
     fn note(&mut self, place: ArchivePath, kind: &MemberKind) -> bool {
         let target = match kind {
-            MemberKind::Symlink(target) if target.len() <= MAX_TARGET_BYTES => target,
+            MemberKind::Symlink(target) if target.len() <= MAX_SYMLINK_TARGET_BYTES => target,
             _ => return self.targets.remove(&place).is_some(),
         };
         let bytes = place.as_bytes().len() + target.len() + LINK_BYTES;

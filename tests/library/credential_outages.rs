@@ -99,23 +99,25 @@ fn cached_image_is_listed_while_its_token_server_is_down() {
     assert_eq!(succeeds(&again), listed);
 }
 
+/// The answer of a credential helper.
+const LOGIN: &str = r#"{"Username":"me","Secret":"pass"}"#;
+
+/// A place whose credential helper is the script that `script` makes, and the `PATH` with it.
+fn with_helper(script: impl FnOnce(&TestDir) -> String) -> (TestDir, String) {
+    let place = TestDir::new(&["cache", "docker", "bin"]);
+    put_program(&place, "bin/docker-credential-test", &script(&place));
+    let config = json!({ "credsStore": "test" });
+    place.put("docker/config.json", config.to_string());
+    let path = format!("{}:/usr/bin:/bin", place.path("bin").display());
+    (place, path)
+}
+
 #[test]
 fn credential_helper_that_fails_once_is_asked_again() {
     let registry = guarded(Arc::new(basic("me:pass")));
-    let place = TestDir::new(&["cache", "docker", "bin"]);
-    let answer = r#"{"Username":"me","Secret":"pass"}"#;
-    put_program(
-        &place,
-        "bin/docker-credential-test",
-        &fails_first(&place, 1, answer),
-    );
-    let config = json!({ "credsStore": "test" });
-    place.put("docker/config.json", config.to_string());
+    let (place, path) = with_helper(|place| fails_first(place, 1, LOGIN));
     let mut command = command(&place, &["ls", &registry.name(":1")]);
-    command.env(
-        "PATH",
-        format!("{}:/usr/bin:/bin", place.path("bin").display()),
-    );
+    command.env("PATH", path);
     succeeds(&command.output().expect("started"));
 }
 
@@ -123,14 +125,10 @@ fn credential_helper_that_fails_once_is_asked_again() {
 #[test]
 fn credential_helper_gets_no_variables_of_this_program() {
     let registry = guarded(Arc::new(basic("me:pass")));
-    let place = TestDir::new(&["cache", "docker", "bin"]);
-    let answer = r#"{"Username":"me","Secret":"pass"}"#;
-    let seen = place.path("seen").display().to_string();
-    let script = format!("cat >/dev/null\nenv >{seen}\necho '{answer}'");
-    put_program(&place, "bin/docker-credential-test", &script);
-    let config = json!({ "credsStore": "test" });
-    place.put("docker/config.json", config.to_string());
-    let path = format!("{}:/usr/bin:/bin", place.path("bin").display());
+    let (place, path) = with_helper(|place| {
+        let seen = place.path("seen").display().to_string();
+        format!("cat >/dev/null\nenv >{seen}\necho '{LOGIN}'")
+    });
     let mut command = command(&place, &["ls", &registry.name(":1")]);
     command
         .env("PATH", path)
@@ -138,7 +136,7 @@ fn credential_helper_gets_no_variables_of_this_program() {
         .env("TARFS_HEADERS", "X-Key: s3cret")
         .env("TARFS_ARGUMENT_9", "s3cret");
     succeeds(&command.output().expect("started"));
-    let seen = std::fs::read_to_string(seen).expect("it ran");
+    let seen = std::fs::read_to_string(place.path("seen")).expect("it ran");
     assert!(seen.contains("OTHER=kept"), "{seen}");
     assert!(!seen.contains("TARFS_"), "{seen}");
 }
@@ -147,21 +145,12 @@ fn credential_helper_gets_no_variables_of_this_program() {
 #[test]
 fn credential_helper_without_descriptors_is_no_wrong_login() {
     let registry = guarded(Arc::new(basic("me:pass")));
-    let place = TestDir::new(&["cache", "docker", "bin"]);
-    let answer = r#"{"Username":"me","Secret":"pass"}"#;
-    put_program(
-        &place,
-        "bin/docker-credential-test",
-        &format!("cat >/dev/null\necho '{answer}'"),
-    );
-    let config = json!({ "credsStore": "test" });
-    place.put("docker/config.json", config.to_string());
+    let (place, path) = with_helper(|_| format!("cat >/dev/null\necho '{LOGIN}'"));
     let tarfs = command(&place, &["ls", &registry.name(":1")]);
     let variables = tarfs.get_envs();
     let variables: Vec<_> = variables
         .filter_map(|(name, value)| Some((name, value?)))
         .collect();
-    let path = format!("{}:/usr/bin:/bin", place.path("bin").display());
     let mut succeeded = 0;
     for limit in 12..48 {
         std::fs::remove_dir_all(place.path("cache")).ok();

@@ -673,6 +673,19 @@ fn scan_waits_until_there_are_descriptors_again() {
     assert!((100..130).contains(&requests), "{requests}");
 }
 
+/// The archive of a registry behind `net`, whose token server is asked for a login.
+async fn open_with_login(net: SimulatedNetwork) -> Http {
+    let options = Options::default();
+    let login = source::registry_login("host", "me/tool", &net, &options);
+    let url = Url::parse("http://host/archive").expect("well-formed");
+    let target = Target {
+        authorizer: Some(login.expect("simulated")),
+        ..url.into()
+    };
+    let opened = Http::open_through(Box::new(net), target, options).await;
+    opened.expect("open")
+}
+
 /// A status of a token server means what it means of the server itself.
 #[test]
 fn failures_of_token_servers_are_classed_as_those_of_sources() {
@@ -692,15 +705,7 @@ fn failures_of_token_servers_are_classed_as_those_of_sources() {
                     _ => resource.answer(request),
                 }
             });
-            let options = Options::default();
-            let login = source::registry_login("host", "me/tool", &net, &options);
-            let url = Url::parse("http://host/archive").expect("well-formed");
-            let target = Target {
-                authorizer: Some(login.expect("simulated")),
-                ..url.into()
-            };
-            let source = Http::open_through(Box::new(net), target, options).await;
-            let (source, pool) = (source.expect("open"), BufferPool::new(1 << 20));
+            let (source, pool) = (open_with_login(net).await, BufferPool::new(1 << 20));
             is_given.store(true, Ordering::SeqCst);
             let buffer = pool.acquire_async(1000).await;
             let read = source.read_at(Packed(100_000), buffer).await;
@@ -739,15 +744,7 @@ fn retry_after_of_a_token_server_is_honoured() {
                 }
                 tokens.refusal(request).expect("a token")
             });
-            let options = Options::default();
-            let login = source::registry_login("host", "me/tool", &net, &options);
-            let url = Url::parse("http://host/archive").expect("well-formed");
-            let target = Target {
-                authorizer: Some(login.expect("simulated")),
-                ..url.into()
-            };
-            let source = Http::open_through(Box::new(net), target, options).await;
-            let (source, pool) = (source.expect("open"), BufferPool::new(1 << 20));
+            let (source, pool) = (open_with_login(net).await, BufferPool::new(1 << 20));
             is_given.store(true, Ordering::SeqCst);
             let began = Instant::now();
             let reads = (1..4).map(async |part| {

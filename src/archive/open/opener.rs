@@ -171,12 +171,13 @@ impl Opener {
         self.source.access() == Access::Ranges
     }
 
-    /// Opens the index at `path`; `None` if the archive must be scanned anyway, to verify its digest.
+    /// Opens the index at `path`; `None` if the archive must be scanned anyway, to verify its digest, or to end with the
+    /// error of a truncated archive.
     pub(super) fn open_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
         let index = read_index_file(path, &*self.source, &self.options.index_memory)?;
-        // An index file can claim any digest, so it proves none. That of a truncated archive has no more entries than the
-        // archive, and a scan without --allow-truncated is an error.
+        // By the index of a truncated archive, files behind the cut would look as if they did not exist.
         let is_refused = index.origin().is_truncated && !self.options.scan.allow_truncated;
+        // An index file can claim any digest, so it proves none.
         if is_refused || self.options.scan.expects_digest() || self.must_rescan() {
             return Ok(None);
         }

@@ -87,9 +87,10 @@ pub enum ScanError<E> {
     Sink(E),
 }
 
-/// Plain bytes at the start of a packed stream that are read in small pieces. So a mount knows its first members before
-/// the rest of a large block is hashed and copied.
+/// Plain bytes at the start of a packed stream that are read in pieces of [`SPLIT_PIECE_BYTES`]. So a mount knows its first
+/// members before the rest of a large block is hashed and copied.
 const SPLIT_BYTES: u64 = 4 << 20;
+/// Maximum bytes of such a piece.
 const SPLIT_PIECE_BYTES: usize = 64 << 10;
 
 /// Streams the whole source once into `sink`.
@@ -418,10 +419,11 @@ impl<'a, S: Sink> Scan<'a, S> {
         while plain.finished.is_none() {
             let piece = self.next_piece();
             if !piece.is_empty() {
-                match self.receive(piece)? {
-                    bytes if bytes.is_empty() => continue,
-                    bytes => return Ok(Some(bytes)),
+                let bytes = self.receive(piece)?;
+                if bytes.is_empty() {
+                    continue;
                 }
+                return Ok(Some(bytes));
             }
             match plain.next().map_err(|error| self.archive_error(error))? {
                 StreamItem::Begin(compression) => {
@@ -452,11 +454,12 @@ impl<'a, S: Sink> Scan<'a, S> {
     /// Takes the next bytes of the piece being read.
     fn next_piece(&mut self) -> Bytes {
         let is_at_start = !self.is_plain && self.plain_len < SPLIT_BYTES;
-        let len = match self.unread.len() {
-            len if is_at_start => len.min(SPLIT_PIECE_BYTES),
-            len => len,
+        let most = if is_at_start {
+            SPLIT_PIECE_BYTES
+        } else {
+            usize::MAX
         };
-        self.unread.split_to(len)
+        self.unread.split_to(most.min(self.unread.len()))
     }
 
     /// Counts `bytes` and adds them to their span. Returns those to parse.

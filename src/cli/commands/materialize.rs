@@ -385,8 +385,7 @@ fn update(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result
     let index = volume.complete_index();
     let index = index.context("the archive is not indexed")?;
     let tree = index.tree().context("cannot list the tree")?;
-    let is_whole =
-        output::report_problems(tree) == ExitCode::SUCCESS && !tree.origin().is_truncated;
+    let is_whole = output::report_problems(tree) == ExitCode::SUCCESS;
     let _lock = args.lock_destination()?;
     let source = with_contents(IndexTree::new(index.clone(), false), &volume);
     let root = (b".".as_slice(), Ino::ROOT.0.into());

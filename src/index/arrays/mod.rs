@@ -24,7 +24,7 @@ use row_table::RowTable;
 pub(super) const MAX_MEMBER_PATH_BYTES: usize = 65_535;
 
 /// Maximum bytes of a symbolic link's target: the limit of Linux.
-pub(super) const MAX_SYMLINK_TARGET_BYTES: usize = 4095;
+pub(crate) const MAX_SYMLINK_TARGET_BYTES: usize = 4095;
 
 /// Maximum bytes of an entry's path, which also ends cycles of parents in a damaged file. No valid entry has a longer
 /// one, because the builder follows at most so many links on the path of a member.

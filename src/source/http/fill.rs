@@ -219,10 +219,7 @@ impl<S: Servers> BufferFill<'_, S> {
                 // The failed node may be out of service, so let the original URL choose again.
                 server.as_ref().return_to_original_url();
                 if failure.cause.is_descriptor_limit() {
-                    // It is no fault of this server, and another one fails in the same way.
-                    let was_in_flight = false;
-                    let outcome = Outcome::Abandoned { was_in_flight };
-                    servers.record(&server, history, started, outcome);
+                    // Nothing is recorded, because it is no fault of this server. Another one fails in the same way.
                     return self.end_or_wait(server.as_ref(), failure.cause).await;
                 }
                 servers.record(&server, history, started, Outcome::Failed(&failure));
