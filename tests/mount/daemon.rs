@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::support::fixture::{TestMount, pid_of};
 use crate::support::namespace::NamespaceProcess;
 use crate::support::packing::Packing;
-use crate::support::program::{children, is_signal_pending, stderr_text};
+use crate::support::program::{children, is_signal_pending, stderr_text, stop};
 use crate::support::raw::Archive;
 use crate::support::wait::{self, process_exits};
 
@@ -624,7 +624,7 @@ fn process_ending_late_leaves_next_mount_alone() {
         place.mount();
         let first = number();
         let (pid, process) = place.server();
-        kill_process(pid, Signal::STOP).expect("running");
+        stop(pid);
         // As umount(8) does, which would ask the mount for its attributes.
         rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::empty())
             .expect("unmounted");
@@ -647,7 +647,7 @@ fn stopped_mount_delays_no_command_for_another() {
     let place = Place::with_archive();
     place.mount();
     let (pid, process) = place.server();
-    kill_process(pid, Signal::STOP).expect("running");
+    stop(pid);
     fs::create_dir(place.path("other")).expect("made");
     let other = |verb: &str| {
         let mut command = place.verb(verb);

@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
-use crate::support::program::{children, is_signal_pending};
+use crate::support::program::{children, is_signal_pending, stop};
 use crate::support::raw::Archive;
 use crate::support::wait::{self, process_exits};
 
@@ -201,7 +201,7 @@ fn worker_killed_while_stopping_is_not_restarted() {
     let mut front = place.start(&[]);
     place.expect_notification("READY=1", &front);
     let server = place.server_pid().expect("mounted");
-    kill(server, Signal::STOP);
+    stop(server);
     kill(pid_of(&front), Signal::TERM);
     wait::wait_until("the signal is forwarded", || {
         is_signal_pending(server, Signal::TERM)

@@ -466,7 +466,7 @@ fn time_while_stopped_is_not_server_silence() {
     let late = spawn(move || fs::read(late));
     place.wait_for_count("scan_waits", waits + 1);
     place.wait_for_gate();
-    kill_process(pid, Signal::STOP).expect("running");
+    program::stop(pid);
     std::thread::sleep(Duration::from_secs(30));
     kill_process(pid, Signal::CONT).expect("stopped");
     // The process looks at its timers before the server sends more.

@@ -54,7 +54,7 @@ impl Deadline {
 }
 
 /// Kills all other processes of `directory`. Returns their command lines.
-fn kill_processes(directory: &Path) -> Vec<String> {
+pub(crate) fn kill_processes(directory: &Path) -> Vec<String> {
     let own = std::process::id();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|process| process.file_name().to_str()?.parse::<u32>().ok());

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use rustix::process::{Pid, geteuid};
 use serde_json::Value;
 
-use super::deadline::Deadline;
+use super::deadline::{Deadline, kill_processes};
 use super::mounts::is_mounted;
 use super::program::stderr_text;
 use super::wait::wait_until;
@@ -110,8 +110,12 @@ impl<S> TestDir<S> {
 }
 
 impl<S> Drop for TestDir<S> {
-    /// Opens closed directories, because only root can remove them as they are.
+    /// Opens closed directories, because only root can remove them as they are. A test that fails leaves
+    /// no process, which could keep the test runner's output open.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            kill_processes(self.root());
+        }
         if !geteuid().is_root() {
             let mut chmod = Command::new("chmod");
             drop(chmod.args(["-R", "u+rwX"]).arg(self.root()).output());

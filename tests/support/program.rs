@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::wait::wait_until;
 
 /// Copies the program to `path`, in another process.
 ///
@@ -58,4 +60,18 @@ pub(crate) fn is_signal_pending(process: Pid, signal: Signal) -> bool {
     });
     let mask = 1 << (signal.as_raw() - 1);
     pending.fold(0, |all, mask| all | mask) & mask != 0
+}
+
+/// Stops the process, and waits until it has stopped.
+///
+/// A process that is only about to stop would take a lower signal that arrives meanwhile first.
+pub(crate) fn stop(process: Pid) {
+    kill_process(process, Signal::STOP).expect("running");
+    wait_until("it stops", || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_pid()));
+        // The state follows the name, which may contain anything.
+        let stat = stat.expect("running");
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, state)| state.starts_with('T'))
+    });
 }
