@@ -22,8 +22,19 @@ pub(crate) struct SpanCache {
 
 #[derive(Clone)]
 struct Entry {
-    bytes: Bytes,
+    /// Taken at the entry's eviction. The crate drops its own copies of an evicted entry only later, many at
+    /// once, when the memory of one would have served for the next.
+    bytes: Arc<Mutex<Option<Bytes>>>,
     weight: u32,
+}
+
+impl Entry {
+    fn new(bytes: Option<Bytes>, charged: u64) -> Self {
+        Self {
+            bytes: Arc::new(Mutex::new(bytes)),
+            weight: units(charged),
+        }
+    }
 }
 
 /// Bytes of a unit of weight, which is also the overhead of an entry. The crate's weights have 32 bits.
@@ -38,6 +49,7 @@ impl SpanCache {
             // Not LFU, because spans read often must not evict the newest, which a reader still needs.
             .eviction_policy(EvictionPolicy::lru())
             .weigher(|_, entry: &Entry| entry.weight)
+            .eviction_listener(|_, entry, _| drop(entry.bytes.lock().take()))
             .build();
         Self {
             entries,
@@ -47,8 +59,8 @@ impl SpanCache {
     }
 
     pub(crate) fn get(&self, key: impl Into<CacheKey>) -> Option<Bytes> {
-        let entry = self.entries.get(&Some(key.into()));
-        entry.map(|entry| entry.bytes)
+        let entry = self.entries.get(&Some(key.into()))?;
+        entry.bytes.lock().clone()
     }
 
     /// Whether `key` is cached. The check does not count as a read.
@@ -71,10 +83,9 @@ impl SpanCache {
         let charged = UNIT_BYTES.saturating_add(bytes.len() as u64);
         // Bytes that exceed the available budget must not evict others.
         if charged <= self.budget - *lent {
-            let weight = units(charged);
             self.touch_lent(*lent);
-            self.entries
-                .insert(Some(key.into()), Entry { bytes, weight });
+            let entry = Entry::new(Some(bytes), charged);
+            self.entries.insert(Some(key.into()), entry);
             // The crate would first exceed the budget by dozens of spans.
             self.entries.run_pending_tasks();
         }
@@ -82,11 +93,7 @@ impl SpanCache {
 
     /// Makes what is lent the newest entry, so that the least recently used spans are evicted for it.
     fn touch_lent(&self, lent: u64) {
-        let lent = Entry {
-            bytes: Bytes::new(),
-            weight: units(lent),
-        };
-        self.entries.insert(None, lent);
+        self.entries.insert(None, Entry::new(None, lent));
     }
 
     fn set_lent(&self, lent: &mut u64, bytes: u64) {
@@ -155,6 +162,25 @@ mod tests {
             assert!(memory.cached_bytes() <= 100_000);
         }
         assert!(memory.cached_bytes() > 50_000);
+    }
+
+    #[test]
+    fn memory_of_evicted_spans_is_free_at_once() {
+        struct Owner(Vec<u8>, #[expect(dead_code, reason = "counted")] Arc<()>);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                &self.0
+            }
+        }
+        let memory = SpanCache::new(100_000);
+        let living = Arc::new(());
+        for span in 0..100 {
+            let owner = Owner(vec![0; 10_000], Arc::clone(&living));
+            memory.insert(key(span), Bytes::from_owner(owner));
+            assert!(Arc::strong_count(&living) <= 10, "at span {span}");
+        }
+        assert_eq!(memory.reclaim(100_000), 100_000);
+        assert_eq!(Arc::strong_count(&living), 1);
     }
 
     #[test]
