@@ -11,6 +11,10 @@ pub(crate) fn is_control(character: char) -> bool {
 /// Escapes `name` as `ls --escape` does, to one line. Different names stay different. Backslash, space,
 /// terminal controls and bytes that are not UTF-8 become C escapes or `\ooo`.
 pub fn escape(name: &[u8]) -> String {
+    let is_plain = |&byte: &u8| byte.is_ascii_graphic() && byte != b'\\';
+    if name.iter().all(is_plain) {
+        return String::from_utf8_lossy(name).into_owned();
+    }
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
         for character in chunk.valid().chars() {

@@ -109,13 +109,6 @@ impl Columns {
             Ok(metadata) => mode_string(metadata.kind, metadata.mode),
             Err(_) => format!("{}?????????", type_letter(file.kind())),
         };
-        let time = match &known {
-            Ok(metadata) => {
-                let time = Civil::new(metadata.mtime.seconds, 0);
-                time.to_date_and_time().to_string()
-            }
-            Err(_) => format!("{:>19}", "?"),
-        };
         let has_acl = file.has_acl();
         let sign = match (self.has_acls, &has_acl) {
             (false, _) => "",
@@ -128,7 +121,14 @@ impl Columns {
             format!("{major}, {minor:>minors$}")
         };
         write!(output, "{mode}{sign} {links:>all_links$} {user:<users$} ")?;
-        write!(output, "{group:<groups$} {size:>sizes$} {time} ")?;
+        write!(output, "{group:<groups$} {size:>sizes$} ")?;
+        match &known {
+            Ok(metadata) => {
+                let time = Civil::new(metadata.mtime.seconds, 0);
+                write!(output, "{} ", time.to_date_and_time())?;
+            }
+            Err(_) => write!(output, "{:>19} ", "?")?,
+        }
         known.and(has_acl).map(drop)
     }
 
@@ -143,28 +143,29 @@ impl Columns {
 }
 
 impl Style {
-    /// Number, links, user, group, and size or the numbers of a device.
+    /// Number, links, user, group, and size or the numbers of a device. Empty if they are not shown.
     fn texts(self, file: &Item<'_, impl Tree>) -> io::Result<[String; 7]> {
         let metadata = file.metadata()?;
         let named =
             |name: Option<Cow<'_, [u8]>>, id| owner_text(name.filter(|_| !self.numeric), id);
-        let none = String::new;
-        let [size, major, minor] = match metadata.device {
-            (major, minor) if metadata.is_device() => {
-                [none(), major.to_string(), minor.to_string()]
+        let mut texts = <[String; 7]>::default();
+        let [inode, links, user, group, size, major, minor] = &mut texts;
+        if self.inode {
+            *inode = metadata.inode.to_string();
+        }
+        if self.long {
+            *links = metadata.links.to_string();
+            *user = named(file.user()?, metadata.uid);
+            *group = named(file.group()?, metadata.gid);
+            match metadata.device {
+                device if metadata.is_device() => {
+                    (*major, *minor) = (device.0.to_string(), device.1.to_string());
+                }
+                _ if self.human => *size = human_size(metadata.size),
+                _ => *size = metadata.size.to_string(),
             }
-            _ if self.human => [human_size(metadata.size), none(), none()],
-            _ => [metadata.size.to_string(), none(), none()],
-        };
-        Ok([
-            metadata.inode.to_string(),
-            metadata.links.to_string(),
-            named(file.user()?, metadata.uid),
-            named(file.group()?, metadata.gid),
-            size,
-            major,
-            minor,
-        ])
+        }
+        Ok(texts)
     }
 }
 
