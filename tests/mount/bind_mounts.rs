@@ -68,19 +68,27 @@ fn rm_crosses_no_mount_point_unless_told() {
 fn update_deletes_nothing_that_is_mounted() {
     let said = stdout_of(
         r"
-        mkdir -p out/extra/m out/top home; touch home/keep out/extra/f out/other
+        mkdir -p out/extra/{m,gone/below,deep/{m,gone}} out/top home
+        touch home/keep out/extra/{f,gone/f,deep/f} out/other
         mount --bind home out/extra/m; mount --bind home out/top
-        mount --bind t/file out/other
-        tarfs materialize -q --update --delete a.tar -C out 2>&1 || echo failed $?
+        mount --bind t/file out/other; mount --bind t/file out/extra/deep/f
+        touch -r t out
+        for flags in --dry-run ''; do
+            tarfs materialize -q --update --delete $flags a.tar -C out 2>&1 || echo failed $?
+        done
         find out home | sort
         ",
     );
-    let left = "home\nhome/keep\nout\nout/dir\nout/dir/file\nout/extra\nout/extra/m\n\
-                out/extra/m/keep\nout/file\nout/other\nout/top\nout/top/keep\n";
+    let steps = "write dir\nwrite dir/file\ndelete extra/deep/gone\ndelete extra/deep/m\n\
+                 delete extra/f\ndelete extra/gone\nwrite file\n";
+    let left = "home\nhome/keep\nout\nout/dir\nout/dir/file\nout/extra\nout/extra/deep\nout/extra/deep/f\n\
+                out/extra/m\nout/extra/m/keep\nout/file\nout/other\nout/top\nout/top/keep\n";
     let warning =
-        |path| format!("tarfs: warning: {path}: something is mounted there or below, left alone\n");
-    let warnings = ["extra", "other", "top"].map(warning).concat();
-    assert_eq!(said, warnings + left);
+        |path| format!("tarfs: warning: {path}: something is mounted there, left alone\n");
+    let warnings = ["extra/deep/f", "extra/m", "other", "top"]
+        .map(warning)
+        .concat();
+    assert_eq!(said, format!("{warnings}{steps}{warnings}{left}"));
 }
 
 #[test]

@@ -602,21 +602,21 @@ impl MaterializeOptions {
         };
         let planner = UpdatePlanner::new(options, self.directory(), self.checksum, report);
         let planner = Arc::new(planner);
-        let destination = DirectoryTree::on_one_file_system();
+        let destination = Arc::new(DirectoryTree::on_one_file_system());
         let failed = || format!("{}: cannot be compared", self.directory().display());
         let place = destination.base_at(self.directory());
         let place = place.with_context(failed)?;
         let names = (Name::directory(root.0, root.1), Name::directory(b".", 0));
         let comparison = Comparison {
             first: Arc::new(source),
-            second: Arc::new(destination),
+            second: Arc::clone(&destination),
             differences: Arc::clone(&planner),
             contents: self.checksum,
         };
         comparison
             .run((base, &place), names, b"", None)
             .with_context(failed)?;
-        Ok(planner.finish())
+        Ok(planner.finish(&destination, &place, self.delete))
     }
 
     /// Returns whether the archive may have one of the PATHs. Prints those that it certainly lacks.

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
+use super::extra::Deletion;
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
 use crate::list::{Difference, Differences, FileId, FileKind, Item, Metadata, Property, Tree};
@@ -77,7 +79,7 @@ pub struct UpdatePlan {
     pub(super) changed: BTreeMap<ArchivePath, Change>,
     /// Names to link to the file at another path, whose content is right.
     pub(super) links: BTreeMap<ArchivePath, ArchivePath>,
-    /// Entries that the source lacks.
+    /// Entries that the source lacks, and that are removed with all below them.
     pub(super) extra: Vec<ArchivePath>,
     /// Temporary files that a killed update has left.
     pub(super) leftovers: Vec<ArchivePath>,
@@ -178,10 +180,23 @@ impl UpdatePlanner {
         }
     }
 
-    /// The plan, after the comparison.
-    pub fn finish(&self) -> UpdatePlan {
+    /// The plan, after the comparison with the directory `top` of `tree`. With `delete` it removes no mount point and
+    /// nothing below it, and reports each.
+    pub fn finish<T: Tree + Send + 'static>(
+        &self,
+        tree: &Arc<T>,
+        top: &T::Directory,
+        delete: bool,
+    ) -> UpdatePlan {
         let mut plan = std::mem::take(&mut *self.plan.lock());
         plan.add_named();
+        if delete {
+            let deletion = Deletion::plan(tree, top, std::mem::take(&mut plan.extra));
+            for path in deletion.mounts {
+                (self.report)(path.as_bytes(), io::ErrorKind::CrossesDevices.into());
+            }
+            plan.extra = deletion.removed;
+        }
         plan
     }
 
