@@ -1,7 +1,6 @@
 //! Selection of members, and their output paths.
 
-use std::collections::BTreeMap;
-use std::convert::Infallible;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::{Cause, Problems};
 use crate::base::archive_path::ArchivePath;
@@ -14,6 +13,10 @@ use crate::tar::{Member, MemberKind};
 const MAX_LINK_BYTES: usize = 64 << 20;
 /// Memory of a link beside its path and its target.
 const LINK_BYTES: usize = 128;
+/// Maximum memory of the places on the way of one path.
+const MAX_WALK_BYTES: usize = 1 << 20;
+/// Maximum number of times that one path is resolved. With more it leads nowhere.
+const MAX_RESOLUTIONS: usize = 256;
 
 /// The members to take from an archive; by default all.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -38,6 +41,8 @@ pub struct SelectedPath {
     pub path: ArchivePath,
     /// Where the links lead that were seen so far, if it goes through one.
     resolved: Option<Result<ArchivePath, PathError>>,
+    /// How often it was resolved.
+    resolutions: usize,
     found: bool,
 }
 
@@ -49,31 +54,70 @@ impl SelectedPath {
         (!sanitized.has_parent_component).then_some(Self {
             path: sanitized.path,
             resolved: None,
+            resolutions: 0,
             found: false,
         })
-    }
-
-    fn selects(&self, path: &ArchivePath, place: Option<&ArchivePath>) -> bool {
-        let resolved = self.resolved.as_ref().and_then(|it| it.as_ref().ok());
-        let is_there = |resolved| place.is_some_and(|place| place.starts_with(resolved));
-        path.starts_with(&self.path) || resolved.is_some_and(is_there)
     }
 
     pub(super) fn resolve(
         &mut self,
         find: impl FnOnce(&ArchivePath) -> Result<ArchivePath, PathError>,
     ) {
-        let found = find(&self.path);
+        self.resolutions += 1;
+        let found = if self.resolutions > MAX_RESOLUTIONS {
+            Err(PathError::TooManyLinks)
+        } else {
+            find(&self.path)
+        };
         self.resolved = (found.as_ref() != Ok(&self.path)).then_some(found);
     }
 }
 
-/// Symbolic links of an archive, in the order of which a run resolves paths. Every other name is taken for a directory.
+/// Places with the numbers of requested paths.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct PlaceSet(BTreeSet<(ArchivePath, usize)>);
+
+impl PlaceSet {
+    fn has(&self, place: &ArchivePath) -> bool {
+        let mut found = self.0.range((place.clone(), 0)..);
+        found.next().is_some_and(|(found, _)| found == place)
+    }
+
+    /// Removes `place`, and returns its numbers.
+    fn take(&mut self, place: &ArchivePath) -> Vec<usize> {
+        let range = (place.clone(), 0)..=(place.clone(), usize::MAX);
+        let taken: Vec<_> = self.0.range(range).cloned().collect();
+        for entry in &taken {
+            self.0.remove(entry);
+        }
+        taken.into_iter().map(|(_, number)| number).collect()
+    }
+
+    /// The numbers of the places below `place`.
+    fn below(&self, place: &ArchivePath) -> impl Iterator<Item = usize> {
+        let mut first = place.clone();
+        first.push(b"\0");
+        let below = self.0.range((first, 0)..);
+        let below = below.take_while(move |(found, _)| found.starts_with(place));
+        below.map(|(_, number)| *number)
+    }
+}
+
+/// Links of an archive, in the order of which a run resolves paths. Every other name is taken for a directory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PathLinks {
     /// Whether paths select what is behind links. Otherwise errors name it.
     is_followed: bool,
+    /// Whether there were too many links, so that none is followed.
+    is_full: bool,
     targets: BTreeMap<ArchivePath, Vec<u8>>,
+    /// Places that requested paths reach through links.
+    passed: PlaceSet,
+    /// The requested paths, and where links lead them if they are followed.
+    selected: PlaceSet,
+    /// Those of [`Self::selected`] at which nothing was found yet.
+    missing: PlaceSet,
+    /// Memory that links take.
     bytes: usize,
 }
 
@@ -87,12 +131,21 @@ impl PathLinks {
         }
     }
 
-    /// The path without links, as those seen so far lead. The last component is not followed.
-    fn resolve(&self, path: &ArchivePath) -> Result<ArchivePath, PathError> {
-        let found = resolve::file(&mut SeenLinks(&self.targets), path.as_bytes(), false);
+    /// The path without links, as those seen so far lead. The last component is not followed. Adds the places on the way
+    /// to `passed`.
+    fn resolve(
+        &self,
+        path: &ArchivePath,
+        passed: &mut Vec<ArchivePath>,
+    ) -> Result<ArchivePath, PathError> {
+        let mut tree = SeenLinks {
+            targets: &self.targets,
+            passed,
+            bytes: 0,
+        };
+        let found = resolve::file(&mut tree, path.as_bytes(), false);
         let (_, mut place, name) = found.map_err(|error| match error {
-            ResolveError::Path(error) => error,
-            ResolveError::Tree(never) => match never {},
+            ResolveError::Path(error) | ResolveError::Tree(error) => error,
         })?;
         if let Some(name) = name {
             place.push(&name);
@@ -101,42 +154,111 @@ impl PathLinks {
     }
 
     /// Notes the member at `place`, which replaces what was there. Returns whether that changes where paths lead.
-    fn note(&mut self, place: ArchivePath, kind: &MemberKind) -> bool {
+    fn note(&mut self, place: &ArchivePath, kind: &MemberKind) -> bool {
         let target = match kind {
-            MemberKind::Symlink(target) if target.len() <= MAX_SYMLINK_TARGET_BYTES => target,
-            _ => return self.targets.remove(&place).is_some(),
+            MemberKind::Symlink(target) => Some(target),
+            // It is another name of the link at its target, if there is one.
+            MemberKind::HardLink(target) => {
+                let target = ArchivePath::sanitize(target).path;
+                let target = self.resolve(&target, &mut Vec::new()).ok();
+                target.and_then(|target| self.targets.get(&target))
+            }
+            _ => None,
         };
-        let bytes = place.as_bytes().len() + target.len() + LINK_BYTES;
-        self.bytes = self.bytes.saturating_add(bytes);
-        if self.bytes > MAX_LINK_BYTES {
-            // Without all links, a path could lead to another file.
-            self.targets = BTreeMap::new();
-            return true;
+        let target = target.filter(|target| target.len() <= MAX_SYMLINK_TARGET_BYTES);
+        let target = target.cloned();
+        let old = self.targets.remove(place);
+        let is_changed = old != target;
+        if let Some(old) = old {
+            self.bytes -= link_bytes(place, &old);
         }
-        self.targets.insert(place, target.clone());
-        true
+        if let Some(target) = target {
+            self.bytes += link_bytes(place, &target);
+            self.targets.insert(place.clone(), target);
+        }
+        is_changed
+    }
+
+    /// Adds the requested path with this number, where it leads now.
+    fn add(&mut self, number: usize, selected: &SelectedPath) {
+        if let Some(Ok(place)) = &selected.resolved
+            && self.is_followed
+        {
+            self.bytes += link_bytes(place, b"");
+            self.selected.0.insert((place.clone(), number));
+            if !selected.found {
+                self.missing.0.insert((place.clone(), number));
+            }
+        }
+    }
+
+    /// Resolves the requested path with this number again.
+    fn update(&mut self, number: usize, selected: &mut SelectedPath) {
+        if let Some(Ok(place)) = selected.resolved.take() {
+            let entry = (place, number);
+            self.missing.0.remove(&entry);
+            if self.selected.0.remove(&entry) {
+                self.bytes -= link_bytes(&entry.0, b"");
+            }
+        }
+        let mut passed = Vec::new();
+        selected.resolve(|path| self.resolve(path, &mut passed));
+        self.add(number, selected);
+        // The others are known by its name.
+        passed.retain(|place| !selected.path.starts_with(place));
+        for place in passed {
+            let bytes = link_bytes(&place, b"");
+            if self.passed.0.insert((place, number)) {
+                self.bytes += bytes;
+            }
+        }
+    }
+
+    /// Takes the numbers of requested paths that may go through `place`.
+    fn take_passing(&mut self, place: &ArchivePath) -> BTreeSet<usize> {
+        let taken = self.passed.take(place);
+        self.bytes -= taken.len() * link_bytes(place, b"");
+        taken
+            .into_iter()
+            .chain(self.selected.below(place))
+            .collect()
     }
 }
 
+/// Memory of a link, or of a place.
+fn link_bytes(place: &ArchivePath, target: &[u8]) -> usize {
+    place.as_bytes().len() + target.len() + LINK_BYTES
+}
+
 /// The links of a [`PathLinks`] by their paths without links.
-struct SeenLinks<'a>(&'a BTreeMap<ArchivePath, Vec<u8>>);
+struct SeenLinks<'a> {
+    targets: &'a BTreeMap<ArchivePath, Vec<u8>>,
+    passed: &'a mut Vec<ArchivePath>,
+    /// Memory of the places on the way.
+    bytes: usize,
+}
 
 impl resolve::Tree for SeenLinks<'_> {
     type Directory = ArchivePath;
-    type Error = Infallible;
+    type Error = PathError;
 
     fn root(&self) -> ArchivePath {
         ArchivePath::root()
     }
 
-    fn step(&mut self, parent: &ArchivePath, name: &[u8]) -> Result<Step<ArchivePath>, Infallible> {
+    fn step(&mut self, parent: &ArchivePath, name: &[u8]) -> Result<Step<ArchivePath>, PathError> {
         let mut path = parent.clone();
         path.push(name);
-        let target = self.0.get(&path).cloned();
+        self.bytes += link_bytes(&path, b"");
+        if self.bytes > MAX_WALK_BYTES {
+            return Err(PathError::TooManyLinks);
+        }
+        self.passed.push(path.clone());
+        let target = self.targets.get(&path).cloned();
         Ok(target.map_or(Step::Directory(path), Step::Link))
     }
 
-    fn imply(&mut self, parent: &ArchivePath, _: &[u8]) -> Result<ArchivePath, Infallible> {
+    fn imply(&mut self, parent: &ArchivePath, _: &[u8]) -> Result<ArchivePath, PathError> {
         Ok(parent.clone())
     }
 }
@@ -151,18 +273,44 @@ pub(super) struct OutputPath {
 impl Selection {
     /// Whether the member at `path` is selected. Notes the [`Self::paths`] found.
     pub fn selects(&mut self, path: &ArchivePath) -> bool {
-        let mut is_listed = self.paths.is_empty();
-        let has_links = self.paths.iter().any(|it| it.resolved.is_some());
-        let place = (has_links && self.links.is_followed).then(|| self.links.resolve(path).ok());
-        let place = place.flatten();
-        for selected in &mut self.paths {
-            if selected.selects(path, place.as_ref()) {
-                selected.found = true;
-                is_listed = true;
-            }
-        }
+        let is_listed = self.paths.is_empty() || self.lists(path);
         let matched = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(path.as_bytes()));
         is_listed && !matched(&self.exclude) && (self.include.is_empty() || matched(&self.include))
+    }
+
+    /// Whether one of the requested paths leads to `path` or above it.
+    fn lists(&mut self, path: &ArchivePath) -> bool {
+        self.add_paths();
+        let links = &mut self.links;
+        let follows = links.is_followed && !links.targets.is_empty();
+        let place = follows.then(|| links.resolve(path, &mut Vec::new()));
+        let place = place.and_then(Result::ok).filter(|place| place != path);
+        let mut is_listed = false;
+        for start in [Some(path.clone()), place].into_iter().flatten() {
+            let above = |path: &ArchivePath| path.split_last().map(|(above, _)| above);
+            for place in std::iter::successors(Some(start), above) {
+                is_listed |= links.selected.has(&place);
+                for number in links.missing.take(&place) {
+                    if let Some(selected) = self.paths.get_mut(number) {
+                        selected.found = true;
+                    }
+                }
+            }
+        }
+        is_listed
+    }
+
+    /// Adds the requested paths to the table by which they are found.
+    fn add_paths(&mut self) {
+        if !self.links.selected.0.is_empty() {
+            return;
+        }
+        for (number, selected) in self.paths.iter().enumerate() {
+            let entry = (selected.path.clone(), number);
+            self.links.missing.0.insert(entry.clone());
+            self.links.selected.0.insert(entry);
+            self.links.add(number, selected);
+        }
     }
 
     /// Whether every member is selected under its own name.
@@ -206,16 +354,32 @@ impl Selection {
 
     fn note_member(&mut self, path: &ArchivePath, kind: &MemberKind) {
         let may_matter = matches!(kind, MemberKind::Symlink(_)) || !self.links.targets.is_empty();
-        if self.paths.is_empty() || self.links.bytes > MAX_LINK_BYTES || !may_matter {
+        if self.paths.is_empty() || self.links.is_full || !may_matter {
             return;
         }
-        let Ok(place) = self.links.resolve(path) else {
+        let Ok(place) = self.links.resolve(path, &mut Vec::new()) else {
             return;
         };
-        if self.links.note(place, kind) {
-            let links = &self.links;
-            let paths = self.paths.iter_mut();
-            paths.for_each(|selected| selected.resolve(|path| links.resolve(path)));
+        if !self.links.note(&place, kind) {
+            return;
+        }
+        self.add_paths();
+        for number in self.links.take_passing(&place) {
+            if let Some(selected) = self.paths.get_mut(number)
+                && self.links.bytes <= MAX_LINK_BYTES
+            {
+                self.links.update(number, selected);
+            }
+        }
+        if self.links.bytes > MAX_LINK_BYTES {
+            // Without all links, a path could lead to another file.
+            self.links = PathLinks {
+                is_full: true,
+                ..PathLinks::default()
+            };
+            for selected in &mut self.paths {
+                selected.resolved = None;
+            }
         }
     }
 
@@ -315,6 +479,122 @@ mod tests {
         }
     }
 
+    fn note(selection: &mut Selection, name: &str, kind: MemberKind) -> bool {
+        let member = Member::new(name, kind);
+        let selected = selection.select_member(&member, &Problems::default());
+        selected.is_some()
+    }
+
+    fn link(target: &str) -> MemberKind {
+        MemberKind::Symlink(target.as_bytes().to_vec())
+    }
+
+    fn following(paths: &[&str]) -> Selection {
+        Selection {
+            paths: selected(paths),
+            links: PathLinks::followed(),
+            ..Selection::default()
+        }
+    }
+
+    #[test]
+    fn hard_link_to_a_symbolic_link_is_followed() {
+        let mut selection = following(&["h/f"]);
+        note(&mut selection, "l", link("d"));
+        note(&mut selection, "h", MemberKind::HardLink(b"./l".to_vec()));
+        assert!(note(&mut selection, "d/f", MemberKind::File));
+        // Its name becomes one of a file.
+        note(&mut selection, "h", MemberKind::HardLink(b"d/f".to_vec()));
+        assert!(!note(&mut selection, "d/f", MemberKind::File));
+        assert!(note(&mut selection, "h/f", MemberKind::File));
+    }
+
+    #[test]
+    fn links_resolve_only_the_paths_that_go_through_them() {
+        let names: Vec<_> = (0..5_000).map(|number| format!("d{number}/f")).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let mut selection = following(&names);
+        for number in 0..30_000 {
+            note(&mut selection, &format!("l{number}"), link("d1"));
+        }
+        note(&mut selection, "d0", link("d00"));
+        note(&mut selection, "d00", link("d000"));
+        let resolutions: usize = selection.paths.iter().map(|it| it.resolutions).sum();
+        assert_eq!(resolutions, 2);
+        for number in 1..5_000 {
+            assert!(note(
+                &mut selection,
+                &format!("d{number}/f"),
+                MemberKind::File
+            ));
+        }
+        assert!(note(&mut selection, "d000/f", MemberKind::File));
+        assert!(selection.paths.iter().all(|it| it.found));
+        assert!(
+            selection
+                .links
+                .missing
+                .0
+                .iter()
+                .all(|(path, _)| *path == self::path("d0/f"))
+        );
+    }
+
+    #[test]
+    fn memory_of_replaced_links_is_free_again() {
+        let mut selection = following(&["l/f"]);
+        let long = "x".repeat(MAX_SYMLINK_TARGET_BYTES);
+        for number in 0..3 * MAX_LINK_BYTES / MAX_SYMLINK_TARGET_BYTES {
+            note(
+                &mut selection,
+                "other",
+                link(&format!("{number}{}", &long[8..])),
+            );
+            note(&mut selection, "other", MemberKind::File);
+        }
+        for target in ["a", "b/c"] {
+            note(&mut selection, "l", link(target));
+            assert!(note(
+                &mut selection,
+                &format!("{target}/f"),
+                MemberKind::File
+            ));
+        }
+        note(&mut selection, "l", MemberKind::Directory);
+        assert!(!selection.links.is_full);
+        assert!(selection.links.targets.is_empty());
+        assert!(selection.links.bytes < 1024, "{}", selection.links.bytes);
+    }
+
+    #[test]
+    fn links_that_are_replaced_too_often_are_not_followed() {
+        let mut selection = following(&["l/f", "k/f"]);
+        note(&mut selection, "k", link("d"));
+        for number in 0..1_000 {
+            note(&mut selection, "l", link(&format!("d{number}")));
+        }
+        let [l, k] = &selection.paths[..] else {
+            panic!("two paths");
+        };
+        assert_eq!(l.resolved, Some(Err(PathError::TooManyLinks)));
+        assert_eq!(k.resolved, Some(Ok(path("d/f"))));
+    }
+
+    #[test]
+    fn steps_through_long_links_are_bounded() {
+        let mut selection = following(&["l0/f"]);
+        let turns = "x/../".repeat(800);
+        for number in 0..30 {
+            note(
+                &mut selection,
+                &format!("l{number}"),
+                link(&format!("{turns}l{}", number + 1)),
+            );
+        }
+        let resolved = selection.paths.first().and_then(|it| it.resolved.clone());
+        assert_eq!(resolved, Some(Err(PathError::TooManyLinks)));
+    }
+
     /// Where `wanted` leads after these links, and `None` as target for a directory.
     fn place_of(
         wanted: &str,
@@ -360,8 +640,10 @@ mod tests {
 
     #[test]
     fn no_link_is_followed_once_there_are_too_many() {
-        let [one, other] = ["c", "d"].map(|name| name.repeat(MAX_LINK_BYTES / 2));
-        let members = [("a", Some("b")), (&*one, Some("t")), (&*other, Some("t"))];
+        let long = "c".repeat((1 << 20) - 200);
+        let names: Vec<_> = (0..65).map(|number| format!("{long}{number}")).collect();
+        let names = names.iter().map(|name| (name.as_str(), Some("t")));
+        let members: Vec<_> = std::iter::once(("a", Some("b"))).chain(names).collect();
         assert_eq!(place_of("a/x", &members[..2]), Some(Ok("b/x".to_owned())));
         assert_eq!(place_of("a/x", &members), None);
     }
