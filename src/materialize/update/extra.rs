@@ -1,4 +1,4 @@
-//! What an update deletes: entries that the source lacks, without mount points and the directories that hold them.
+//! Deletions of an update: entries that the source lacks, without mount points and the directories that hold them.
 
 use std::io;
 use std::num::NonZeroUsize;
