@@ -181,6 +181,23 @@ impl TarFilesystem {
         }
     }
 
+    /// Answers a listing of the directory `place.0` from the offset `place.1` on.
+    fn list<R: FailReply>(
+        &self,
+        req: &Request,
+        place: (INodeNo, u64),
+        reply: R,
+        answer: impl FnOnce(&FilesystemState, &Arc<dyn Volume>, (INodeNo, u64), R) + Send + 'static,
+    ) {
+        let caller = req.pid();
+        self.route(req, (place.0, true), reply, move |this, reply| {
+            let answer = move |state: &Arc<_>, content: &Arc<_>, reply| {
+                answer(state, content, place, reply);
+            };
+            (this.state).with_listing(&this.content, caller, place, reply, answer);
+        });
+    }
+
     /// Fails a request with ETIMEDOUT when nothing was fetched or decoded for it for `timeout`.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
@@ -576,18 +593,7 @@ impl Filesystem for TarFilesystem {
             // Names without attributes make no inode known to the kernel.
             return reply.ok();
         }
-        let caller = req.pid();
-        self.route(req, (ino, true), reply, move |this, reply| {
-            (this.state).with_listing(
-                &this.content,
-                caller,
-                (ino, offset),
-                reply,
-                move |state, content, reply| {
-                    list_without_attributes(state, content, (ino, offset), reply);
-                },
-            );
-        });
+        self.list(req, (ino, offset), reply, list_without_attributes);
     }
 
     fn readdirplus(
@@ -602,18 +608,7 @@ impl Filesystem for TarFilesystem {
         if PrimingDir::is_priming_inode(ino) {
             return self.list_priming_dir(ino, offset, reply);
         }
-        let caller = req.pid();
-        self.route(req, (ino, true), reply, move |this, reply| {
-            (this.state).with_listing(
-                &this.content,
-                caller,
-                (ino, offset),
-                reply,
-                move |state, content, reply| {
-                    list_with_attributes(state, content, (ino, offset), reply);
-                },
-            );
-        });
+        self.list(req, (ino, offset), reply, list_with_attributes);
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
