@@ -1,6 +1,6 @@
 //! The lock of a destination: one update, resumable run or background copy at a time.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -31,12 +31,15 @@ impl DestinationLock {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = openat(CWD, destination, flags, Mode::empty());
         let opened = opened.map_err(|errno| Error::Destination(destination.to_owned(), errno))?;
-        match lock(&opened, LockKind::Exclusive, LOCK_TIMEOUT) {
-            Err(Errno::WOULDBLOCK) => {
-                let holder = LockHolder::of(&opened);
-                Err(Error::InUse(destination.to_owned(), holder))
-            }
-            _ => Ok(Self(opened)),
+        if is_locked(&opened) {
+            let holder = LockHolder::of(&opened);
+            return Err(Error::InUse(destination.to_owned(), holder));
         }
+        Ok(Self(opened))
     }
+}
+
+/// Locks `file`, and waits a moment for it. Returns whether another process has kept its lock.
+pub(super) fn is_locked(file: impl AsFd) -> bool {
+    lock(file, LockKind::Exclusive, LOCK_TIMEOUT) == Err(Errno::WOULDBLOCK)
 }

@@ -4,13 +4,12 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 
-use crate::base::lock::{LockKind, lock};
 use crate::base::time::nanoseconds;
+use crate::materialize::lock::is_locked;
 
 /// Attributes of a complete entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,7 +60,9 @@ pub(crate) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     if !is_ours {
         return Err(Errno::ACCESS);
     }
-    lock(&file, LockKind::Exclusive, Duration::ZERO)?;
+    if is_locked(&file) {
+        return Err(Errno::WOULDBLOCK);
+    }
     Ok(file.into())
 }
 
@@ -77,4 +78,22 @@ pub(crate) fn path(directory: &Path, suffix: &[u8]) -> Option<PathBuf> {
 
 pub(crate) fn boot_id() -> Vec<u8> {
     std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sidecar_of_a_process_that_ends_is_opened() {
+        let directory = tempfile::tempdir().expect("new");
+        let path = directory.path().join("file");
+        let held = open(&path, true).expect("new");
+        assert_eq!(open(&path, false).err(), Some(Errno::WOULDBLOCK));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| open(&path, false).map(drop));
+            drop(held);
+            assert_eq!(waiting.join().expect("no panic"), Ok(()));
+        });
+    }
 }
