@@ -258,6 +258,19 @@ fn chown_does_what_gnu_chown_does() {
 }
 
 #[test]
+fn rm_refuses_to_ask_and_removes_nothing() {
+    let place = Place::new();
+    place.put("f", "kept");
+    for flag in ["-i", "-I", "--interactive"] {
+        let outcome = place.run(&["rm", flag, "f"]);
+        let expected = format!("unexpected argument '{flag}'");
+        assert!(outcome.complaints.contains(&expected), "{flag}");
+        assert_eq!(outcome.code, 64, "{flag}");
+    }
+    assert!(place.path("f").exists());
+}
+
+#[test]
 fn rm_does_what_gnu_rm_does() {
     for words in [
         "rm t",

@@ -932,10 +932,18 @@ fn wrong_expression_is_named() {
     for (words, expected) in [
         (&["-foo"][..], "unknown predicate '-foo'"),
         (&["-exec", "rm"], "xargs"),
+        (&["-used", "1"], "'-used' is not supported"),
+        (&["-follow"], "'-follow' is not supported"),
     ] {
         let outcome = place.run(&[&["find", "a.tar"], words].concat());
         assert_eq!(outcome.code, 1, "as GNU find");
         assert!(outcome.complaints.contains(expected), "{words:?}");
+    }
+    for flag in ["-H", "-L", "-P"] {
+        let outcome = place.run(&["find", flag, "a.tar"]);
+        let expected = format!("unexpected argument '{flag}'");
+        assert!(outcome.complaints.contains(&expected), "{flag}");
+        assert_eq!((outcome.code, outcome.output), (64, Vec::new()), "{flag}");
     }
 }
 

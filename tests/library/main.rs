@@ -19,6 +19,7 @@ mod diff;
 mod docs;
 mod estargz;
 mod find;
+mod gnu_tar;
 mod hints;
 mod image;
 mod layered_archive;
