@@ -17,6 +17,14 @@ use crate::support::rng::Rng;
 use crate::support::runtime::TestRuntime;
 use crate::support::wait;
 
+/// Two retries at once, so that no test waits.
+pub(crate) const RETRY_WITHOUT_PAUSE: Retry = Retry {
+    attempts: 3,
+    retries_outages: false,
+    initial_pause: Duration::ZERO,
+    max_pause: Duration::ZERO,
+};
+
 /// Length of the first request.
 const PREFIX_LEN: u64 = 64 << 10;
 
@@ -55,12 +63,7 @@ impl Client {
             stats: Arc::clone(&self.stats),
             connect_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(5),
-            retry: Retry {
-                attempts: 3,
-                retries_outages: false,
-                initial_pause: Duration::ZERO,
-                max_pause: Duration::ZERO,
-            },
+            retry: RETRY_WITHOUT_PAUSE,
             ..Options::default()
         };
         self.runtime.block_on(source::open(spec, change(options)))

@@ -10,10 +10,11 @@ use tarfs::Packed;
 use tarfs::Stats;
 use tarfs::fetch::{self, MinSpeed};
 use tarfs::internal::buffer_pool::BufferPool;
-use tarfs::source::{Http, Options, Retry, Source};
+use tarfs::source::{Http, Options, Source};
 use tokio::time::Instant;
 use url::Url;
 
+use crate::remote::RETRY_WITHOUT_PAUSE;
 use crate::support::http::{Fault, Resource};
 use crate::support::rng::Rng;
 use crate::support::runtime::TestRuntime;
@@ -34,12 +35,7 @@ impl Client {
     fn open(net: SimulatedNetwork) -> Self {
         let options = Options {
             idle_timeout: Duration::from_secs(20),
-            retry: Retry {
-                attempts: 3,
-                retries_outages: false,
-                initial_pause: Duration::ZERO,
-                max_pause: Duration::ZERO,
-            },
+            retry: RETRY_WITHOUT_PAUSE,
             ..Options::default()
         };
         let (network, stats) = (TestRuntime::simulated(), Arc::clone(&options.stats));
