@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
+use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::Value;
 
 use crate::support::fixture::TestMount;
@@ -18,7 +19,7 @@ use crate::support::http::{Request, Resource, Response, Server};
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, random_bytes};
-use crate::support::wait;
+use crate::support::wait::{self, process_exits};
 
 const MIB: usize = 1 << 20;
 
@@ -363,6 +364,10 @@ fn stalled_scans_do_not_block_other_archives() {
     }
     assert_eq!(counts(&place), (4, 0, 4));
     assert_eq!(place.counter("scans"), 4);
+    let process = place.server_pid().expect("mounted");
+    let process = pidfd_open(process, PidfdFlags::empty()).expect("running");
+    place.umount();
+    assert!(process_exits(&process), "it waits for the server");
 }
 
 /// The server leaves the first archive's prefetch without an answer.

@@ -1,5 +1,6 @@
 //! `tarfs mount`: mounts an archive and serves it in the background.
 
+use std::any::Any;
 use std::cell::OnceCell;
 use std::fs;
 use std::io::{IsTerminal, stderr};
@@ -264,7 +265,10 @@ fn serve(
     opened.network.shutdown_background();
     // Joins the threads of the copy, which are not blocked any more.
     drop(copy);
+    // Joins scans, which do not wait for a server any more.
     result
+        .map(|archives| drop(archives))
+        .map(|()| ExitCode::SUCCESS)
 }
 
 /// Ends the process successfully after `timeout`. That may cut off the output of threads, like a kill.
@@ -318,6 +322,7 @@ fn create_directories(args: &MountArgs) {
     ));
 }
 
+/// Serves the mount until it is gone. Returns the archives of a directory, for which their scans wait.
 fn mount_and_serve(
     args: &MountArgs,
     opened: &OpenedArchive,
@@ -326,7 +331,7 @@ fn mount_and_serve(
     metrics: Option<MetricsListener>,
     copy: Option<&MountCopy>,
     mode: ProcessMode,
-) -> anyhow::Result<ExitCode> {
+) -> anyhow::Result<Option<Arc<dyn Any + Send + Sync>>> {
     let view = args.view(&*opened.content)?;
     let root = view.root;
     let (events, inbox) = mpsc::channel();
@@ -374,7 +379,7 @@ fn mount_and_serve(
         left_out_xattrs: OnceCell::new(),
     };
     handle_events(inbox, mode, state)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(mount.archives())
 }
 
 /// Makes or takes over the mount, and reports to the supervisor that it is ready.
