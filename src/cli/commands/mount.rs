@@ -266,9 +266,8 @@ fn serve(
     // Joins the threads of the copy, which are not blocked any more.
     drop(copy);
     // Joins scans, which do not wait for a server any more.
-    result
-        .map(|archives| drop(archives))
-        .map(|()| ExitCode::SUCCESS)
+    drop(result?);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Ends the process successfully after `timeout`. That may cut off the output of threads, like a kill.
