@@ -102,7 +102,11 @@ impl Repository {
 
     /// The error of a registry that does not answer in the time of [`first_contact`](Self::first_contact).
     pub(crate) fn silent_error(&self) -> Error {
-        Error::new(&self.name, silent_server())
+        let cause = match self.first_contact {
+            FirstContact::Never => Cause::Offline,
+            _ => silent_server(),
+        };
+        Error::new(&self.name, cause)
     }
 
     /// Name for the user, without secrets.
