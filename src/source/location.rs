@@ -114,25 +114,32 @@ pub(super) fn is_in_own_network(url: &Url) -> bool {
     }
 }
 
-/// Whether `ip` is an address of this machine or of its own network.
+/// A public address at which Azure answers its virtual machines.
+const AZURE_HOST: [u8; 4] = [168, 63, 129, 16];
+
+/// Whether `ip` is an address of this machine or of its own network. Public addresses of this machine are not known.
 pub(super) fn is_own_address(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => {
             // RFC 6598 has addresses between a provider and its customers, as of metadata servers.
             let is_shared = matches!(ip.octets(), [100, 64..=127, ..]);
             is_shared
-                || matches!(ip.octets(), [0, ..] | [192, 0, 0, _])
+                || matches!(ip.octets(), [0 | 240..=255, ..] | [192, 0, 0, _])
+                // RFC 2544 has addresses for tests of networks.
+                || matches!(ip.octets(), [198, 18..=19, ..])
+                || ip.octets() == AZURE_HOST
                 || ip.is_loopback()
                 || ip.is_private()
                 || ip.is_link_local()
                 || ip.is_multicast()
-                || ip.is_broadcast()
         }
         IpAddr::V6(ip) => {
             let own = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
             let translated = translated_address(ip);
             own || ip.is_unique_local()
                 || ip.is_unicast_link_local()
+                // Site-local addresses of RFC 3879, and those of a gateway of the own network of RFC 8215.
+                || matches!(ip.segments(), [0xfec0..=0xfeff, ..] | [0x64, 0xff9b, 1, ..])
                 || translated.is_some_and(|ip| is_own_address(ip.into()))
         }
     }
