@@ -12,7 +12,8 @@ use crate::diff::{change_each, pack, pair, set_times};
 use crate::resume::tree_facts;
 use crate::support::cli::{Outcome, Place};
 use crate::support::http::{Resource, Server};
-use crate::support::raw::{Archive, Header};
+use crate::support::packing::Packing;
+use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::rng::Rng;
 
 /// Replaces `out` by what GNU tar extracts from `archive`.
@@ -906,6 +907,25 @@ fn index_of_a_truncated_archive_deletes_nothing() {
         outcome.complaints
     );
     assert_eq!(tree_facts(&place.path("out")), before);
+}
+
+#[test]
+fn index_of_a_truncated_archive_completes_no_run() {
+    let place = Place::new();
+    let whole = Archive::new().file("a", random_bytes(12 << 20)).end();
+    let packed = Packing::Gzip.pack(&whole.into());
+    place.put("cut.tar.gz", &packed[..packed.len() - 8]);
+    let index = ["index", "--allow-truncated", "--output", "cut.tarfs"];
+    let indexed = place.run(&[&index[..], &["cut.tar.gz"]].concat());
+    assert_eq!(indexed.code, 0, "{}", indexed.complaints);
+    for flags in [&["-C", "out"][..], &["--atomic", "-C", "atomic"]] {
+        let run = ["materialize", "--index", "cut.tarfs", "cut.tar.gz"];
+        let outcome = place.run(&[&run[..], flags].concat());
+        assert_eq!(outcome.code, 2, "{flags:?}: {}", outcome.complaints);
+        let complaints = outcome.complaints;
+        assert!(complaints.contains("truncated"), "{complaints}");
+    }
+    assert!(!place.path("atomic").exists());
 }
 
 #[test]

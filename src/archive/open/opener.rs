@@ -175,10 +175,11 @@ impl Opener {
     /// error of a truncated archive.
     pub(super) fn open_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
         let index = read_index_file(path, &*self.source, &self.options.index_memory)?;
-        // By the index of a truncated archive, files behind the cut would look as if they did not exist.
-        let is_refused = index.origin().is_truncated && !self.options.scan.allow_truncated;
         // An index file can claim any digest, so it proves none.
-        if is_refused || self.options.scan.expects_digest() || self.must_rescan() {
+        if is_refused(&index, &self.options)
+            || self.options.scan.expects_digest()
+            || self.must_rescan()
+        {
             return Ok(None);
         }
         self.check_limits(&LazyIndex::new(&index))?;
@@ -406,8 +407,15 @@ fn check_limits(
     Ok(())
 }
 
+/// Whether `index` is of a truncated archive, and only whole ones are wanted. Files behind the cut would look as if they
+/// did not exist.
+fn is_refused(index: &Index, options: &OpenOptions) -> bool {
+    index.origin().is_truncated && !options.scan.allow_truncated
+}
+
 impl SavedIndex {
-    /// Finds the index that `options` name; `None` if no validator proves that it has the source's version.
+    /// Finds the index that `options` name; `None` if no validator proves that it has the source's version, or if the
+    /// archive must be scanned to end with the error of a truncated one.
     ///
     /// # Errors
     /// When the given index file is not an index, or belongs to another archive, and when the archive exceeds limits of the
@@ -417,6 +425,9 @@ impl SavedIndex {
         let location = match (&options.index_file, &options.cache_dir) {
             (Some(path), _) => {
                 let index = read_index_file(path, source, &options.index_memory)?;
+                if is_refused(&index, options) {
+                    return Ok(None);
+                }
                 IndexLocation::File(Arc::new(index))
             }
             _ if !fingerprint.is_strong() => return Ok(None),
