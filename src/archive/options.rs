@@ -47,13 +47,7 @@ impl OpenOptions {
     /// Creates resources for archives that share the memory of these options. Fails if the system cannot start a
     /// thread.
     pub(crate) fn create_resources(&self) -> io::Result<SharedResources> {
-        let has_queue = self.disk_cache_dir().is_some();
-        SharedResources::new(self.budget(), self.scan.memory_share, has_queue)
-    }
-
-    pub(super) fn free_list_bytes(&self) -> u64 {
-        self.budget()
-            .free_list_bytes(self.disk_cache_dir().is_some())
+        SharedResources::new(self.budget(), self.scan.memory_share)
     }
 
     pub(super) fn disk_cache_dir(&self) -> Option<DiskCacheDir> {

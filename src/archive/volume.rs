@@ -68,6 +68,11 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         done(Ok(()));
     }
 
+    /// Whether others may have made up the tree, so that its parts are compared with their headers before use.
+    fn is_compared(&self) -> bool {
+        false
+    }
+
     /// Whether `part` must be compared with its headers in the archive before it is used. Of names, only those that no
     /// comparison of an entry covers.
     fn must_compare(&self, _part: TreePart<'_>) -> bool {
@@ -93,17 +98,21 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         compared.recv().unwrap_or(Err(ReadError::Unscanned))
     }
 
-    /// Compares the symbolic links that lead to the entry at `path`, and its name, with their headers, but blocks.
+    /// Compares the symbolic links that lead to the entry at `path`, that entry and this name of it with their headers,
+    /// but blocks.
     ///
     /// # Errors
     /// As [`Self::compare_blocking`].
     fn compare_path_blocking(&self, path: &[u8], follows_last: bool) -> Result<(), ReadError> {
+        if !self.is_compared() {
+            return Ok(());
+        }
         let steps = self
             .index()
             .read(|index| index.steps_on(path, follows_last));
-        let (links, last) = steps.map_err(|_| ReadError::IndexUnavailable)?;
-        for link in links {
-            self.compare_blocking(TreePart::Entry(link))?;
+        let (entries, last) = steps.map_err(|_| ReadError::IndexUnavailable)?;
+        for entry in entries {
+            self.compare_blocking(TreePart::Entry(entry))?;
         }
         last.map_or(Ok(()), |(parent, name)| {
             self.compare_blocking(TreePart::Name(parent, &name))
@@ -190,6 +199,10 @@ impl Volume for Archive {
             let loaded = reader.live_index.read(touch);
             done(loaded);
         });
+    }
+
+    fn is_compared(&self) -> bool {
+        self.compares_headers()
     }
 
     fn must_compare(&self, part: TreePart<'_>) -> bool {

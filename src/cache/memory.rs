@@ -29,10 +29,10 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(bytes: Option<Bytes>, charged: u64) -> Self {
+    fn new(bytes: Option<Bytes>, weight: u32) -> Self {
         Self {
             bytes: Arc::new(Mutex::new(bytes)),
-            weight: units(charged),
+            weight,
         }
     }
 }
@@ -80,33 +80,55 @@ impl SpanCache {
     /// Caches the bytes of `key`, which should own their memory: a slice's whole allocation is not charged.
     pub(crate) fn insert(&self, key: impl Into<CacheKey>, bytes: Bytes) {
         let lent = self.lent_bytes.lock();
-        let charged = UNIT_BYTES.saturating_add(bytes.len() as u64);
+        let charged = units(UNIT_BYTES.saturating_add(bytes.len() as u64));
         // Bytes that exceed the available budget must not evict others.
-        if charged <= self.budget - *lent {
+        if charged <= self.max_weight() - self.lent_weight(*lent) {
             self.touch_lent(*lent);
-            let entry = Entry::new(Some(bytes), charged);
-            self.entries.insert(Some(key.into()), entry);
-            // The crate would first exceed the budget by dozens of spans.
-            self.entries.run_pending_tasks();
+            self.entries
+                .insert(Some(key.into()), Entry::new(Some(bytes), charged));
+            self.evict();
         }
     }
 
     /// Makes what is lent the newest entry, so that the least recently used spans are evicted for it.
     fn touch_lent(&self, lent: u64) {
-        self.entries.insert(None, Entry::new(None, lent));
+        self.entries
+            .insert(None, Entry::new(None, self.lent_weight(lent)));
     }
 
     fn set_lent(&self, lent: &mut u64, bytes: u64) {
         *lent = bytes;
         self.touch_lent(bytes);
-        self.entries.run_pending_tasks();
+        self.evict();
+    }
+
+    /// Evicts entries until the others fit. The crate alone would first exceed the budget by dozens of spans, and ends
+    /// an eviction after 100 ms.
+    fn evict(&self) {
+        let mut left = u64::MAX;
+        loop {
+            self.entries.run_pending_tasks();
+            let weight = self.entries.weighted_size();
+            if weight <= self.max_weight().into() || weight >= left {
+                return;
+            }
+            left = weight;
+        }
+    }
+
+    fn max_weight(&self) -> u32 {
+        u32::try_from(self.budget / UNIT_BYTES).unwrap_or(u32::MAX)
+    }
+
+    fn lent_weight(&self, lent: u64) -> u32 {
+        units(lent).min(self.max_weight())
     }
 
     /// Bytes cached now, bookkeeping included.
     pub(crate) fn cached_bytes(&self) -> u64 {
         let lent = self.lent_bytes.lock();
         let weight = self.entries.weighted_size();
-        weight.saturating_sub(units(*lent).into()) * UNIT_BYTES
+        weight.saturating_sub(self.lent_weight(*lent).into()) * UNIT_BYTES
     }
 }
 
@@ -181,6 +203,33 @@ mod tests {
         }
         assert_eq!(memory.reclaim(100_000), 100_000);
         assert_eq!(Arc::strong_count(&living), 1);
+    }
+
+    #[test]
+    fn slow_eviction_continues_until_lent_memory_is_free() {
+        struct Slow;
+        impl AsRef<[u8]> for Slow {
+            fn as_ref(&self) -> &[u8] {
+                b"span"
+            }
+        }
+        impl Drop for Slow {
+            fn drop(&mut self) {
+                std::thread::sleep(std::time::Duration::from_micros(300));
+            }
+        }
+        let memory = SpanCache::new(1_000_000);
+        for span in 0..1_000 {
+            memory.insert(key(span), Bytes::from_owner(Slow));
+        }
+        assert_eq!(memory.reclaim(1_000_000), 1_000_000);
+        assert_eq!(memory.cached_bytes(), 0);
+        assert_eq!(
+            (0..1_000)
+                .filter(|&span| memory.contains(key(span)))
+                .count(),
+            0
+        );
     }
 
     #[test]

@@ -26,7 +26,7 @@ use super::subtree::Subtree;
 use super::timed_out_reads::RequestedRange;
 use super::{attr, caller, seek, xattr};
 use crate::archive::directory::ArchiveDirectory;
-use crate::archive::{Archive, TreePart, Volume};
+use crate::archive::{TreePart, Volume};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
@@ -110,10 +110,7 @@ impl TarFilesystem {
             accounts: Arc::new(accounts),
             xattr_filter: XattrFilter::default(),
             may_be_truncated: false,
-            may_be_foreign: content
-                .archives()
-                .into_iter()
-                .any(Archive::compares_headers),
+            may_be_foreign: content.is_compared(),
             has_labels: OnceLock::new(),
             has_shown_xattrs: OnceLock::new(),
             kernel_cache: Arc::new(KernelCache::new(subtree, Arc::clone(&stats))),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::arrays::{Arrays, NameTable, push_row};
+use super::arrays::{Arrays, MAX_SYMLINK_TARGET_BYTES, NameTable, push_row};
 use super::blocks::MIN_BLOCK_LEN;
 use super::memory::MemoryLimit;
 use super::rows::{DIRECTORY, Dirent, FORWARD_LINK, InodeRow, NONE, SYMLINK};
@@ -10,6 +10,7 @@ use super::tree::{Index, Ino, Origin, Totals};
 use super::whiteouts::WhiteoutFormat;
 use crate::base::extent::Packed;
 use crate::base::resolve::{self, PathError, ResolveError, Step};
+use crate::tar::MemberKind;
 
 pub(super) const ROOT: u32 = 1;
 
@@ -81,6 +82,26 @@ pub enum MemberError {
     /// [`Options::max_entries`] or the width of a field is exceeded.
     #[error("the archive has more entries than are allowed")]
     TooManyEntries,
+}
+
+/// Checks what a member of `kind` says beside its name. With an error it does not replace what is in its place.
+///
+/// # Errors
+/// If the target of a symbolic link, or the number of a device, is none that Linux can hold.
+pub(crate) fn check_kind(kind: &MemberKind) -> Result<(), MemberError> {
+    match kind {
+        MemberKind::Symlink(target)
+            if target.is_empty() || target.len() > MAX_SYMLINK_TARGET_BYTES =>
+        {
+            Err(MemberError::BadTarget)
+        }
+        MemberKind::CharDevice(device) | MemberKind::BlockDevice(device)
+            if device.linux_number().is_none() =>
+        {
+            Err(MemberError::BadDevice)
+        }
+        _ => Ok(()),
+    }
 }
 
 impl From<ResolveError<Self>> for MemberError {

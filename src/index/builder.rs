@@ -14,13 +14,11 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use super::arrays::row_table::RowTable;
 use super::arrays::sort::SortedNames;
-use super::arrays::{
-    MAX_MEMBER_PATH_BYTES, MAX_SYMLINK_TARGET_BYTES, NameTable, capacity_bytes, push_row,
-};
+use super::arrays::{MAX_MEMBER_PATH_BYTES, NameTable, capacity_bytes, push_row};
 use super::blocks::{self, NewDigests};
 use super::build_tree::{
     BuildTree, CreatingResolver, MAX_NAME_BYTES, MemberError, NameError, Options, ROOT,
-    TargetResolver, implied_directory,
+    TargetResolver, check_kind, implied_directory,
 };
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
 use super::problem::Problem;
@@ -694,6 +692,7 @@ impl Builder {
     }
 
     fn new_inode(&mut self, kind: &MemberKind, member: &Member) -> Result<InodeRow, MemberError> {
+        check_kind(kind)?;
         let mut inode = self.attributes(type_bits(kind), member);
         inode.size = member.header.0.into();
         match kind {
@@ -709,18 +708,12 @@ impl Builder {
                 }
             }
             MemberKind::Symlink(target) => {
-                if target.is_empty() || target.len() > MAX_SYMLINK_TARGET_BYTES {
-                    return Err(MemberError::BadTarget);
-                }
                 // In any archive, because Linux has no other mode for a symbolic link.
                 inode.mode = (SYMLINK | 0o777).into();
                 inode.data = (self.tree.index.arrays.arena.push(target) as u64).into();
                 inode.children = u32::try_from(target.len()).unwrap_or_default().into();
             }
             MemberKind::CharDevice(device) | MemberKind::BlockDevice(device) => {
-                if device.linux_number().is_none() {
-                    return Err(MemberError::BadDevice);
-                }
                 inode.set_device(*device);
             }
             MemberKind::Directory | MemberKind::HardLink(_) | MemberKind::Fifo => {}

@@ -22,8 +22,8 @@ pub(crate) mod test_support;
 mod tree;
 mod whiteouts;
 
-pub(crate) use arrays::MAX_SYMLINK_TARGET_BYTES;
 pub use blocks::NewDigests;
+pub(crate) use build_tree::check_kind;
 pub use build_tree::{MemberError, Options};
 pub(crate) use builder::MAX_FORWARD_LINK_PASSES;
 pub use builder::{Builder, Placement};

@@ -90,6 +90,10 @@ impl Volume for LayeredArchive {
         Ok(entry.cut_offset(end))
     }
 
+    fn is_compared(&self) -> bool {
+        self.comparison.is_some()
+    }
+
     fn must_compare(&self, part: TreePart<'_>) -> bool {
         let comparison = self.comparison.as_ref();
         comparison.is_some_and(|comparison| comparison.must_compare(part))

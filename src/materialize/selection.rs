@@ -6,7 +6,7 @@ use super::error::{Cause, Problems};
 use crate::base::archive_path::ArchivePath;
 use crate::base::glob::Glob;
 use crate::base::resolve::{self, PathError, ResolveError, Step};
-use crate::index::MAX_SYMLINK_TARGET_BYTES;
+use crate::index;
 use crate::tar::{Member, MemberKind};
 
 /// Maximum memory of the links that are kept to resolve paths. With more, no link is followed.
@@ -153,8 +153,12 @@ impl PathLinks {
         Ok(place)
     }
 
-    /// Notes the member at `place`, which replaces what was there. Returns whether that changes where paths lead.
+    /// Notes the member at `place`, which replaces what was there unless it is malformed. Returns whether that changes
+    /// where paths lead.
     fn note(&mut self, place: &ArchivePath, kind: &MemberKind) -> bool {
+        if index::check_kind(kind).is_err() {
+            return false;
+        }
         let target = match kind {
             MemberKind::Symlink(target) => Some(target),
             // It is another name of the link at its target, if there is one.
@@ -165,7 +169,6 @@ impl PathLinks {
             }
             _ => None,
         };
-        let target = target.filter(|target| target.len() <= MAX_SYMLINK_TARGET_BYTES);
         let target = target.cloned();
         let old = self.targets.remove(place);
         let is_changed = old != target;
@@ -510,6 +513,24 @@ mod tests {
     }
 
     #[test]
+    fn malformed_member_replaces_no_link() {
+        let mut selection = following(&["l/f"]);
+        note(&mut selection, "l", link("d"));
+        let device = crate::tar::Device {
+            major: u32::MAX,
+            minor: 0,
+        };
+        for kind in [
+            link(""),
+            link(&"x".repeat(5_000)),
+            MemberKind::CharDevice(device),
+        ] {
+            note(&mut selection, "l", kind);
+        }
+        assert!(note(&mut selection, "d/f", MemberKind::File));
+    }
+
+    #[test]
     fn links_resolve_only_the_paths_that_go_through_them() {
         let names: Vec<_> = (0..5_000).map(|number| format!("d{number}/f")).collect();
         let names: Vec<_> = names.iter().map(String::as_str).collect();
@@ -543,8 +564,8 @@ mod tests {
     #[test]
     fn memory_of_replaced_links_is_free_again() {
         let mut selection = following(&["l/f"]);
-        let long = "x".repeat(MAX_SYMLINK_TARGET_BYTES);
-        for number in 0..3 * MAX_LINK_BYTES / MAX_SYMLINK_TARGET_BYTES {
+        let long = "x".repeat(4_000);
+        for number in 0..3 * MAX_LINK_BYTES / long.len() {
             note(
                 &mut selection,
                 "other",

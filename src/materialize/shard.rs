@@ -3,13 +3,13 @@
 use rustix::fs::{FileType, Stat};
 
 use super::background_copy::CopyPlan;
-use super::entry_reader::{EntryError, link_to, paths, read_entries};
+use super::entry_reader::{EntryError, compare, link_to, paths, read_entries};
 use super::error::{Cause, Error};
 use super::materializer::Materializer;
 use super::options::Summary;
 use super::shard_records::ShardRecords;
 use super::write::{Identity, PendingDirectory, member_of};
-use crate::archive::{Archive, Version};
+use crate::archive::{Archive, Version, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, EntryKind, Index, Ino, ShardPlan};
 
@@ -47,13 +47,33 @@ impl Materializer {
     /// attributes of directories. If an entry is missing, it only reports that. A second call changes nothing.
     ///
     /// # Errors
-    /// The error that stopped the run, [`Error::OtherVersion`] among them.
-    pub fn finish_shards(mut self, index: &Index, version: &Version) -> Result<Summary, Error> {
+    /// As [`Self::write_shard`], [`Error::OtherVersion`] among those of the run.
+    pub fn finish_shards(
+        mut self,
+        volume: &dyn Volume,
+        index: &Index,
+        version: &Version,
+    ) -> (Result<u64, EntryError<Error>>, Result<Summary, Error>) {
+        let finished = self.complete_shards(volume, index, version);
+        let closed = self.close();
+        match finished {
+            Ok(()) => (Ok(0), closed),
+            Err(EntryError::Sink(error)) => (Ok(0), Err(error)),
+            Err(error) => (Err(error), closed),
+        }
+    }
+
+    fn complete_shards(
+        &mut self,
+        volume: &dyn Volume,
+        index: &Index,
+        version: &Version,
+    ) -> Result<(), EntryError<Error>> {
         let top = self.tree.destination.top.clone();
         let records = ShardRecords::new(&top, index, version);
         if let Err(error) = records.check() {
             self.tree.context.problems.stop(error);
-            return self.close();
+            return Ok(());
         }
         let names = CopyPlan::new(index, Ino::ROOT);
         let mut directories = Vec::new();
@@ -64,6 +84,7 @@ impl Materializer {
             };
             match self.check(entry, path) {
                 Ok(stat) if entry.kind() == EntryKind::Directory => {
+                    compare(volume, path)?;
                     let (path, identity) = (path.clone(), Identity::of(&stat));
                     let policy = &self.tree.context.policy;
                     directories.push(if entry.is_implied() {
@@ -72,13 +93,14 @@ impl Materializer {
                         PendingDirectory::new(path, identity, false, member_of(entry), policy)
                     });
                 }
-                Ok(stat) => self.restore_links(entry, path, links, &stat),
+                Ok(stat) => self.restore_links(volume, entry, (path, links), &stat)?,
                 Err(cause) => self.report(path, cause),
             }
-            self.tree.context.problems.check_fatal()?;
+            let problems = &self.tree.context.problems;
+            problems.check_fatal().map_err(EntryError::Sink)?;
         }
         if self.tree.context.problems.count() > 0 {
-            return self.close();
+            return Ok(());
         }
         // That changes the time of the top, which is set below.
         if let Err(error) = records.remove() {
@@ -89,7 +111,7 @@ impl Materializer {
             self.tree.defer_attributes(pending, None);
         }
         self.tree.apply_deferred_attributes();
-        self.close()
+        Ok(())
     }
 
     /// Compares the entry at `path` on disk with `entry`.
@@ -114,18 +136,20 @@ impl Materializer {
     /// Makes the `links` that are not the file of `stat`.
     fn restore_links(
         &mut self,
+        volume: &dyn Volume,
         entry: Entry<'_>,
-        path: &ArchivePath,
-        links: &[ArchivePath],
+        (path, links): (&ArchivePath, &[ArchivePath]),
         stat: &Stat,
-    ) {
+    ) -> Result<(), EntryError<Error>> {
         for link in links {
             let found = self.tree.destination.stat(link);
             if found.is_none_or(|found| Identity::of(&found) != Identity::of(stat)) {
+                compare(volume, link)?;
                 let member = link_to(entry, path, link);
                 self.tree.begin_member(member, link.clone());
             }
         }
+        Ok(())
     }
 
     fn report(&self, path: &ArchivePath, cause: Cause) {

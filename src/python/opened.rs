@@ -34,8 +34,6 @@ pub(super) struct Opened {
     pub(super) location: String,
     pub(super) stats: Arc<Stats>,
     pub(super) version: Version,
-    /// Whether parts of the tree must be compared with the archive before they are used.
-    is_compared: bool,
     context: OpenContext,
     spec: SourceSpec,
     prefetch: Once,
@@ -91,10 +89,6 @@ impl Opened {
             location: spec.redacted(),
             stats: Arc::clone(&context.source.stats),
             version: Version::of(&**scanned),
-            is_compared: scanned
-                .archives()
-                .into_iter()
-                .any(Archive::compares_headers),
             context: context.clone(),
             spec: spec.clone(),
             prefetch: Once::new(),
@@ -135,7 +129,7 @@ impl Opened {
         py: Python<'_>,
         compare: impl FnOnce(&dyn Volume) -> Result<(), ReadError> + Send + 'static,
     ) -> PyResult<()> {
-        if !self.is_compared {
+        if !self.volume.is_compared() {
             return Ok(());
         }
         let this = Arc::clone(self);
@@ -162,11 +156,12 @@ impl Opened {
         plan: &ShardPlan,
         number: u32,
     ) -> Result<Summary, Box<dyn Error + Send + Sync>> {
-        if number == 0 {
-            return Ok(writer.finish_shards(&self.index, &self.version)?);
-        }
-        let archive = self.volume.as_archive().ok_or(ReadError::NotAFile)?;
-        let (read, summary) = writer.write_shard(archive, &self.index, plan, number);
+        let (read, summary) = if number == 0 {
+            writer.finish_shards(&*self.volume, &self.index, &self.version)
+        } else {
+            let archive = self.volume.as_archive().ok_or(ReadError::NotAFile)?;
+            writer.write_shard(archive, &self.index, plan, number)
+        };
         // An error of the destination stops the reading, too.
         let summary = summary?;
         read.map_err(cause)?;

@@ -926,6 +926,12 @@ fn index_of_a_truncated_archive_completes_no_run() {
         assert!(complaints.contains("truncated"), "{complaints}");
     }
     assert!(!place.path("atomic").exists());
+    let dump = ["ls", "--format", "composefs", "cut.tarfs"];
+    let outcome = place.run(&dump);
+    assert_eq!(outcome.code, 2, "{}", outcome.complaints);
+    assert!(outcome.complaints.contains("--allow-truncated"));
+    let outcome = place.run(&[&dump[..], &["--allow-truncated"]].concat());
+    assert_eq!(outcome.code, 0, "{}", outcome.complaints);
 }
 
 #[test]

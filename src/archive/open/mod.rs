@@ -193,7 +193,7 @@ impl Opener {
         let (free_list, write_pool) = match &resources {
             Some((resources, _)) => (resources.free_list.clone(), resources.write_pool.clone()),
             None => (
-                FreeList::new(options.free_list_bytes()),
+                FreeList::new(options.budget().free_list_bytes()),
                 BufferPool::new(options.budget().queue_bytes()),
             ),
         };

@@ -409,7 +409,7 @@ fn check_limits(
 
 /// Whether `index` is of a truncated archive, and only whole ones are wanted. Files behind the cut would look as if they
 /// did not exist.
-fn is_refused(index: &Index, options: &OpenOptions) -> bool {
+pub(super) fn is_refused(index: &Index, options: &OpenOptions) -> bool {
     index.origin().is_truncated && !options.scan.allow_truncated
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use super::opener::{Opener, disk_cache_name_of, hold_index};
+use super::opener::{Opener, disk_cache_name_of, hold_index, is_refused};
 use super::published_index::{
     FindIndex, IndexPlace, PublishedIndex, PublishedIndexError, is_bound, load,
 };
@@ -112,6 +112,10 @@ impl Opener {
         let Some(is_bound) = is_bound(&index, self.source.fingerprint(), &self.locator) else {
             return Err(PublishedIndexError::Foreign(location));
         };
+        // It names no such option, and so contradicts itself.
+        if is_refused(&index, &self.options) {
+            return Err(PublishedIndexError::Foreign(location));
+        }
         // A pinned index is trusted, but it must have been made from bytes with the expected digest.
         let expected = self.options.scan.sha256.expected();
         if expected.is_some() && index.origin().sha256 != expected {

@@ -67,12 +67,11 @@ pub struct SharedResources {
 }
 
 impl SharedResources {
-    /// Creates the resources of `parts`, as [`MemoryBudgets::new`] does, with a queue of disk writes if `has_queue`.
-    /// Fails if the system cannot start a thread.
-    pub(crate) fn new(parts: Budget, share: MemoryShare, has_queue: bool) -> io::Result<Self> {
+    /// Creates the resources of `parts`, as [`MemoryBudgets::new`] does. Fails if the system cannot start a thread.
+    pub(crate) fn new(parts: Budget, share: MemoryShare) -> io::Result<Self> {
         Ok(Self {
             budgets: MemoryBudgets::new(parts, share),
-            free_list: FreeList::new(parts.free_list_bytes(has_queue)),
+            free_list: FreeList::new(parts.free_list_bytes()),
             write_pool: BufferPool::new(parts.queue_bytes()),
             read_threads: start_read_threads()?,
             fill_threads: Arc::default(),

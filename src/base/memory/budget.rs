@@ -7,8 +7,10 @@
 //! | packed buffers of the scan | 1/4 | a [`BufferPool`](super::buffer_pool::BufferPool) |
 //! | plain buffers of the scan | 1/4 | a [`BufferPool`](super::buffer_pool::BufferPool) |
 //! | span cache | 3/8 | a [`Reclaim`](super::reclaim::Reclaim) |
-//! | write queues of disk caches | 1/32 if there are any | a [`BufferPool`](super::buffer_pool::BufferPool) |
-//! | idle memory of spans | 1/8, with a disk cache 3/32 | a [`FreeList`](super::free_list::FreeList) |
+//! | write queues of disk caches | 1/32 | a [`BufferPool`](super::buffer_pool::BufferPool) |
+//! | idle memory of spans | 3/32 | a [`FreeList`](super::free_list::FreeList) |
+//!
+//! A pool that is empty gives more than it has, so the queue of a small memory holds one span of up to 8 MiB.
 //!
 //! After the scan, reads that decode have its half as one pool. During the scan they have 1/8, besides these
 //! parts. `materialize` has no caches, and gives half of everything to each pool. Decoders have no part. A
@@ -82,11 +84,9 @@ impl Budget {
         self.0 / 32
     }
 
-    /// Memory of the free list: the last eighth, less the queue of disk writes. By default one of the longest spans, of
-    /// 8 MiB, fits in the rest.
-    pub(crate) fn free_list_bytes(self, has_queue: bool) -> u64 {
-        let queue_bytes = if has_queue { self.queue_bytes() } else { 0 };
-        (self.0 / 8).saturating_sub(queue_bytes)
+    /// Memory of the free list. By default one of the longest spans, of 8 MiB, fits in it.
+    pub(crate) fn free_list_bytes(self) -> u64 {
+        self.0 / 32 * 3
     }
 
     /// Number of scans that can have their minimum at the same time: at least one, and at most `max`.

@@ -283,6 +283,14 @@ mod tests {
     }
 
     #[test]
+    fn longest_span_is_kept_by_default() {
+        let default = crate::base::memory::budget::Budget::new(128 << 20);
+        let list = FreeList::new(default.free_list_bytes());
+        drop(list.allocate(8 * MIB, 17));
+        assert!(list.idle_bytes() >= 8 << 20);
+    }
+
+    #[test]
     fn idle_memory_is_bounded_and_the_oldest_is_evicted() {
         let room = (5 << 20) + 2 * CAPACITY_STEP as u64;
         let list = FreeList::new(room);

@@ -485,7 +485,7 @@ impl Shared {
         let mut freed = 0;
         for info in &unused {
             if freed < missing {
-                freed += info.evict(missing - freed);
+                freed += self.evict(info, missing - freed);
             }
         }
         missing = missing.saturating_sub(freed);
@@ -496,7 +496,7 @@ impl Shared {
             let own = file.held_bytes();
             freed = match largest {
                 Some(largest) if own + needed <= share && largest.held_bytes > own => {
-                    largest.evict(missing)
+                    self.evict(largest, missing)
                 }
                 _ => 0,
             };
@@ -507,6 +507,13 @@ impl Shared {
             }
         }
         missing == 0
+    }
+
+    /// Evicts `wanted` bytes of another archive.
+    fn evict(&self, other: &CacheFileInfo, wanted: u64) -> u64 {
+        let freed = other.evict(wanted);
+        self.options.stats.disk_cache_evicted_bytes.add(freed);
+        freed
     }
 
     /// Evicts `wanted` bytes of this archive: those not used since the file was opened, then the oldest.
@@ -619,6 +626,10 @@ mod tests {
         cache.flush();
     }
 
+    fn evicted_bytes(cache: &DiskCache) -> u64 {
+        cache.shared.options.stats.disk_cache_evicted_bytes.get()
+    }
+
     fn kept(cache: &DiskCache) -> Vec<u64> {
         let is_kept = |number: &u64| cache.read(extent(*number)) == Some(bytes(*number));
         (0..20).filter(is_kept).collect()
@@ -711,10 +722,7 @@ mod tests {
         assert_eq!(kept(&cache), [0, 3, 4, 5]);
         assert_eq!(cache.disk_usage().held_bytes, 4 * SPAN);
         assert!(cache.problem_text().is_some());
-        assert_eq!(
-            cache.shared.options.stats.disk_cache_evicted_bytes.get(),
-            2 * SPAN
-        );
+        assert_eq!(evicted_bytes(&cache), 2 * SPAN);
         drop(cache);
         // Spans of an earlier mount count as older than any use since.
         let cache = open(&cache_dir, "a");
@@ -757,6 +765,7 @@ mod tests {
         assert!(!directory.path().join("disk-cache/older.data").exists());
         assert_eq!(kept(&open(&cache_dir, "old")), [1]);
         assert_eq!(kept(&open(&cache_dir, "new")), [0, 1]);
+        assert_eq!(evicted_bytes(&cache), 3 * SPAN);
     }
 
     #[test]
@@ -773,6 +782,7 @@ mod tests {
         assert_eq!(kept(&second), [6, 7, 8, 9]);
         assert_eq!(kept(&first), [12, 13, 14, 15]);
         assert_eq!(first.disk_usage().all_bytes, 8 * SPAN);
+        assert_eq!([&first, &second].map(evicted_bytes), [6 * SPAN, 10 * SPAN]);
     }
 
     #[test]

@@ -359,7 +359,8 @@ fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::R
     let write = |sink: Materializer| {
         let Some(shard) = args.shard else {
             let version = Version::of(archive);
-            return (Ok(true), sink.finish_shards(&index, &version));
+            let (read, finished) = sink.finish_shards(&*volume, &index, &version);
+            return (shards::whether_complete(read), finished);
         };
         let (read, finished) = sink.write_shard(archive, &index, &plan, shard.number);
         (shards::whether_complete(read), finished)

@@ -14,7 +14,7 @@ use crate::base::file::mount_point::is_mount;
 use crate::base::resolve::ResolveError;
 use crate::index::{Entry, EntryKind, Index, Ino};
 use crate::list::change::remove_tree;
-use crate::materialize::entry_reader::{EntryError, EntryReader};
+use crate::materialize::entry_reader::{EntryError, EntryReader, compare};
 use crate::materialize::error::{Error, StepError, WithAction};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Summary;
@@ -26,6 +26,12 @@ use crate::tar::{Member, MemberKind};
 
 /// Number of damaged files, or why the archive was not read to its end.
 type Read = Result<u64, EntryError<Error>>;
+
+/// Compares the entries of which only attributes or names are written with the archive.
+fn compare_existing(volume: &dyn Volume, plan: &UpdatePlan) -> Result<(), EntryError<Error>> {
+    let mut paths = plan.changed.keys().chain(plan.links.keys());
+    paths.try_for_each(|path| compare(volume, path))
+}
 
 impl Materializer {
     /// Brings the destination to the state of `index`, whose contents `volume` has, as `plan` says. Removes what the
@@ -40,6 +46,9 @@ impl Materializer {
         plan: &UpdatePlan,
         delete: bool,
     ) -> (Read, Result<Summary, Error>) {
+        if let Err(error) = compare_existing(volume, plan) {
+            return (Err(error), self.finish());
+        }
         let root = index.entry(Ino::ROOT);
         self.tree.was_empty &= root.is_some_and(|root| root.is_implied());
         self.prepare(plan, delete);
@@ -182,6 +191,7 @@ impl Materializer {
         for (entry, mut path, others) in linked {
             for other in others {
                 if !self.tree.context.has_failed(path) {
+                    compare(volume, other)?;
                     self.link(other, path);
                     continue;
                 }

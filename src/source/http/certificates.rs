@@ -1,8 +1,10 @@
 //! Certificates trusted for TLS, and reasons to reject one.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::fmt;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
@@ -12,12 +14,15 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::sign::SingleCertAndKey;
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, OtherError, RootCertStore,
+    SignatureScheme,
 };
+use rustls_native_certs::{CertificateResult, load_certs_from_paths};
 
+use crate::base::descriptor_limit::is_descriptor_limit;
 use crate::base::sync::Mutex;
 use crate::base::time::Civil;
-use crate::source::Obstacle;
+use crate::source::{Cause, Obstacle};
 
 /// Certificates trusted besides the system's.
 #[derive(Clone, Debug, Default)]
@@ -125,11 +130,67 @@ struct Trust {
     hashes: HashSet<blake3::Hash>,
 }
 
+/// Files of certificates that SSL_CERT_FILE and SSL_CERT_DIR name instead of the system's.
+struct NamedFiles {
+    file: Option<PathBuf>,
+    directories: Vec<PathBuf>,
+}
+
+/// What the variables name in the directory of the first use.
+static NAMED_FILES: LazyLock<NamedFiles> = LazyLock::new(|| {
+    let [file, directories] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(std::env::var_os);
+    NamedFiles::new(file, directories)
+});
+
+/// Reads SSL_CERT_FILE and SSL_CERT_DIR, so that relative paths stay valid when this process changes its directory.
+pub fn read_certificate_variables() {
+    LazyLock::force(&NAMED_FILES);
+}
+
+impl NamedFiles {
+    fn new(file: Option<OsString>, directories: Option<OsString>) -> Self {
+        // An empty path stays as it is, and is not found.
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        let directories = directories.unwrap_or_default();
+        let directories = std::env::split_paths(&directories);
+        Self {
+            file: file.map(|file| absolute(file.into())),
+            directories: directories
+                .filter(|path| !path.as_os_str().is_empty())
+                .map(absolute)
+                .collect(),
+        }
+    }
+
+    fn load(&self) -> CertificateResult {
+        if self.file.is_none() && self.directories.is_empty() {
+            return rustls_native_certs::load_native_certs();
+        }
+        let mut loaded = load_certs_from_paths(self.file.as_deref(), None);
+        for directory in &self.directories {
+            let more = load_certs_from_paths(None, Some(directory));
+            loaded.certs.extend(more.certs);
+            loaded.errors.extend(more.errors);
+        }
+        loaded
+    }
+}
+
 impl Trust {
-    /// `more` and the system's certificates.
-    fn load(more: &Certificates, provider: Arc<CryptoProvider>) -> Self {
-        let system = rustls_native_certs::load_native_certs();
+    /// `more` and the `system`'s certificates. Fails if some were not read for want of a descriptor.
+    fn new(
+        more: &Certificates,
+        system: CertificateResult,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Self, Error> {
         for error in &system.errors {
+            if let rustls_native_certs::ErrorKind::Io { inner, .. } = &error.kind
+                && is_descriptor_limit(inner)
+            {
+                let cause = Cause::DescriptorLimit(error.to_string());
+                return Err(Error::Other(OtherError(Arc::new(cause))));
+            }
+
             tracing::warn!(%error, "some of the system's trusted certificates cannot be read");
         }
         let trusted = [system.certs.as_slice(), &more.trusted].concat();
@@ -138,7 +199,7 @@ impl Trust {
         roots.add_parsable_certificates(trusted);
         let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider);
         let webpki = webpki.build().ok();
-        Self { webpki, hashes }
+        Ok(Self { webpki, hashes })
     }
 }
 
@@ -149,21 +210,22 @@ impl Trust {
 struct Verifier {
     provider: Arc<CryptoProvider>,
     more: Certificates,
-    /// `None` before the first load that found certificates. Without a free descriptor a load finds none.
+    /// `None` before the first load that found certificates.
     trust: Mutex<Option<Arc<Trust>>>,
 }
 
 impl Verifier {
-    fn trust(&self) -> Arc<Trust> {
+    fn trust(&self) -> Result<Arc<Trust>, Error> {
         let mut kept = self.trust.lock();
         if let Some(trust) = &*kept {
-            return Arc::clone(trust);
+            return Ok(Arc::clone(trust));
         }
-        let trust = Arc::new(Trust::load(&self.more, Arc::clone(&self.provider)));
+        let provider = Arc::clone(&self.provider);
+        let trust = Arc::new(Trust::new(&self.more, NAMED_FILES.load(), provider)?);
         if trust.webpki.is_some() {
             *kept = Some(Arc::clone(&trust));
         }
-        trust
+        Ok(trust)
     }
 
     /// Completes the checks of a trusted CA certificate, at which webpki stops after it checked the dates.
@@ -190,7 +252,7 @@ impl ServerCertVerifier for Verifier {
         if self.more.is_unverified {
             return Ok(ServerCertVerified::assertion());
         }
-        let trust = self.trust();
+        let trust = self.trust()?;
         let Some(webpki) = &trust.webpki else {
             return Err(CertificateError::UnknownIssuer.into());
         };
@@ -313,6 +375,8 @@ fn bare_name(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     #[test]
@@ -325,6 +389,40 @@ mod tests {
         let short = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         assert_eq!(read(short), malformed);
         assert_eq!(read(b"-----BEGIN CERTIFICATE-----\nAAAA\n"), malformed);
+    }
+
+    #[test]
+    fn certificates_that_lack_a_descriptor_are_not_taken_for_missing() {
+        let load = |number| {
+            let mut system = CertificateResult::default();
+            system.errors.push(rustls_native_certs::Error {
+                context: "failed to open file",
+                kind: rustls_native_certs::ErrorKind::Io {
+                    inner: io::Error::from_raw_os_error(number),
+                    path: "/etc/ssl/one.pem".into(),
+                },
+            });
+            let provider = Arc::new(crypto::ring::default_provider());
+            Trust::new(&Certificates::default(), system, provider)
+        };
+        let missing = load(rustix::io::Errno::NOENT.raw_os_error());
+        assert!(missing.is_ok_and(|trust| trust.webpki.is_none()));
+        let Err(Error::Other(OtherError(error))) = load(rustix::io::Errno::MFILE.raw_os_error())
+        else {
+            panic!("an error");
+        };
+        let text = "failed to open file: Too many open files (os error 24) at '/etc/ssl/one.pem'";
+        assert!(
+            matches!(error.downcast_ref(), Some(Cause::DescriptorLimit(limit)) if limit == text)
+        );
+    }
+
+    #[test]
+    fn relative_paths_of_certificates_stay_in_the_first_directory() {
+        let here = std::env::current_dir().expect("a directory");
+        let named = NamedFiles::new(Some("a.pem".into()), Some("b::/c".into()));
+        assert_eq!(named.file, Some(here.join("a.pem")));
+        assert_eq!(named.directories, [here.join("b"), "/c".into()]);
     }
 
     #[test]

@@ -381,7 +381,7 @@ fn root_cause<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 's
     error_chain(error).last().unwrap_or(error)
 }
 
-/// Iterates over the error and its causes, including one that an [`io::Error`] wraps and skips.
+/// Iterates over the error and its causes, including one that an [`io::Error`] or TLS wraps and skips.
 fn error_chain<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
@@ -389,6 +389,9 @@ fn error_chain<'a>(
         let wrapped = link
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref);
+        if let Some(rustls::Error::Other(other)) = link.downcast_ref() {
+            return Some(&*other.0 as &(dyn StdError + 'static));
+        }
         match wrapped {
             Some(wrapped) => Some(wrapped as &(dyn StdError + 'static)),
             None => link.source(),

@@ -155,6 +155,7 @@ fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
         || args.long
         || args.json
         || args.shard.is_some()
+        || args.format.is_some()
         || args.tree.layers.is_set();
     ensure!(
         !has_flag,

@@ -10,7 +10,7 @@ use std::path::{Component, Path};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
@@ -79,6 +79,17 @@ pub(crate) struct Needs {
     pub is_written: bool,
 }
 
+impl Needs {
+    /// Checks that the tree of `index` may be written if it is to be.
+    fn check(self, index: &Index, args: &TreeArgs) -> anyhow::Result<()> {
+        ensure!(
+            !(self.is_written && index.origin().is_truncated) || args.source.allow_truncated,
+            "the archive is truncated (--allow-truncated takes its readable part)"
+        );
+        Ok(())
+    }
+}
+
 /// SOURCE as a tree of files, and the files at which a verb starts.
 pub(crate) struct Place {
     pub tree: OpenTree,
@@ -112,7 +123,11 @@ impl Place {
             let found = paths.iter().map(start);
             starts.extend(found.flatten());
             let index = (!needs.contents).then(|| mounted_index(directory, &starts, args));
-            if let Some(index) = index.flatten() {
+            let index = index.flatten();
+            // The mount compares entries of other origins with the archive.
+            let index = index.filter(|index| !(needs.is_written && index.is_published()));
+            if let Some(index) = index {
+                needs.check(&index, args)?;
                 let device = starts.first().map_or(0, |start| start.file_system);
                 let tree =
                     IndexTree::new(LazyIndex::new(index), needs.order).with_file_system(device);
@@ -124,6 +139,7 @@ impl Place {
             }
         } else {
             let tree = if let Some(index) = saved_index(args)? {
+                needs.check(&index, args)?;
                 IndexTree::new(LazyIndex::new(Arc::new(index)), needs.order)
             } else {
                 let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
