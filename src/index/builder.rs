@@ -29,6 +29,7 @@ use super::rows::{
 use super::tree::{Index, Ino, Origin, Totals};
 use super::whiteouts::NameKind;
 use crate::base::archive_path::ArchivePath;
+use crate::base::escape::escape;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::resolve::{self, PathError, ResolveError};
 use crate::base::xattr::XATTR_NAME_MAX;
@@ -188,7 +189,7 @@ impl Builder {
             let what = match error {
                 // The path lacks the component.
                 MemberError::ParentComponent => {
-                    format!("{error}: {}", member.name.escape_ascii())
+                    format!("{error}: {}", escape(&member.name))
                 }
                 error => error.to_string(),
             };

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use crate::archive::HINT_RAISE_INDEX_MEMORY;
 use crate::archive::scan::PayloadEnd;
 use crate::base::archive_path::ArchivePath;
+use crate::base::escape::escape;
 use crate::base::lock::LockHolder;
 use crate::base::resolve::PathError;
 use crate::base::sync::Mutex;
@@ -60,7 +61,7 @@ pub enum Cause {
     #[error("refused: {0}")]
     Rejected(PathError),
     /// The member's name, which is shown, has a `..` component.
-    #[error("refused: the name contains '..': {}", .0.escape_ascii())]
+    #[error("refused: the name contains '..': {}", escape(.0))]
     ParentComponent(Vec<u8>),
     /// The name of a non-directory member is the destination itself.
     #[error("refused: the name is that of the destination itself")]

@@ -161,7 +161,7 @@ fn attached_index_of_a_layer_must_have_its_diff_id() {
 }
 
 /// The index file at `path` with `to` in place of `from`.
-fn forge(path: &Path, from: &[u8], to: &[u8]) {
+pub(crate) fn forge(path: &Path, from: &[u8], to: &[u8]) {
     let framed = fs::read(path).expect("written");
     let mut file = zstd::decode_all(&*framed).expect("frames");
     let place = file.windows(from.len()).position(|bytes| bytes == from);

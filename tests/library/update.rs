@@ -15,6 +15,8 @@ use crate::support::http::{Resource, Server};
 use crate::support::packing::Packing;
 use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::rng::Rng;
+use crate::support::sha256::sha256;
+use crate::tree_origin::forge;
 
 /// Replaces `out` by what GNU tar extracts from `archive`.
 fn extract(place: &Place, archive: &str, out: &str) {
@@ -932,6 +934,50 @@ fn index_of_a_truncated_archive_completes_no_run() {
     assert!(outcome.complaints.contains("--allow-truncated"));
     let outcome = place.run(&[&dump[..], &["--allow-truncated"]].concat());
     assert_eq!(outcome.code, 0, "{}", outcome.complaints);
+}
+
+/// A name that only the index has would be written without a look into the archive.
+#[test]
+fn update_compares_each_name_with_the_archive() {
+    let place = Place::new();
+    let (real, forged) = ("d/name-of-the-link", "d/name-of-not-link");
+    let archive = Archive::new().directory("d/").file("d/file", [1; 5_000]);
+    place.put("a.tar", archive.hard_link(real, "d/file").end());
+    let indexed = place.run(&["index", "-q", "--output", "a.tar.tarfs", "a.tar"]);
+    assert_eq!(indexed.code, 0, "{}", indexed.complaints);
+    let index = place.path("a.tar.tarfs");
+    for is_forged in [false, true] {
+        if is_forged {
+            forge(&index, b"name-of-the-link", b"name-of-not-link");
+        }
+        let digest = sha256(&fs::read(&index).expect("written"));
+        for out in ["new", "existing"] {
+            fs::remove_dir_all(place.path(out)).ok();
+            if out == "new" {
+                fs::create_dir(place.path(out)).expect("made");
+            } else {
+                extract(&place, "a.tar", out);
+                fs::remove_file(place.path(out).join(real)).expect("written");
+            }
+            // An own index, saved before, would be preferred.
+            fs::remove_dir_all(place.path("cache")).ok();
+            let flags = [
+                "materialize",
+                "--update",
+                "--cache-dir",
+                "cache",
+                "--index-sha256",
+                &digest,
+            ];
+            let outcome = place.run(&[&flags[..], &["a.tar", "-C", out]].concat());
+            let what = format!("{out}, forged: {is_forged}: {}", outcome.complaints);
+            assert_eq!(outcome.code, if is_forged { 2 } else { 0 }, "{what}");
+            assert_eq!(place.path(out).join(real).exists(), !is_forged, "{what}");
+            let names = fs::read_dir(place.path(out).join("d")).map(Iterator::count);
+            assert!(names.unwrap_or_default() <= 2, "{what}");
+            assert!(!place.path(out).join(forged).exists(), "{what}");
+        }
+    }
 }
 
 #[test]

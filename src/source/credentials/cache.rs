@@ -10,6 +10,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
 use super::context::{FailedExchange, ProviderContext};
+use crate::base::escape::is_control;
 use crate::base::sync::Mutex;
 use crate::source::Cause;
 use crate::source::http::Failure;
@@ -386,7 +387,7 @@ fn describe(error: &reqsign_core::Error) -> String {
         },
         _ => text,
     };
-    let printable = text.chars().filter(|letter| !letter.is_control());
+    let printable = text.chars().filter(|letter| !is_control(*letter));
     printable.take(MAX_DESCRIPTION_CHARS).collect()
 }
 

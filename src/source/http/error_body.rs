@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use crate::base::escape::is_control;
+
 /// Maximum length of an error code.
 const MAX_CODE_LEN: usize = 64;
 
@@ -77,7 +79,7 @@ fn is_code(code: &str) -> bool {
 fn is_presentable(message: &str) -> bool {
     !message.is_empty()
         && message.len() <= MAX_MESSAGE_LEN
-        && !message.contains(char::is_control)
+        && !message.contains(is_control)
         && message.split(' ').all(|word| {
             let is_plain_url = word.starts_with("https://") && !word.contains(['?', '@', '#']);
             word.len()

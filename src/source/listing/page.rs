@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::base::escape::is_control;
+
 /// Ends of the names of archives. Other objects are not listed.
 const SUFFIXES: &str = ".tar .tar.gz .tgz .taz .tar.bz2 .tbz2 .tbz .tar.xz .txz .tar.zst .tzst .tar.zstd \
                         .tar.lz4 .tlz4";
@@ -101,7 +103,7 @@ fn is_valid_path(path: &str) -> bool {
     let is_name = |part: &str| {
         !matches!(part, "" | "." | "..")
             && part.len() <= NAME_MAX_BYTES
-            && !part.contains(char::is_control)
+            && !part.contains(is_control)
     };
     path.split('/').all(is_name) && path.split('/').count() <= MAX_DEPTH
 }
