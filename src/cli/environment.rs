@@ -215,6 +215,15 @@ fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBu
         .collect()
 }
 
+/// Keeps the files of certificates that OpenSSL's variables name, because relative paths end with the current directory.
+pub(crate) fn keep_certificate_paths() {
+    let [file, directories] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(variable);
+    if file.is_some() || directories.is_some() {
+        let directories = directories.as_ref().map(|it| it.as_os_str());
+        tarfs::source::trust_only(file.as_ref().map(|it| it.as_os_str()), directories);
+    }
+}
+
 /// Returns the default directory for indexes and decoded data, or fails if the environment names none.
 pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
     cache_dir_from(

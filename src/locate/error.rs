@@ -119,7 +119,8 @@ pub enum Error {
     IndexOfImage(&'static str),
     /// An index is to be published, and there is no place for it.
     #[error(
-        "--publish needs an archive at a path or at a URL without a query, or an image in a registry          (write the index with --output, and upload that)"
+        "--publish needs an archive at a path or at a URL without a query, or an image in a registry \
+         (write the index with --output, and upload that)"
     )]
     NoPlaceForIndex,
     /// A name in a registry means another image than the one that was indexed.
@@ -137,4 +138,17 @@ pub enum Error {
     /// The layers exceed their limit.
     #[error("{0} layers are more than the {MAX_LAYERS} that one tree can have")]
     TooManyLayers(usize),
+}
+
+#[cfg(feature = "python")]
+impl Error {
+    /// As [`OpenError::is_out_of_memory`], also of a layer or an enclosing archive.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Archive(error)
+            | Self::EnclosingArchive(error)
+            | Self::Layers(LayeredArchiveError::Layer(error)) => error.is_out_of_memory(),
+            _ => false,
+        }
+    }
 }

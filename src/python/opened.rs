@@ -199,8 +199,7 @@ enum Failure {
 impl Failure {
     fn is_out_of_memory(&self) -> bool {
         match self {
-            Self::Open(locate::Error::Archive(error)) => error.is_out_of_memory(),
-            Self::Open(_) => false,
+            Self::Open(error) => error.is_out_of_memory(),
             Self::Scan(error) => error.is_out_of_memory(),
         }
     }

@@ -45,7 +45,7 @@ pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
 pub use http::{
     Certificates, CertificatesError, ClientCertificate, ClientCertificateError, Content, Http,
-    RawResponse, Target, Transport, Via, read_certificate_variables,
+    RawResponse, Target, Transport, Via, trust_only,
 };
 pub(crate) use join::Join;
 pub use listing::{ArchivePlace, ListedArchive, Listing, paths_of_page};

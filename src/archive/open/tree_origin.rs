@@ -40,7 +40,7 @@ impl TreeSource {
         let voucher = match self.origin {
             TreeOrigin::Publisher => {
                 "whose publisher chooses names, links and owners (--no-published-index reads the archive); each \
-                 file is compared with its header in the archive when it is opened"
+                 file and link is compared with its header in the archive before it is read"
             }
             TreeOrigin::Manifest => "which the manifest of the image names",
             TreeOrigin::User => "which --index or --index-sha256 names",

@@ -207,7 +207,8 @@ class Archive:
     ) -> Members:
         """Reads a shard in archive order and in one pass, or those of its entries that are ``only``.
 
-        Hard links follow their file. After :class:`tarfs.Damaged` the iteration goes on with the next member.
+        Hard links follow their file. After :class:`tarfs.Damaged` in a content the iteration goes on with the next
+        member. An entry that the archive does not have, because a published index is wrong, ends it.
         """
         names = None if only is None else [(entry.path, entry.ino) for entry in only]
         return Members(self._handle.members(_number(number, count), count, names))

@@ -1,10 +1,10 @@
 //! Certificates trusted for TLS, and reasons to reject one.
 
 use std::collections::HashSet;
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, OnceLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
@@ -130,29 +130,28 @@ struct Trust {
     hashes: HashSet<blake3::Hash>,
 }
 
-/// Files of certificates that SSL_CERT_FILE and SSL_CERT_DIR name instead of the system's.
+/// Files of trusted certificates in place of the system's.
+#[derive(Debug)]
 struct NamedFiles {
     file: Option<PathBuf>,
     directories: Vec<PathBuf>,
 }
 
-/// What the variables name in the directory of the first use.
-static NAMED_FILES: LazyLock<NamedFiles> = LazyLock::new(|| {
-    let [file, directories] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(std::env::var_os);
-    NamedFiles::new(file, directories)
-});
+static NAMED_FILES: OnceLock<NamedFiles> = OnceLock::new();
 
-/// Reads SSL_CERT_FILE and SSL_CERT_DIR, so that relative paths stay valid when this process changes its directory.
-pub fn read_certificate_variables() {
-    LazyLock::force(&NAMED_FILES);
+/// Trusts the certificates in `file` and in the files of `directories`, which `:` separates, in place of the system's.
+///
+/// Relative paths begin in the directory that is current now. That holds for all sources of this process, and only the
+/// first call has an effect. Without one, the system's are those that the variables of OpenSSL name, if there are any.
+pub fn trust_only(file: Option<&OsStr>, directories: Option<&OsStr>) {
+    NAMED_FILES.get_or_init(|| NamedFiles::new(file, directories));
 }
 
 impl NamedFiles {
-    fn new(file: Option<OsString>, directories: Option<OsString>) -> Self {
+    fn new(file: Option<&OsStr>, directories: Option<&OsStr>) -> Self {
         // An empty path stays as it is, and is not found.
         let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
-        let directories = directories.unwrap_or_default();
-        let directories = std::env::split_paths(&directories);
+        let directories = std::env::split_paths(directories.unwrap_or_default());
         Self {
             file: file.map(|file| absolute(file.into())),
             directories: directories
@@ -163,9 +162,6 @@ impl NamedFiles {
     }
 
     fn load(&self) -> CertificateResult {
-        if self.file.is_none() && self.directories.is_empty() {
-            return rustls_native_certs::load_native_certs();
-        }
         let mut loaded = load_certs_from_paths(self.file.as_deref(), None);
         for directory in &self.directories {
             let more = load_certs_from_paths(None, Some(directory));
@@ -180,7 +176,7 @@ impl Trust {
     /// `more` and the `system`'s certificates. Fails if some were not read for want of a descriptor.
     fn new(
         more: &Certificates,
-        system: CertificateResult,
+        system: &CertificateResult,
         provider: Arc<CryptoProvider>,
     ) -> Result<Self, Error> {
         for error in &system.errors {
@@ -221,7 +217,10 @@ impl Verifier {
             return Ok(Arc::clone(trust));
         }
         let provider = Arc::clone(&self.provider);
-        let trust = Arc::new(Trust::new(&self.more, NAMED_FILES.load(), provider)?);
+        let system = NAMED_FILES
+            .get()
+            .map_or_else(rustls_native_certs::load_native_certs, NamedFiles::load);
+        let trust = Arc::new(Trust::new(&self.more, &system, provider)?);
         if trust.webpki.is_some() {
             *kept = Some(Arc::clone(&trust));
         }
@@ -403,7 +402,7 @@ mod tests {
                 },
             });
             let provider = Arc::new(crypto::ring::default_provider());
-            Trust::new(&Certificates::default(), system, provider)
+            Trust::new(&Certificates::default(), &system, provider)
         };
         let missing = load(rustix::io::Errno::NOENT.raw_os_error());
         assert!(missing.is_ok_and(|trust| trust.webpki.is_none()));
@@ -420,7 +419,7 @@ mod tests {
     #[test]
     fn relative_paths_of_certificates_stay_in_the_first_directory() {
         let here = std::env::current_dir().expect("a directory");
-        let named = NamedFiles::new(Some("a.pem".into()), Some("b::/c".into()));
+        let named = NamedFiles::new(Some("a.pem".as_ref()), Some("b::/c".as_ref()));
         assert_eq!(named.file, Some(here.join("a.pem")));
         assert_eq!(named.directories, [here.join("b"), "/c".into()]);
     }

@@ -45,7 +45,7 @@ use crate::base::buffer_pool::Buffer;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 
-pub use self::certificates::{Certificates, CertificatesError, read_certificate_variables};
+pub use self::certificates::{Certificates, CertificatesError, trust_only};
 pub(super) use self::client::{Client, Message, resolve_redirect, unix_time};
 pub use self::client_certificate::{ClientCertificate, ClientCertificateError};
 pub(super) use self::error_body::ServerError;
