@@ -285,7 +285,6 @@ impl<S: Servers> BufferFill<'_, S> {
         http.outage.report_failure(&error, Duration::ZERO);
         // Users see the outage through other channels.
         self.start_again(http);
-        self.attempts.timer.set_unreachable();
         Ok(Attempt::Commanded(ReadCommand::Cut))
     }
 
@@ -351,12 +350,8 @@ impl<S: Servers> BufferFill<'_, S> {
             }
             return Err(error);
         }
-        // A missing descriptor is no outage of the server.
-        let is_unreachable = !error.cause.is_descriptor_limit();
-        if is_unreachable {
-            http.outage.report_failure(&error, pause);
-            self.attempts.timer.set_unreachable();
-        }
+        http.outage.report_failure(&error, pause);
+        self.attempts.timer.set_unreachable();
         self.history.failed.clear();
         tokio::select! {
             biased;
@@ -364,15 +359,13 @@ impl<S: Servers> BufferFill<'_, S> {
             () = tokio::time::sleep(pause) => {}
         }
         self.start_again(http);
-        if is_unreachable {
-            self.attempts.timer.set_unreachable();
-        }
         Ok(())
     }
 
     /// Starts with the full timeout, for a read that never gives up.
     fn start_again(&mut self, http: &Http) {
         self.attempts = http.new_attempts(self.read_handle.progress());
+        self.attempts.timer.set_unreachable();
     }
 }
 
