@@ -98,8 +98,7 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         compared.recv().unwrap_or(Err(ReadError::Unscanned))
     }
 
-    /// Compares the symbolic links that lead to the entry at `path`, that entry and this name of it with their headers,
-    /// but blocks.
+    /// Compares the symbolic links that lead to the entry at `path`, and its name, with their headers, but blocks.
     ///
     /// # Errors
     /// As [`Self::compare_blocking`].
@@ -110,9 +109,9 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         let steps = self
             .index()
             .read(|index| index.steps_on(path, follows_last));
-        let (entries, last) = steps.map_err(|_| ReadError::IndexUnavailable)?;
-        for entry in entries {
-            self.compare_blocking(TreePart::Entry(entry))?;
+        let (links, last) = steps.map_err(|_| ReadError::IndexUnavailable)?;
+        for link in links {
+            self.compare_blocking(TreePart::Entry(link))?;
         }
         last.map_or(Ok(()), |(parent, name)| {
             self.compare_blocking(TreePart::Name(parent, &name))

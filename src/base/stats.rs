@@ -192,7 +192,7 @@ stats! {
     disk_cache_skipped_spans,
     /// Decoded blocks not written to the disk cache because decoding them again is faster than reading them.
     disk_cache_declined_spans,
-    /// Bytes evicted from the disk cache for other decoded blocks of the same archive.
+    /// Bytes evicted from the disk cache for decoded blocks of this archive, those of other archives included.
     disk_cache_evicted_bytes,
     /// Archives of a directory that were opened because a file or directory of theirs was wanted.
     opened_archives,

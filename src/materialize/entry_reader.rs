@@ -13,7 +13,7 @@ use bytes::Bytes;
 use super::background_copy::CopyPlan;
 use super::write::member_of;
 use crate::archive::scan::{PayloadEnd, Sink};
-use crate::archive::{PlainStream, ReadError, Volume};
+use crate::archive::{PlainStream, ReadError, TreePart, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Plain};
@@ -68,7 +68,7 @@ pub fn read_entries<S: Sink>(
         };
         damaged += u64::from(!reader.read_entry(entry, path, sink)?);
         for link in links {
-            compare(volume, link)?;
+            compare(volume, index, link)?;
             let sent = sink.member(link_to(entry, path, link));
             let sent = sent.and_then(|()| sink.member_end(PayloadEnd::Complete));
             sent.map_err(EntryError::Sink)?;
@@ -78,8 +78,19 @@ pub fn read_entries<S: Sink>(
 }
 
 /// Compares the entry at `path`, and this name of it, with the archive, if others may have made the index.
-pub(super) fn compare<E>(volume: &dyn Volume, path: &ArchivePath) -> Result<(), EntryError<E>> {
-    let compared = volume.compare_path_blocking(path.as_bytes(), false);
+pub(super) fn compare<E>(
+    volume: &dyn Volume,
+    index: &Index,
+    path: &ArchivePath,
+) -> Result<(), EntryError<E>> {
+    if !volume.is_compared() {
+        return Ok(());
+    }
+    let found = index.resolve(path.as_bytes(), false).ok().flatten();
+    let compared = found.ok_or(ReadError::Index).and_then(|entry| {
+        volume.compare_blocking(TreePart::Entry(entry.ino()))?;
+        volume.compare_path_blocking(path.as_bytes(), false)
+    });
     compared.map_err(|error| EntryError::Read(path.clone(), error))
 }
 
@@ -183,7 +194,8 @@ impl<'a> EntryReader<'a> {
         sink: &mut S,
     ) -> Result<bool, EntryError<S::Error>> {
         let member = named(entry, path);
-        compare(self.contents.volume, path)?;
+        let compared = (self.contents.volume).compare_blocking(TreePart::Entry(entry.ino()));
+        compared.map_err(|error| EntryError::Read(path.clone(), error))?;
         sink.member(member).map_err(EntryError::Sink)?;
         let sent = self.send(entry, path, sink)?;
         let end = match &sent {

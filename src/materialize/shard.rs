@@ -84,7 +84,7 @@ impl Materializer {
             };
             match self.check(entry, path) {
                 Ok(stat) if entry.kind() == EntryKind::Directory => {
-                    compare(volume, path)?;
+                    compare(volume, index, path)?;
                     let (path, identity) = (path.clone(), Identity::of(&stat));
                     let policy = &self.tree.context.policy;
                     directories.push(if entry.is_implied() {
@@ -93,7 +93,7 @@ impl Materializer {
                         PendingDirectory::new(path, identity, false, member_of(entry), policy)
                     });
                 }
-                Ok(stat) => self.restore_links(volume, entry, (path, links), &stat)?,
+                Ok(stat) => self.restore_links((volume, index), entry, (path, links), &stat)?,
                 Err(cause) => self.report(path, cause),
             }
             let problems = &self.tree.context.problems;
@@ -136,7 +136,7 @@ impl Materializer {
     /// Makes the `links` that are not the file of `stat`.
     fn restore_links(
         &mut self,
-        volume: &dyn Volume,
+        (volume, index): (&dyn Volume, &Index),
         entry: Entry<'_>,
         (path, links): (&ArchivePath, &[ArchivePath]),
         stat: &Stat,
@@ -144,7 +144,7 @@ impl Materializer {
         for link in links {
             let found = self.tree.destination.stat(link);
             if found.is_none_or(|found| Identity::of(&found) != Identity::of(stat)) {
-                compare(volume, link)?;
+                compare(volume, index, link)?;
                 let member = link_to(entry, path, link);
                 self.tree.begin_member(member, link.clone());
             }

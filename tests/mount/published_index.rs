@@ -746,6 +746,51 @@ fn pinned_index_is_used_only_with_its_sha256() {
     place.umount();
 }
 
+/// Below `--root`, whose paths in the copy are not those in the archive.
+#[test]
+fn copy_compares_each_name_with_the_archive() {
+    let (link, pipe) = ("name-of-the-link", "name-of-the-pipe");
+    let archive = Archive::new().directory("top/").file("top/file", "file");
+    let archive = archive.hard_link(&format!("top/{link}"), "top/file");
+    let place = published(archive.fifo(&format!("top/{pipe}")), Packing::Gzip);
+    let index = fs::read(place.path("index")).expect("written");
+    let digest = |index: &[u8]| {
+        place.serve(INDEX, Resource::new(index.to_vec()).etag("\"i\""));
+        sha256(index)
+    };
+    let copied = |digest: &str, copy: &str| {
+        let flags = ["--root", "top", "--copy-to", copy, "--index-sha256", digest];
+        let cache = format!("cache/{copy}");
+        let places = ["--cache-dir", &cache];
+        mount(&place, &[&flags[..], &places].concat());
+        let state = wait::wait_for("the copy has ended", || {
+            let status = place.status();
+            let state = status.pointer("/copy/state")?.as_str()?;
+            let has_ended = ["complete", "incomplete", "stopped"].contains(&state);
+            has_ended.then(|| state.to_owned())
+        });
+        place.umount();
+        let mut names: Vec<_> = fs::read_dir(place.path(copy))
+            .expect("made")
+            .map(|entry| entry.expect("ours").file_name().into_string())
+            .collect();
+        names.sort_unstable();
+        let names: Vec<_> = names.into_iter().map(|name| name.expect("ASCII")).collect();
+        (state, names.join(" "))
+    };
+    let complete = copied(&digest(&index), "whole");
+    let all = format!("file {link} {pipe}");
+    assert_eq!(complete, ("complete".to_owned(), all));
+    let forgery = forged(&index, pipe.as_bytes(), b"name-of-not-pipe");
+    let (state, names) = copied(&digest(&forgery), "pipe");
+    assert_eq!(state, "incomplete");
+    assert_eq!(names, format!("file {link}"));
+    let forgery = forged(&index, link.as_bytes(), b"name-of-not-link");
+    let (state, names) = copied(&digest(&forgery), "link");
+    assert_eq!(state, "incomplete");
+    assert_eq!(names, pipe);
+}
+
 #[test]
 fn named_index_is_used_or_reported() {
     let place = published(archive(), Packing::Zstd);

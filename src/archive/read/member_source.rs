@@ -8,7 +8,7 @@ use futures_util::future::FutureExt;
 use tokio::sync::oneshot;
 
 use crate::archive::error::{Error, ReadError};
-use crate::archive::{Archive, Volume};
+use crate::archive::{Archive, TreePart, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
@@ -34,6 +34,8 @@ impl Archive {
             .map_err(missing_row)
             .flatten()
             .map_err(|cause| source::Error::new(&*name, cause))?;
+        let compared = self.compare_blocking(TreePart::Entry(found));
+        compared.map_err(|error| source::Error::new(&*name, Cause::Damaged(error.to_string())))?;
         self.file_as_source(found, &name)
     }
 

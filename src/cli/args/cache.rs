@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args;
 
 use super::size::Size;
@@ -24,15 +25,18 @@ pub(crate) struct CacheDirArgs {
 }
 
 impl CacheDirArgs {
-    /// Returns the cache directory, which may not exist yet.
+    /// Returns the absolute path of the cache directory, which may not exist yet.
     ///
     /// # Errors
     /// Neither a flag nor the environment names a directory.
     pub(crate) fn directory(&self) -> anyhow::Result<PathBuf> {
-        match &self.cache_dir {
-            Some(directory) => Ok(directory.clone()),
-            None => environment::cache_dir(),
-        }
+        let directory = match &self.cache_dir {
+            Some(directory) => directory.clone(),
+            None => environment::cache_dir()?,
+        };
+        // A mount leaves the current directory.
+        std::path::absolute(&directory)
+            .with_context(|| format!("cannot find {}", directory.display()))
     }
 }
 

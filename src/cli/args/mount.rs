@@ -231,10 +231,9 @@ impl MountArgs {
 
     pub(crate) fn view(&self, content: &dyn Volume) -> anyhow::Result<Subtree> {
         let root = self.root.as_deref().unwrap_or_default();
-        if !root.is_empty() {
-            let compared = content.compare_path_blocking(root.as_bytes(), true);
-            compared.with_context(|| format!("cannot open --root {}", root.display()))?;
-        }
+        let compared = content.compare_path_blocking(root.as_bytes(), true);
+        compared
+            .with_context(|| format!("cannot follow the links of --root {}", root.display()))?;
         let find = |index: &Index| Subtree::new(index, root.as_bytes(), self.strip_components);
         Ok(content.index().read(find)??)
     }

@@ -112,8 +112,8 @@ impl Index {
         }))
     }
 
-    /// The symbolic links by which [`Self::resolve`] finds `path`, then the entry at its end, and directory and name of
-    /// that unless it is a directory.
+    /// The symbolic links by which [`Self::resolve`] finds `path`, and directory and name of the entry at its end unless
+    /// that is a directory.
     pub(crate) fn steps_on(
         &self,
         path: &[u8],
@@ -122,15 +122,8 @@ impl Index {
         let mut resolver = IndexResolver::new(self);
         // Even a failure depends on the links that were followed.
         let place = resolve::file(&mut resolver, path, follows_last).ok();
-        let mut entries = resolver.links;
-        let last = place.and_then(|(directory, _, name)| {
-            let found = name.as_ref().map_or(Some(directory), |name| {
-                Some(self.lookup(directory, name)?.ino())
-            });
-            entries.extend(found);
-            Some((directory, name?))
-        });
-        (entries, last)
+        let last = place.and_then(|(directory, _, name)| Some((directory, name?)));
+        (resolver.links, last)
     }
 }
 

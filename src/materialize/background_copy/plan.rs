@@ -11,7 +11,7 @@ const BATCH_ENTRIES: usize = 256;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(in crate::materialize) struct Name {
     pub(in crate::materialize) ino: Ino,
-    parent: Ino,
+    pub(in crate::materialize) parent: Ino,
     /// Number of the name in that directory.
     number: u32,
 }

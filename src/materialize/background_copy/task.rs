@@ -19,7 +19,7 @@ use super::ledger::{Ledger, LedgerRow};
 use super::plan::{self, CopyPlan, Name};
 use super::status::{CopyState, CopyStatus};
 use crate::archive::scan::{PayloadEnd, Sink};
-use crate::archive::{ReadError, Volume};
+use crate::archive::{ReadError, TreePart, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::descriptor_limit::is_descriptor_limit;
 use crate::base::stats::Stats;
@@ -187,7 +187,10 @@ impl CopyTask {
             return ControlFlow::Break(());
         };
         let root = self.index.entry(self.root);
-        if let Some(root) = root.filter(|root| !plan::is_implied(*root)) {
+        let root = root.filter(|root| !plan::is_implied(*root));
+        if let Err(error) = self.volume.compare_blocking(TreePart::Entry(self.root)) {
+            self.status.record_failure(Some(error.to_string()));
+        } else if let Some(root) = root {
             tree.begin_member(member_of(root), ArchivePath::root());
         }
         for &ino in &self.plan.directories {
@@ -195,6 +198,11 @@ impl CopyTask {
                 return ControlFlow::Break(());
             }
             let path = self.plan.directory(&self.index, ino);
+            if let Err(error) = self.volume.compare_blocking(TreePart::Entry(ino)) {
+                let path = path.unwrap_or_default();
+                self.status.record_failure(Some(format!("{path}: {error}")));
+                continue;
+            }
             if let (Some(entry), Some(path)) = (self.index.entry(ino), path) {
                 tree.begin_member(member_of(entry), path.clone());
                 tree.grant_owner_access(&path);
@@ -272,7 +280,7 @@ impl CopyTask {
             return self.check_stop();
         }
         self.complete.remove(first.ino.0);
-        self.write_with_retries(entry, path, &paths)
+        self.write_with_retries(entry, path, (names, &paths))
     }
 
     /// Retries while the source is unreachable.
@@ -280,11 +288,11 @@ impl CopyTask {
         &self,
         entry: Entry<'_>,
         path: &ArchivePath,
-        paths: &[ArchivePath],
+        (names, paths): (&[Name], &[ArchivePath]),
     ) -> ControlFlow<()> {
         let mut delay = MIN_RETRY_DELAY;
         while !self.status.cancel_token.is_cancelled() {
-            match self.create_entry(entry, paths) {
+            match self.create_entry(entry, names, paths) {
                 Ok(()) => {
                     self.count_complete(entry);
                     return self.check_stop();
@@ -392,7 +400,17 @@ impl CopyTask {
     }
 
     /// Makes an entry with all its `paths`, and records it as complete.
-    fn create_entry(&self, entry: Entry<'_>, paths: &[ArchivePath]) -> Result<(), Failure> {
+    fn create_entry(
+        &self,
+        entry: Entry<'_>,
+        names: &[Name],
+        paths: &[ArchivePath],
+    ) -> Result<(), Failure> {
+        for (name, path) in names.iter().zip(paths) {
+            let last = path.split_last().map(|(_, last)| last);
+            let part = TreePart::Name(name.parent, last.unwrap_or_default());
+            self.volume.compare_blocking(part).map_err(Failure::Read)?;
+        }
         let (path, more) = paths.split_first().ok_or(Failure::Recorded)?;
         let mut sink = CopySink::new(self, path);
         let mut reader = EntryReader::on_this_thread(&*self.volume, &self.index);

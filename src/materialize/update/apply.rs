@@ -27,10 +27,18 @@ use crate::tar::{Member, MemberKind};
 /// Number of damaged files, or why the archive was not read to its end.
 type Read = Result<u64, EntryError<Error>>;
 
-/// Compares the entries of which only attributes or names are written with the archive.
-fn compare_existing(volume: &dyn Volume, plan: &UpdatePlan) -> Result<(), EntryError<Error>> {
-    let mut paths = plan.changed.keys().chain(plan.links.keys());
-    paths.try_for_each(|path| compare(volume, path))
+/// Compares with the archive all that is written, linked or changed, under each of its names, before anything is.
+fn compare_names(
+    volume: &dyn Volume,
+    index: &Index,
+    plan: &UpdatePlan,
+) -> Result<(), EntryError<Error>> {
+    if !volume.is_compared() {
+        return Ok(());
+    }
+    let written = plan.written.keys().chain(plan.changed.keys());
+    let mut paths = written.chain(plan.links.keys()).chain(plan.links.values());
+    paths.try_for_each(|path| compare(volume, index, path))
 }
 
 impl Materializer {
@@ -46,7 +54,7 @@ impl Materializer {
         plan: &UpdatePlan,
         delete: bool,
     ) -> (Read, Result<Summary, Error>) {
-        if let Err(error) = compare_existing(volume, plan) {
+        if let Err(error) = compare_names(volume, index, plan) {
             return (Err(error), self.finish());
         }
         let root = index.entry(Ino::ROOT);
@@ -191,7 +199,6 @@ impl Materializer {
         for (entry, mut path, others) in linked {
             for other in others {
                 if !self.tree.context.has_failed(path) {
-                    compare(volume, other)?;
                     self.link(other, path);
                     continue;
                 }

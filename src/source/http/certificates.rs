@@ -144,7 +144,10 @@ static NAMED_FILES: OnceLock<NamedFiles> = OnceLock::new();
 /// Relative paths begin in the directory that is current now. That holds for all sources of this process, and only the
 /// first call has an effect. Without one, the system's are those that the variables of OpenSSL name, if there are any.
 pub fn trust_only(file: Option<&OsStr>, directories: Option<&OsStr>) {
-    NAMED_FILES.get_or_init(|| NamedFiles::new(file, directories));
+    let named = NamedFiles::new(file, directories);
+    if named.file.is_some() || !named.directories.is_empty() {
+        NAMED_FILES.set(named).ok();
+    }
 }
 
 impl NamedFiles {

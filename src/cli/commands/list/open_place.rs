@@ -123,11 +123,12 @@ impl Place {
             let found = paths.iter().map(start);
             starts.extend(found.flatten());
             let index = (!needs.contents).then(|| mounted_index(directory, &starts, args));
-            let index = index.flatten();
-            // The mount compares entries of other origins with the archive.
-            let index = index.filter(|index| !(needs.is_written && index.is_published()));
-            if let Some(index) = index {
+            if let Some(index) = index.flatten() {
                 needs.check(&index, args)?;
+                ensure!(
+                    !(needs.is_written && index.is_published()),
+                    "the tree of the mount comes from a published index, which others can write (name the archive)"
+                );
                 let device = starts.first().map_or(0, |start| start.file_system);
                 let tree =
                     IndexTree::new(LazyIndex::new(index), needs.order).with_file_system(device);
