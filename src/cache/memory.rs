@@ -40,6 +40,9 @@ impl Entry {
 /// Bytes of a unit of weight, which is also the overhead of an entry. The crate's weights have 32 bits.
 const UNIT_BYTES: u64 = 256;
 
+/// Maximum number of evictions in a row, each of hundreds of spans.
+const MAX_EVICTIONS: usize = 1_000;
+
 impl SpanCache {
     /// Creates a cache of at most `budget` bytes, which keeps no larger span.
     pub(crate) fn new(budget: u64) -> Self {
@@ -86,7 +89,7 @@ impl SpanCache {
             self.touch_lent(*lent);
             self.entries
                 .insert(Some(key.into()), Entry::new(Some(bytes), charged));
-            self.evict();
+            self.evict(*lent);
         }
     }
 
@@ -99,20 +102,20 @@ impl SpanCache {
     fn set_lent(&self, lent: &mut u64, bytes: u64) {
         *lent = bytes;
         self.touch_lent(bytes);
-        self.evict();
+        self.evict(bytes);
     }
 
     /// Evicts entries until the others fit. The crate alone would first exceed the budget by dozens of spans, and ends
     /// an eviction after 100 ms.
-    fn evict(&self) {
-        let mut left = u64::MAX;
-        loop {
+    fn evict(&self, lent: u64) {
+        for _ in 0..MAX_EVICTIONS {
             self.entries.run_pending_tasks();
-            let weight = self.entries.weighted_size();
-            if weight <= self.max_weight().into() || weight >= left {
+            if lent > 0 && !self.entries.contains_key(&None) {
+                // Meanwhile a span was read, and so was newer than what is lent.
+                self.touch_lent(lent);
+            } else if self.entries.weighted_size() <= self.max_weight().into() {
                 return;
             }
-            left = weight;
         }
     }
 

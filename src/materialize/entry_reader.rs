@@ -53,6 +53,7 @@ pub fn read_entries<S: Sink>(
     entries: &[Ino],
     sink: &mut S,
 ) -> Result<u64, EntryError<S::Error>> {
+    check_names(volume, index).map_err(|error| EntryError::Read(ArchivePath::root(), error))?;
     let names = CopyPlan::new(index, Ino::ROOT);
     let mut reader = EntryReader::new(volume, index, entries);
     let mut damaged = 0;
@@ -66,15 +67,26 @@ pub fn read_entries<S: Sink>(
         let Some((path, links)) = paths.split_first() else {
             continue;
         };
+        for path in &paths {
+            compare(volume, index, path)?;
+        }
         damaged += u64::from(!reader.read_entry(entry, path, sink)?);
         for link in links {
-            compare(volume, index, link)?;
             let sent = sink.member(link_to(entry, path, link));
             let sent = sent.and_then(|()| sink.member_end(PayloadEnd::Complete));
             sent.map_err(EntryError::Sink)?;
         }
     }
     Ok(damaged)
+}
+
+/// Checks that names lead where listings say, if others may have made the index, whose names are compared by look-ups.
+///
+/// # Errors
+/// When the index contradicts itself.
+pub(super) fn check_names(volume: &dyn Volume, index: &Index) -> Result<(), ReadError> {
+    let is_consistent = !volume.is_compared() || index.finds_what_it_lists();
+    is_consistent.then_some(()).ok_or(ReadError::Index)
 }
 
 /// Compares the entry at `path`, and this name of it, with the archive, if others may have made the index.

@@ -3,7 +3,7 @@
 use rustix::fs::{FileType, Stat};
 
 use super::background_copy::CopyPlan;
-use super::entry_reader::{EntryError, compare, link_to, paths, read_entries};
+use super::entry_reader::{EntryError, check_names, compare, link_to, paths, read_entries};
 use super::error::{Cause, Error};
 use super::materializer::Materializer;
 use super::options::Summary;
@@ -75,6 +75,7 @@ impl Materializer {
             self.tree.context.problems.stop(error);
             return Ok(());
         }
+        check_names(volume, index).map_err(|error| EntryError::Read(ArchivePath::root(), error))?;
         let names = CopyPlan::new(index, Ino::ROOT);
         let mut directories = Vec::new();
         for entry in index.entries() {

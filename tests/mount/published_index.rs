@@ -781,11 +781,11 @@ fn copy_compares_each_name_with_the_archive() {
     let complete = copied(&digest(&index), "whole");
     let all = format!("file {link} {pipe}");
     assert_eq!(complete, ("complete".to_owned(), all));
-    let forgery = forged(&index, pipe.as_bytes(), b"name-of-not-pipe");
+    let forgery = forged(&index, pipe.as_bytes(), b"name-of-the-pipo");
     let (state, names) = copied(&digest(&forgery), "pipe");
     assert_eq!(state, "incomplete");
     assert_eq!(names, format!("file {link}"));
-    let forgery = forged(&index, link.as_bytes(), b"name-of-not-link");
+    let forgery = forged(&index, link.as_bytes(), b"name-of-the-lino");
     let (state, names) = copied(&digest(&forgery), "link");
     assert_eq!(state, "incomplete");
     assert_eq!(names, pipe);

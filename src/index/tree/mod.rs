@@ -258,6 +258,22 @@ impl Index {
         })
     }
 
+    /// Whether a look-up finds each name that a directory lists, and with the same entry. It is so unless others made the
+    /// index.
+    pub(crate) fn finds_what_it_lists(&self) -> bool {
+        let is_found = |parent: Ino, child: &Child<'_>| {
+            let found = self.lookup(parent, child.name);
+            found.is_some_and(|found| found.ino() == child.ino)
+        };
+        let mut directories = self
+            .entries()
+            .filter(|entry| entry.kind() == EntryKind::Directory);
+        directories.all(|directory| {
+            let mut children = self.children(directory.ino(), 0);
+            children.all(|child| is_found(directory.ino(), &child))
+        })
+    }
+
     /// Whether the index contains the whole archive. Before that there are no listings.
     pub fn is_complete(&self) -> bool {
         self.names.is_none()

@@ -1,6 +1,6 @@
 //! Writes the tree of a copy: directories first, then files and other entries by several threads.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::ops::{ControlFlow, Range};
 use std::os::fd::OwnedFd;
@@ -27,7 +27,7 @@ use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::base::xattr_filter::XattrFilter;
 use crate::index::{Entry, EntryKind, Index, Ino};
-use crate::materialize::entry_reader::{EntryError, EntryReader, link_to};
+use crate::materialize::entry_reader::{EntryError, EntryReader, check_names, link_to};
 use crate::materialize::error::{Error, Problem, Problems, Reporter, errno_of};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Options;
@@ -162,6 +162,10 @@ impl CopyTask {
 
     pub(super) fn run(self: &Arc<Self>) {
         self.status.set_state(CopyState::Writing, None);
+        if let Err(error) = check_names(&*self.volume, &self.index) {
+            self.status.halt(&error);
+            return;
+        }
         if self.make_directories().is_break() {
             return;
         }
@@ -182,15 +186,23 @@ impl CopyTask {
     }
 
     fn make_directories(&self) -> ControlFlow<()> {
+        // Before the lock is held, because it may wait for the source.
+        let mut refused = HashSet::new();
+        for &ino in std::iter::once(&self.root).chain(&self.plan.directories) {
+            let path = || self.plan.directory(&self.index, ino).unwrap_or_default();
+            if !self.compare_directory(ino, path)? {
+                refused.insert(ino);
+            }
+        }
         let mut materializer = self.materializer.lock();
         let Some(Materializer { tree, .. }) = materializer.as_mut() else {
             return ControlFlow::Break(());
         };
         let root = self.index.entry(self.root);
         let root = root.filter(|root| !plan::is_implied(*root));
-        if let Err(error) = self.volume.compare_blocking(TreePart::Entry(self.root)) {
-            self.status.record_failure(Some(error.to_string()));
-        } else if let Some(root) = root {
+        if let Some(root) = root
+            && !refused.contains(&self.root)
+        {
             tree.begin_member(member_of(root), ArchivePath::root());
         }
         for &ino in &self.plan.directories {
@@ -198,9 +210,7 @@ impl CopyTask {
                 return ControlFlow::Break(());
             }
             let path = self.plan.directory(&self.index, ino);
-            if let Err(error) = self.volume.compare_blocking(TreePart::Entry(ino)) {
-                let path = path.unwrap_or_default();
-                self.status.record_failure(Some(format!("{path}: {error}")));
+            if refused.contains(&ino) {
                 continue;
             }
             if let (Some(entry), Some(path)) = (self.index.entry(ino), path) {
@@ -306,27 +316,10 @@ impl CopyTask {
                     break;
                 }
                 Err(Failure::Cancelled) => break,
-                Err(Failure::Read(
-                    ReadError::Unreachable(error)
-                    | ReadError::TimedOut(error)
-                    | ReadError::AccessDenied(error)
-                    | ReadError::NotFound(error),
-                )) => {
-                    let why = format!("the archive cannot be reached: {error}");
-                    self.status.set_state(CopyState::Retrying, Some(why));
-                    if self.status.cancel_token.wait_timeout(delay) {
-                        break;
-                    }
-                    self.status.set_state(CopyState::Writing, None);
-                    delay = MAX_RETRY_DELAY.min(delay * 2);
-                }
-                Err(Failure::Read(error @ (ReadError::Changed(_) | ReadError::Memory(_)))) => {
-                    self.status.halt(&error);
-                    break;
-                }
                 Err(Failure::Read(error)) => {
-                    self.status.record_failure(Some(format!("{path}: {error}")));
-                    return ControlFlow::Continue(());
+                    if self.handle_read_error(&error, path, &mut delay)? {
+                        return ControlFlow::Continue(());
+                    }
                 }
                 Err(Failure::Damaged(text)) => {
                     self.status.record_failure(Some(text));
@@ -335,6 +328,52 @@ impl CopyTask {
             }
         }
         ControlFlow::Break(())
+    }
+
+    /// Waits until an archive that cannot be reached is asked again. Returns whether the entry at `path` is given up, and
+    /// breaks if the copy is.
+    fn handle_read_error(
+        &self,
+        error: &ReadError,
+        path: &ArchivePath,
+        delay: &mut Duration,
+    ) -> ControlFlow<(), bool> {
+        match error {
+            ReadError::Unreachable(error)
+            | ReadError::TimedOut(error)
+            | ReadError::AccessDenied(error)
+            | ReadError::NotFound(error) => {
+                let why = format!("the archive cannot be reached: {error}");
+                self.status.set_state(CopyState::Retrying, Some(why));
+                if self.status.cancel_token.wait_timeout(*delay) {
+                    return ControlFlow::Break(());
+                }
+                self.status.set_state(CopyState::Writing, None);
+                *delay = MAX_RETRY_DELAY.min(*delay * 2);
+                ControlFlow::Continue(false)
+            }
+            ReadError::Changed(_) | ReadError::Memory(_) => {
+                self.status.halt(error);
+                ControlFlow::Break(())
+            }
+            error => {
+                self.status.record_failure(Some(format!("{path}: {error}")));
+                ControlFlow::Continue(true)
+            }
+        }
+    }
+
+    /// Compares a directory with the archive. Returns whether it is made.
+    fn compare_directory(&self, ino: Ino, path: impl Fn() -> ArchivePath) -> ControlFlow<(), bool> {
+        let mut delay = MIN_RETRY_DELAY;
+        loop {
+            let Err(error) = self.volume.compare_blocking(TreePart::Entry(ino)) else {
+                return ControlFlow::Continue(true);
+            };
+            if self.handle_read_error(&error, &path(), &mut delay)? {
+                return ControlFlow::Continue(false);
+            }
+        }
     }
 
     /// Whether an earlier mount has completed the entry.

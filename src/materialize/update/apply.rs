@@ -14,7 +14,7 @@ use crate::base::file::mount_point::is_mount;
 use crate::base::resolve::ResolveError;
 use crate::index::{Entry, EntryKind, Index, Ino};
 use crate::list::change::remove_tree;
-use crate::materialize::entry_reader::{EntryError, EntryReader, compare};
+use crate::materialize::entry_reader::{EntryError, EntryReader, check_names, compare};
 use crate::materialize::error::{Error, StepError, WithAction};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Summary;
@@ -36,6 +36,7 @@ fn compare_names(
     if !volume.is_compared() {
         return Ok(());
     }
+    check_names(volume, index).map_err(|error| EntryError::Read(ArchivePath::root(), error))?;
     let written = plan.written.keys().chain(plan.changed.keys());
     let mut paths = written.chain(plan.links.keys()).chain(plan.links.values());
     paths.try_for_each(|path| compare(volume, index, path))

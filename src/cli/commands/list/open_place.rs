@@ -125,10 +125,6 @@ impl Place {
             let index = (!needs.contents).then(|| mounted_index(directory, &starts, args));
             if let Some(index) = index.flatten() {
                 needs.check(&index, args)?;
-                ensure!(
-                    !(needs.is_written && index.is_published()),
-                    "the tree of the mount comes from a published index, which others can write (name the archive)"
-                );
                 let device = starts.first().map_or(0, |start| start.file_system);
                 let tree =
                     IndexTree::new(LazyIndex::new(index), needs.order).with_file_system(device);
