@@ -53,7 +53,7 @@ pub fn read_entries<S: Sink>(
     entries: &[Ino],
     sink: &mut S,
 ) -> Result<u64, EntryError<S::Error>> {
-    check_names(volume, index).map_err(|error| EntryError::Read(ArchivePath::root(), error))?;
+    check_names(volume, index)?;
     let names = CopyPlan::new(index, Ino::ROOT);
     let mut reader = EntryReader::new(volume, index, entries);
     let mut damaged = 0;
@@ -84,9 +84,10 @@ pub fn read_entries<S: Sink>(
 ///
 /// # Errors
 /// When the index contradicts itself.
-pub(super) fn check_names(volume: &dyn Volume, index: &Index) -> Result<(), ReadError> {
+pub(super) fn check_names<E>(volume: &dyn Volume, index: &Index) -> Result<(), EntryError<E>> {
     let is_consistent = !volume.is_compared() || index.finds_what_it_lists();
-    is_consistent.then_some(()).ok_or(ReadError::Index)
+    let contradiction = || EntryError::Read(ArchivePath::root(), ReadError::Index);
+    is_consistent.then_some(()).ok_or_else(contradiction)
 }
 
 /// Compares the entry at `path`, and this name of it, with the archive, if others may have made the index.

@@ -75,7 +75,7 @@ impl Materializer {
             self.tree.context.problems.stop(error);
             return Ok(());
         }
-        check_names(volume, index).map_err(|error| EntryError::Read(ArchivePath::root(), error))?;
+        check_names(volume, index)?;
         let names = CopyPlan::new(index, Ino::ROOT);
         let mut directories = Vec::new();
         for entry in index.entries() {

@@ -162,8 +162,8 @@ impl CopyTask {
 
     pub(super) fn run(self: &Arc<Self>) {
         self.status.set_state(CopyState::Writing, None);
-        if let Err(error) = check_names(&*self.volume, &self.index) {
-            self.status.halt(&error);
+        if check_names::<Failure>(&*self.volume, &self.index).is_err() {
+            self.status.halt(&ReadError::Index);
             return;
         }
         if self.make_directories().is_break() {

@@ -36,7 +36,7 @@ fn compare_names(
     if !volume.is_compared() {
         return Ok(());
     }
-    check_names(volume, index).map_err(|error| EntryError::Read(ArchivePath::root(), error))?;
+    check_names(volume, index)?;
     let written = plan.written.keys().chain(plan.changed.keys());
     let mut paths = written.chain(plan.links.keys()).chain(plan.links.values());
     paths.try_for_each(|path| compare(volume, index, path))

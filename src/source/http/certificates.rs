@@ -189,7 +189,6 @@ impl Trust {
                 let cause = Cause::DescriptorLimit(error.to_string());
                 return Err(Error::Other(OtherError(Arc::new(cause))));
             }
-
             tracing::warn!(%error, "some of the system's trusted certificates cannot be read");
         }
         let trusted = [system.certs.as_slice(), &more.trusted].concat();
