@@ -137,7 +137,7 @@ stats! {
     skipped_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
-    /// Processor time of decoding, in nanoseconds.
+    /// Processor time of decoding archives that need no network, in nanoseconds.
     decoding_nanoseconds,
     /// Archives that were opened by an index published beside them, or a SOCI ztoc, without a scan.
     published_indexes,

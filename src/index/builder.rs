@@ -350,8 +350,7 @@ impl Builder {
         let is_layer = self.tree.is_layer();
         let header = member.header.0;
         check_path_len(path)?;
-        let mut growing = CreatingResolver(&mut self.tree);
-        let parent = resolve::directory(&mut growing, directory.components())?;
+        let parent = self.make_parent(&directory, name, kind)?;
         if let MemberKind::HardLink(target) = kind {
             let target = ArchivePath::sanitize(target).path;
             return if is_layer {
@@ -381,6 +380,45 @@ impl Builder {
             self.add_whiteout(ino, b"")?;
         }
         Ok(Placement::Entry(Ino(ino)))
+    }
+
+    /// Resolves the path `directory` of a member called `name`, and creates what is missing. A link on the way in whose
+    /// place the member is becomes a directory, as if the member had removed it before. A layer only replaces it, as
+    /// programs that apply layers do.
+    fn make_parent(
+        &mut self,
+        directory: &ArchivePath,
+        name: &[u8],
+        kind: &MemberKind,
+    ) -> Result<u32, MemberError> {
+        loop {
+            let mut growing = CreatingResolver(&mut self.tree);
+            let components = directory.components();
+            let (parent, is_own_link) = resolve::parent(&mut growing, components, name)?;
+            let own_link = self.tree.find(parent, name);
+            match own_link.filter(|_| is_own_link && !self.tree.is_layer()) {
+                Some(number) if self.is_replaced_by(number, kind)? => {
+                    self.tree.count_member()?;
+                    self.tree.replace(number, implied_directory())?;
+                }
+                _ => return Ok(parent),
+            }
+        }
+    }
+
+    /// Whether a member of `kind` replaces the link whose dirent is `number`.
+    fn is_replaced_by(&self, number: u32, kind: &MemberKind) -> Result<bool, MemberError> {
+        check_kind(kind)?;
+        let MemberKind::HardLink(target) = kind else {
+            return Ok(true);
+        };
+        let target = self.find_link_target(&ArchivePath::sanitize(target).path)?;
+        Ok(match target {
+            LinkTarget::Entry(ino) => {
+                ino != self.tree.dirent(number).ino.get() && !self.tree.inode(ino).is_directory()
+            }
+            LinkTarget::Missing | LinkTarget::ThroughForwardLink => false,
+        })
     }
 
     /// Parses `path` as a whiteout: directory and meaning; `None` for an entry.
@@ -1089,6 +1127,14 @@ mod tests {
     fn a_hard_link_to_a_symbolic_link_names_the_link() {
         let index = index(&[symlink("s", "f"), hard_link("g", "s")]);
         assert_eq!(listing(&index), ["g l 777 2 1", "s l 777 2 1"]);
+    }
+
+    #[test]
+    fn a_layer_replaces_a_link_on_the_way_to_its_own_place() {
+        let members = [symlink("e", "."), file("e/e", 0..1)];
+        assert_eq!(listing(&index(&members)), ["e d 755 2 0", "e/e f 644 1 1"]);
+        let layer = layer(&members, WhiteoutFormat::Oci);
+        assert_eq!(listing(&layer), ["e f 644 1 1"]);
     }
 
     #[test]

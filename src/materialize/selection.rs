@@ -153,6 +153,27 @@ impl PathLinks {
         Ok(place)
     }
 
+    /// The place of the link through which `path` goes, and which a member of `kind` there replaces.
+    fn own_link(&self, path: &ArchivePath, kind: &MemberKind) -> Option<ArchivePath> {
+        let (above, name) = path.split_last()?;
+        let mut tree = SeenLinks {
+            targets: &self.targets,
+            passed: &mut Vec::new(),
+            bytes: 0,
+        };
+        let (mut place, is_own_link) = resolve::parent(&mut tree, above.components(), name).ok()?;
+        place.push(name);
+        let is_itself = || match kind {
+            MemberKind::HardLink(target) => {
+                let target = ArchivePath::sanitize(target).path;
+                self.resolve(&target, &mut Vec::new()).ok().as_ref() == Some(&place)
+            }
+            _ => false,
+        };
+        let is_replaced = is_own_link && index::check_kind(kind).is_ok() && !is_itself();
+        is_replaced.then_some(place)
+    }
+
     /// Notes the member at `place`, which replaces what was there unless it is malformed. Returns whether that changes
     /// where paths lead.
     fn note(&mut self, place: &ArchivePath, kind: &MemberKind) -> bool {
@@ -360,14 +381,21 @@ impl Selection {
         if self.paths.is_empty() || self.links.is_full || !may_matter {
             return;
         }
-        let Ok(place) = self.links.resolve(path, &mut Vec::new()) else {
-            return;
-        };
-        if !self.links.note(&place, kind) {
+        while let Some(place) = self.links.own_link(path, kind) {
+            self.note_place(&place, &MemberKind::Directory);
+        }
+        if let Ok(place) = self.links.resolve(path, &mut Vec::new()) {
+            self.note_place(&place, kind);
+        }
+    }
+
+    /// Notes a member at `place`, and resolves the requested paths again that go through it.
+    fn note_place(&mut self, place: &ArchivePath, kind: &MemberKind) {
+        if !self.links.note(place, kind) {
             return;
         }
         self.add_paths();
-        for number in self.links.take_passing(&place) {
+        for number in self.links.take_passing(place) {
             if let Some(selected) = self.paths.get_mut(number)
                 && self.links.bytes <= MAX_LINK_BYTES
             {
@@ -510,6 +538,23 @@ mod tests {
         note(&mut selection, "h", MemberKind::HardLink(b"d/f".to_vec()));
         assert!(!note(&mut selection, "d/f", MemberKind::File));
         assert!(note(&mut selection, "h/f", MemberKind::File));
+    }
+
+    #[test]
+    fn link_on_the_way_to_its_own_place_is_removed_first() {
+        let mut selection = following(&["e/f"]);
+        note(&mut selection, "e", link("."));
+        for kind in [link(""), MemberKind::HardLink(b"e".to_vec())] {
+            note(&mut selection, "e/e", kind);
+        }
+        assert!(note(&mut selection, "f", MemberKind::File));
+        note(&mut selection, "e/e", link("d"));
+        assert!(!note(&mut selection, "f", MemberKind::File));
+        assert!(note(&mut selection, "e/f", MemberKind::File));
+        let mut selection = following(&["e/e/f"]);
+        note(&mut selection, "e", link("."));
+        note(&mut selection, "e/e", link("d"));
+        assert!(note(&mut selection, "e/d/f", MemberKind::File));
     }
 
     #[test]

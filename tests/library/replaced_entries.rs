@@ -15,7 +15,8 @@ use tarfs::index::{EntryKind, Index, Ino, ShardPlan, published};
 use tarfs::materialize::read_entries;
 use tarfs::tar::{Member, MemberKind};
 
-use crate::support::archive_env::TestEnv;
+use crate::support::archive_env::{TestEnv, scan_options};
+use crate::support::http::Resource;
 use crate::support::packing::Packing;
 use crate::support::raw;
 use crate::support::rng::Rng;
@@ -120,8 +121,10 @@ fn on_disk(top: &Path) -> Tree {
             } else if kind.is_dir() {
                 pending.push(path.clone());
                 Entry::Directory
-            } else {
+            } else if kind.is_file() {
                 Entry::File(fs::read(&path).expect("readable"))
+            } else {
+                Entry::Other
             };
             let name = path.strip_prefix(top).expect("below");
             tree.insert(name.display().to_string(), found);
@@ -243,7 +246,7 @@ fn made_by_hand(random: &mut Rng) -> Vec<u8> {
         let name = path(random);
         archive = match random.below(8) {
             0 | 1 => archive.directory(&format!("{name}/")),
-            2 => archive.symlink(&name, "."),
+            2 => archive.symlink(&name, pick(&[".", ".", "..", "a", "b/c", "../d"], random)),
             3 => archive.hard_link(&name, &path(random)),
             4 => archive.fifo(&name),
             _ => archive.file(&name, content(random)),
@@ -310,13 +313,25 @@ fn shards_of_mixed_indexes_are_the_tree_whatever_was_replaced() {
         let packing = usize::try_from(random.below(3)).expect("small");
         let packing = packings.get(packing).expect("one of three");
         let env = TestEnv::new();
-        let archives = in_all_forms(&env, &packing.pack(&Bytes::from(tar)));
+        let packed = packing.pack(&Bytes::from(tar));
+        let archives = in_all_forms(&env, &packed);
         let index = archives[0]
             .complete_index()
             .expect("complete")
             .into_tree()
             .expect("rows");
         let members = shown(&archives[0], &index, false);
+        let mut whole = shown(&archives[0], &index, true);
+        whole.remove(".");
+        let out = tempfile::tempdir().expect("a directory");
+        env.serve(Resource::new(packed).etag("\"1\""));
+        env.materialize(&scan_options(), out.path());
+        assert!(
+            on_disk(out.path()) == whole,
+            "round {round}: written {:?} instead of {:?}",
+            names_of(&on_disk(out.path())),
+            names_of(&whole)
+        );
         for count in COUNTS {
             let union = union(&archives, count, &mut random);
             assert!(
@@ -327,11 +342,9 @@ fn shards_of_mixed_indexes_are_the_tree_whatever_was_replaced() {
             );
         }
         if let Some(unpacked) = unpacked {
-            let mut shown = shown(&archives[0], &index, true);
-            shown.remove(".");
-            assert_eq!(names_of(&shown), names_of(&unpacked), "round {round}");
+            assert_eq!(names_of(&whole), names_of(&unpacked), "round {round}");
             assert!(
-                shown == unpacked,
+                whole == unpacked,
                 "round {round}: not as GNU tar unpacks it"
             );
         }

@@ -7,10 +7,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Command;
 
 use crate::support::fixture::TestDir;
 use crate::support::program::stderr_text;
-use crate::support::raw::Archive;
+use crate::support::raw::{Archive, Header};
 
 /// A fixture with the archive `a.tar`.
 fn place_with(archive: Archive) -> TestDir {
@@ -84,6 +85,81 @@ fn listing_and_extraction_show_the_same_tree() {
             .expect("there")
             .is_dir()
     );
+}
+
+#[test]
+fn link_on_the_way_to_its_own_place_is_removed_first() {
+    let before = || {
+        Archive::new()
+            .directory("d")
+            .file("f", "1")
+            .symlink("e", ".")
+    };
+    let cases = [
+        before().file("e/e", "2"),
+        before().symlink("e/e", "."),
+        before().directory("e/e"),
+        before().fifo("e/e"),
+        before().hard_link("e/e", "f"),
+        before().file("e/./e/d/../e", "2"),
+        before().symlink("d/e", ".").file("e/d/e/e", "2"),
+        before().symlink("e/e", ".").symlink("e/e/e", "."),
+        before()
+            .symlink("g", ".")
+            .hard_link("h", "g")
+            .file("g/g", "2"),
+        // Nothing is removed for these.
+        before().hard_link("e/e", "e"),
+        before().file("e/e/f", "2"),
+    ];
+    for (number, archive) in cases.into_iter().enumerate() {
+        let place = place_with(archive);
+        fs::create_dir(place.path("gnu")).expect("free");
+        let words = ["-C", "gnu", "-xf", "a.tar"];
+        let mut tar = Command::new("tar");
+        let ended = tar.current_dir(place.path(".")).args(words).status();
+        let is_whole = ended.expect("GNU tar").success();
+        let mut expected = BTreeSet::new();
+        paths_below(&place.path("gnu"), "", &mut expected);
+        let extracted = extracted(&place);
+        assert_eq!(listed(&place), extracted, "case {number}");
+        assert_eq!(
+            (extracted, is_whole),
+            (expected, !matches!(number, 5)),
+            "case {number}"
+        );
+        let kinds = |top: &str| -> Vec<_> {
+            let kind = |path: &String| {
+                let found = fs::symlink_metadata(place.path(format!("{top}/{path}")));
+                let found = found.expect("there");
+                (path.clone(), found.mode(), found.nlink())
+            };
+            listed(&place).iter().map(kind).collect()
+        };
+        assert_eq!(kinds("out"), kinds("gnu"), "case {number}");
+    }
+}
+
+#[test]
+fn link_that_replaced_a_waiting_link_is_removed_like_others() {
+    let waiting = Archive::new().hard_link("e", "f").symlink("e", ".");
+    let place = place_with(waiting.file("e/e", "").file("f", ""));
+    let expected = ["e", "e/e", "f"].map(str::to_owned);
+    assert_eq!(listed(&place), BTreeSet::from(expected));
+    assert_eq!(extracted(&place), listed(&place));
+    assert!(place.path("out/e/e").is_file());
+}
+
+#[test]
+fn place_behind_a_link_to_the_root_stays_when_the_link_is_replaced() {
+    let private = Header::new("l/d", b'5').mode(0o700);
+    let archive = Archive::new().symlink("l", ".").hard_link("l/h", "f");
+    let place = place_with(archive.add(private, "").directory("l").file("f", ""));
+    let expected = ["d", "f", "h", "l"].map(str::to_owned);
+    assert_eq!(listed(&place), BTreeSet::from(expected));
+    assert_eq!(extracted(&place), listed(&place));
+    let mode = place.path("out/d").metadata().expect("made").mode();
+    assert_eq!(mode & 0o7777, 0o700);
 }
 
 #[test]

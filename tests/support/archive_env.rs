@@ -1,6 +1,6 @@
 //! One archive on a server, opened by the library.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,20 +56,26 @@ impl TestEnv {
         self.server.serve(PATH, resource);
     }
 
+    /// Materializes the served archive in `destination`.
+    pub(crate) fn materialize(
+        &self,
+        options: &scan::Options,
+        destination: &Path,
+    ) -> (materialize::Summary, Arc<Stats>) {
+        let (source, stats) = self.source();
+        let for_this_user = materialize::Options::for_this_user();
+        let sink = Materializer::new(destination, for_this_user, stats.clone());
+        let mut sink = sink.expect("a destination");
+        let scanned = scan::scan(&source, options, self.network.handle(), &stats, &mut sink);
+        scanned.expect("scanned");
+        (sink.finish().expect("written"), stats)
+    }
+
     /// Materializes the served archive, which must give `tree`.
     #[track_caller]
     pub(crate) fn assert_materializes(&self, options: &scan::Options, tree: &Tree) -> Arc<Stats> {
-        let (source, stats) = self.source();
         let root = tempfile::tempdir().expect("a directory");
-        let mut sink = Materializer::new(
-            root.path(),
-            materialize::Options::for_this_user(),
-            stats.clone(),
-        )
-        .expect("a destination");
-        let scanned = scan::scan(&source, options, self.network.handle(), &stats, &mut sink);
-        scanned.expect("scanned");
-        let summary = sink.finish().expect("written");
+        let (summary, stats) = self.materialize(options, root.path());
         assert_eq!(summary.errors, 0, "{:?}", summary.problems);
         for (name, content) in &tree.files {
             let written = std::fs::read(root.path().join(name)).expect("a file");

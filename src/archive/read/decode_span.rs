@@ -7,14 +7,13 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::Reader;
-use super::disk_cache_policy::measure_decoding;
+use super::disk_cache_policy::DecodingClock;
 use super::packed::{FetchMode, PackedBytes};
 use crate::archive::error::{Error, ReadError};
 use crate::archive::scan::digest::sha256;
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
-use crate::base::stats::Stats;
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::index::{Index, Span};
@@ -62,6 +61,7 @@ impl Reader {
             decoder: codec::resume(self.compression(), context, seek_point)?,
             output: None,
             rest: Bytes::new(),
+            clock: DecodingClock::new(&*self.source, &self.stats),
         })
     }
 
@@ -77,13 +77,7 @@ impl Reader {
             return Err(self.read_error_at(span.plain, Error::Interrupted));
         }
         let bytes = decoder
-            .take_bytes(
-                &self.free_list,
-                span.plain.start(),
-                len,
-                packed,
-                &self.stats,
-            )
+            .take_bytes(&self.free_list, span.plain.start(), len, packed)
             .map_err(|error| self.read_error_at(span.plain, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
@@ -268,6 +262,7 @@ pub(super) struct SpanDecoder {
     decoder: Box<dyn Decoder>,
     output: Option<Output>,
     rest: Bytes,
+    clock: DecodingClock,
 }
 
 enum DecodedPiece {
@@ -283,7 +278,6 @@ impl SpanDecoder {
         start: Plain,
         len: usize,
         packed: &mut PackedBytes,
-        stats: &Stats,
     ) -> Result<Bytes, Error> {
         let mut taken: Option<free_list::RecycledBuffer> = None;
         let mut missing = len;
@@ -291,7 +285,7 @@ impl SpanDecoder {
             if self.rest.is_empty() {
                 // Even an empty rest would keep its buffer from the decoder.
                 self.rest = Bytes::new();
-                match self.next_piece(packed, stats)? {
+                match self.next_piece(packed)? {
                     Some(DecodedPiece::Buffer(buffer)) if missing == len && buffer.len() == len => {
                         match buffer.detach(start.0) {
                             Ok(memory) => return Ok(memory.freeze()),
@@ -311,29 +305,25 @@ impl SpanDecoder {
         Ok(taken.map_or_else(Bytes::new, free_list::RecycledBuffer::freeze))
     }
 
-    fn next_piece(
-        &mut self,
-        packed: &mut PackedBytes,
-        stats: &Stats,
-    ) -> Result<Option<DecodedPiece>, Error> {
+    fn next_piece(&mut self, packed: &mut PackedBytes) -> Result<Option<DecodedPiece>, Error> {
         loop {
             if let Some(output) = &mut self.output {
                 if let Some(buffer) = output.take_buffer() {
                     return Ok(Some(DecodedPiece::Buffer(buffer)));
                 }
-                if let Some(piece) = measure_decoding(stats, || output.next_piece())? {
+                if let Some(piece) = self.clock.measure(|| output.next_piece())? {
                     return Ok(Some(DecodedPiece::Shared(piece)));
                 }
                 self.output = None;
             }
-            match measure_decoding(stats, || self.decoder.pull())? {
+            match self.clock.measure(|| self.decoder.pull())? {
                 Pull::NeedInput => match packed.next()? {
                     Some(bytes) => self.decoder.push(bytes),
                     None => self.decoder.finish(),
                 },
                 Pull::Plain(bytes) => return Ok(Some(DecodedPiece::Shared(bytes))),
                 Pull::Job(job) | Pull::OrderedJob(job) => {
-                    self.output = Some(measure_decoding(stats, || job.run())?);
+                    self.output = Some(self.clock.measure(|| job.run())?);
                 }
                 Pull::WaitFor(ahead) => ahead.wait(),
                 // Spans have hashes of their own, and a single read has no other threads.

@@ -45,14 +45,33 @@ pub(crate) fn is_decoded_faster(
         && decoding > Some(disk_cache.read_rate().unwrap_or(u64::MAX))
 }
 
-/// Runs `decode`, and counts its processor time.
-pub(crate) fn measure_decoding<T>(stats: &Stats, decode: impl FnOnce() -> T) -> T {
-    let start = processor_nanoseconds();
-    let decoded = decode();
-    stats
-        .decoding_nanoseconds
-        .add(processor_nanoseconds().saturating_sub(start));
-    decoded
+/// Clock of decoding: counts its processor time for [`is_decoded_faster`]. It stands still for an archive whose bytes
+/// are not near, because each look at it is a system call, and data of servers is always kept.
+#[derive(Clone, Debug)]
+pub(crate) struct DecodingClock(Option<Arc<Stats>>);
+
+impl DecodingClock {
+    pub(crate) fn new(source: &dyn Source, stats: &Arc<Stats>) -> Self {
+        Self(is_near(source).then(|| Arc::clone(stats)))
+    }
+
+    /// A clock that stands still, for a scan without a disk cache.
+    pub(crate) fn stopped() -> Self {
+        Self(None)
+    }
+
+    /// Runs `decode`, and counts its processor time.
+    pub(crate) fn measure<T>(&self, decode: impl FnOnce() -> T) -> T {
+        let Some(stats) = &self.0 else {
+            return decode();
+        };
+        let start = processor_nanoseconds();
+        let decoded = decode();
+        stats
+            .decoding_nanoseconds
+            .add(processor_nanoseconds().saturating_sub(start));
+        decoded
+    }
 }
 
 /// Writes spans of a scan to the disk cache.

@@ -15,7 +15,7 @@ use super::options::Digest;
 use super::zeros::ZeroRun;
 use crate::archive::error::Error;
 use crate::archive::open::saved_index::SavedIndex;
-use crate::archive::read::disk_cache_policy::measure_decoding;
+use crate::archive::read::disk_cache_policy::DecodingClock;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::memory_reclaim::MemoryBroker;
@@ -47,6 +47,7 @@ pub(super) struct Options {
     pub(super) resume: Option<SeekPoint>,
     pub(super) saved_index: Option<SavedIndex>,
     pub(super) has_len: bool,
+    pub(super) clock: DecodingClock,
 }
 
 #[derive(Debug)]
@@ -83,6 +84,7 @@ pub(super) struct PlainStream {
     hash: Option<ContentChecksum>,
     pub(super) finished: Option<StreamSummary>,
     stats: Arc<Stats>,
+    clock: DecodingClock,
     /// Control of the packed stream; `None` in tests without one.
     control: Option<fetch::StreamControl>,
     memory: Option<(BufferPool, MemoryBroker)>,
@@ -134,6 +136,7 @@ impl PlainStream {
             .then(Digester::start)
             .transpose()?;
         let progress = Arc::clone(stats);
+        let clock = options.clock.clone();
         let control = chunks.control();
         let memory = (options.context.pool.clone(), options.context.broker.clone());
         let resume = options.resume;
@@ -153,6 +156,7 @@ impl PlainStream {
                 packed_len: start.0,
                 zeros: (!options.has_len).then(ZeroRun::default),
                 stats: progress,
+                clock: options.clock,
             };
             let last = match walker.walk(options.context, options.saved_index, resume) {
                 Ok(()) => Slot::End(walker.finished()),
@@ -173,6 +177,7 @@ impl PlainStream {
             hash: None,
             finished: None,
             stats: Arc::clone(stats),
+            clock,
             control: Some(control),
             memory: Some(memory),
             _walker: thread,
@@ -183,7 +188,7 @@ impl PlainStream {
     pub(super) fn next(&mut self) -> Result<StreamItem, Error> {
         loop {
             if let Some(output) = &mut self.output {
-                if let Some(bytes) = measure_decoding(&self.stats, || output.next_piece())? {
+                if let Some(bytes) = self.clock.measure(|| output.next_piece())? {
                     return Ok(self.deliver(bytes));
                 }
                 self.output = None;
@@ -198,7 +203,7 @@ impl PlainStream {
                     self.output = Some(ticket.run_or_take().ok_or(Error::Interrupted)??);
                 }
                 Slot::Check(job) => {
-                    self.output = Some(measure_decoding(&self.stats, || job.run())?);
+                    self.output = Some(self.clock.measure(|| job.run())?);
                 }
                 Slot::ChecksumStart(hash) => self.hash = Some(hash),
                 Slot::ChecksumEnd { expected, packed } => self.verify_checksum(expected, packed)?,
@@ -277,6 +282,7 @@ struct Walker {
     /// Zero run of packed bytes, if the stream may be endless. Zeros after a packed stream are padding.
     zeros: Option<ZeroRun>,
     stats: Arc<Stats>,
+    clock: DecodingClock,
 }
 
 impl Walker {
@@ -296,7 +302,7 @@ impl Walker {
         let mut decoder = self.start_decoder(context, saved_index, resume, skipped)?;
         let mut first = Some(first).filter(|first| !first.is_empty());
         loop {
-            match measure_decoding(&self.stats, || decoder.pull())? {
+            match self.clock.measure(|| decoder.pull())? {
                 Pull::NeedInput => match first.take() {
                     Some(first) => decoder.push(first),
                     None => match self.next_chunk()? {
@@ -312,9 +318,9 @@ impl Walker {
                 Pull::OrderedJob(job) => self.send(Slot::Check(job))?,
                 Pull::Speculative(ahead) => {
                     self.stats.speculative_decodes.increment();
-                    let stats = Arc::clone(&self.stats);
+                    let clock = self.clock.clone();
                     self.job_threads
-                        .submit(move || measure_decoding(&stats, || ahead.run()));
+                        .submit(move || clock.measure(|| ahead.run()));
                 }
                 Pull::WaitFor(ahead) => ahead.wait(),
                 Pull::ChecksumStart(hash) => self.send(Slot::ChecksumStart(hash))?,
@@ -427,8 +433,8 @@ impl Walker {
 
     fn submit_job(&self, job: Job) -> Result<(), WalkError> {
         self.stats.decoder_jobs.increment();
-        let stats = Arc::clone(&self.stats);
-        let ticket = Arc::new(Ticket::new(move || measure_decoding(&stats, || job.run())));
+        let clock = self.clock.clone();
+        let ticket = Arc::new(Ticket::new(move || clock.measure(|| job.run())));
         self.send(Slot::Ticket(Arc::clone(&ticket)))?;
         self.job_threads.submit(move || ticket.run());
         Ok(())
@@ -483,6 +489,7 @@ mod tests {
             hash: None,
             finished: None,
             stats: Arc::default(),
+            clock: DecodingClock::stopped(),
             control: None,
             memory: None,
             _walker: thread.expect("a thread"),

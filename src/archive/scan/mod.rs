@@ -29,6 +29,7 @@ use self::skip_policy::SkipPolicy;
 use self::span_splitter::{SpanSplitter, plain_seek_point};
 use self::zeros::ZeroRun;
 use super::error::{Error, TRUNCATED_NOTE};
+use crate::archive::read::disk_cache_policy::DecodingClock;
 use crate::base::buffer_pool::{BufferPool, SoftLimit};
 use crate::base::extent::{Packed, Plain};
 use crate::base::memory_budget::{Budget, DecoderMemory, DecoderUse};
@@ -344,6 +345,11 @@ impl<'a, S: Sink> Scan<'a, S> {
                 .clone()
                 .filter(|_| !options.spans && !options.resume_points),
             has_len: self.source.fingerprint().len.is_some(),
+            clock: if options.spans {
+                DecodingClock::new(&**self.source, self.stats)
+            } else {
+                DecodingClock::stopped()
+            },
         };
         PlainStream::start(chunks, decode, self.stats).map_err(|_| Error::Interrupted)
     }

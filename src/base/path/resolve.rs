@@ -98,6 +98,21 @@ pub(crate) fn directory_with_path<'a, T: Tree>(
     Ok((walk.current(), walk.path()))
 }
 
+/// As [`directory`], for the entry `name` in it. Also returns whether the way goes through this entry, which is then a
+/// link, as `e` is for the path `e/e` after `e -> .`. A member with that path removes the link, as GNU tar does, and its
+/// path must be resolved again.
+pub(crate) fn parent<'a, T: Tree<Directory: PartialEq>>(
+    tree: &mut T,
+    components: impl Iterator<Item = &'a [u8]>,
+    name: &[u8],
+) -> Result<(T::Directory, bool), ResolveError<T::Error>> {
+    let walk = walk_components(tree, components)?;
+    let directory = walk.current();
+    let mut links = walk.links.iter();
+    let is_own_link = links.any(|(parent, link)| *parent == directory && link == name);
+    Ok((directory, is_own_link))
+}
+
 /// The components of `path` joined by single slashes, without `.`. A `..` stays, because only a lookup finds its place.
 pub fn without_dots(path: &[u8]) -> Vec<u8> {
     let names = path.split(|&byte| byte == b'/');
@@ -150,7 +165,8 @@ fn walk_components<'a, T: Tree>(
 struct Walk<D> {
     root: D,
     ancestors: Vec<(Vec<u8>, D)>,
-    links: usize,
+    /// The links that were followed, with their directories.
+    links: Vec<(D, Vec<u8>)>,
 }
 
 impl<D: Clone> Walk<D> {
@@ -158,7 +174,7 @@ impl<D: Clone> Walk<D> {
         Self {
             root: tree.root(),
             ancestors: Vec::new(),
-            links: 0,
+            links: Vec::new(),
         }
     }
 
@@ -219,10 +235,10 @@ impl<D: Clone> Walk<D> {
                 }
                 Step::Other => return Err(ResolveError::Path(PathError::NotADirectory)),
                 Step::Link(target) => {
-                    self.links += 1;
-                    if self.links > MAX_LINKS {
+                    if self.links.len() == MAX_LINKS {
                         return Err(ResolveError::Path(PathError::TooManyLinks));
                     }
+                    self.links.push((current, name));
                     if target.first() == Some(&b'/') {
                         if !tree.is_chroot() {
                             return Err(ResolveError::Path(PathError::EscapesRoot));
@@ -332,6 +348,28 @@ mod tests {
         let found = Some((String::new(), Some(b"f".to_vec())));
         assert_eq!(place(".//./f"), found);
         assert_eq!((place("f/"), place("f/.")), (None, None));
+    }
+
+    #[test]
+    fn way_to_a_parent_may_go_through_the_entry_itself() {
+        let mut tree = TestTree::with(&[
+            ("/a", None),
+            ("/a/l", Some("..")),
+            ("/e", Some(".")),
+            ("/f", Some("e/a/l/e")),
+        ]);
+        let mut place = |directory: &str, name: &str| {
+            let components = directory.split('/').map(str::as_bytes);
+            parent(&mut tree, components, name.as_bytes()).ok()
+        };
+        let root = |is_own_link| Some((String::new(), is_own_link));
+        assert_eq!(place("e", "e"), root(true));
+        assert_eq!(place("e", "f"), root(false));
+        assert_eq!(place("f/e", "f"), root(true));
+        assert_eq!(place("f", "e"), root(true));
+        assert_eq!(place("f", "l"), root(false));
+        assert_eq!(place("f/a", "l"), Some(("/a".to_owned(), true)));
+        assert_eq!(place("a", "l"), Some(("/a".to_owned(), false)));
     }
 
     #[test]

@@ -101,6 +101,16 @@ impl ReservedNames {
             .is_some_and(|names| names.contains(name))
     }
 
+    pub(super) fn release(&self, directory: &Directory, name: &[u8]) {
+        let mut all = self.0.lock();
+        if let Some(names) = all.get_mut(&directory.identity()) {
+            names.remove(name);
+            if names.is_empty() {
+                all.remove(&directory.identity());
+            }
+        }
+    }
+
     pub(super) fn clear(&self) {
         self.0.lock().clear();
     }

@@ -100,6 +100,14 @@ impl Destination {
         Ok(directory)
     }
 
+    /// Whether the way to `path` goes through the link in its own place.
+    pub(super) fn goes_through_itself(&mut self, path: &ArchivePath) -> bool {
+        let components = parent_of(path).split(|&byte| byte == b'/');
+        let mut resolver = self.resolver(IfMissing::Fail);
+        let found = resolve::parent(&mut resolver, components, name_of(path));
+        found.is_ok_and(|(_, is_own_link)| is_own_link)
+    }
+
     /// lstat(2) of `path`.
     pub(crate) fn stat(&mut self, path: &ArchivePath) -> Option<Stat> {
         if path.is_root() {
@@ -197,9 +205,14 @@ impl Destination {
             self.note_implied(std::mem::replace(&mut above, parent), identity);
         }
         // The directory was just opened for this lookup, unless it is the destination itself.
-        if !place.is_root() {
-            directory.set_resolved_path(place);
-        }
+        let directory = if place.is_root() {
+            let top = directory.duplicate();
+            top.with_action("open the destination behind a link")
+                .map_err(ResolveError::Tree)?
+        } else {
+            directory
+        };
+        directory.set_resolved_path(place);
         self.cache.insert(path, directory.clone());
         Ok(directory)
     }

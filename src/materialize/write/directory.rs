@@ -59,6 +59,13 @@ impl Identity {
     }
 }
 
+/// By identity, whatever led there.
+impl PartialEq for Directory {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+}
+
 impl Directory {
     /// Opens the destination. Links in its own path are followed, because the user chose it.
     pub(crate) fn open_top(path: &Path) -> Result<Self, Errno> {
@@ -103,6 +110,12 @@ impl Directory {
             child.set_resolved_path(path);
         }
         Ok(child)
+    }
+
+    /// Another descriptor of the directory, with a resolved path of its own.
+    pub(super) fn duplicate(&self) -> Result<Self, Errno> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(self, 0)?;
+        Self::new(fd, self.inherits_acl(), &self.0.open)
     }
 
     pub(crate) fn downgrade(&self) -> WeakDirectory {

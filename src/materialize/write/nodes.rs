@@ -1,6 +1,6 @@
 //! Makes directories, links and special files, immediately and on the scan thread.
 
-use rustix::fs::{AtFlags, FileType, Mode};
+use rustix::fs::{AtFlags, FileType, Mode, Stat};
 use rustix::io::Errno;
 
 use super::attributes::Attributes;
@@ -15,7 +15,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::chmod::OWNER_RWX;
 use crate::base::file::AttributeTarget;
 use crate::base::resolve::ResolveError;
-use crate::index::MAX_FORWARD_LINK_PASSES;
+use crate::index::{self, MAX_FORWARD_LINK_PASSES};
 use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::materialize::options::Existing;
 use crate::tar::{Device, MemberKind};
@@ -197,13 +197,69 @@ impl TreeWriter {
         Ok(Some((directory.with_action("open the directory")?, is_new)))
     }
 
-    fn make_link(&mut self, job: &Job, target: &[u8]) {
+    /// Whether the path of `job` goes through the link that is in its place, and that it replaces.
+    pub(super) fn removes_link_on_its_way(&mut self, job: &Job) -> bool {
+        let is_link = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+        let name = name_of(&job.path);
+        self.context.existing == Existing::Replace
+            && self.context.update.get().is_none()
+            && job.directory.resolved_path_of(name).is_some()
+            && lstat_at(&job.directory, name).is_ok_and(is_link)
+            && self.destination.goes_through_itself(&job.path)
+            && self.replaces_link(job)
+    }
+
+    /// Whether `job` replaces a link in its place.
+    fn replaces_link(&mut self, job: &Job) -> bool {
+        let kind = &job.member.kind;
+        let MemberKind::HardLink(target) = kind else {
+            return index::check_kind(kind).is_ok();
+        };
+        let Some(target) = self.link_target(target) else {
+            return false;
+        };
+        let (parent, name) = (parent_of(&target), name_of(&target));
+        let Ok(directory) = self.destination.resolve_directory(parent, IfMissing::Fail) else {
+            return false;
+        };
+        let writers = &mut self.destination.writers;
+        writers.wait_for_name(directory.identity(), name);
+        lstat_at(&directory, name).is_ok_and(|stat| {
+            FileType::from_raw_mode(stat.st_mode) != FileType::Directory
+                && !is_same_file(&directory, name, &job.directory, name_of(&job.path))
+        })
+    }
+
+    /// Removes the link in the place of `job`, whose inode may be `shared` with other names. `None` after an error.
+    pub(super) fn remove_link(&mut self, job: &Job, shared: Option<u64>) -> Option<()> {
+        let (directory, name) = (&job.directory, name_of(&job.path));
+        self.context.note_replacement();
+        match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+            // The link had replaced a deferred link of the same name.
+            Ok(()) | Err(Errno::NOENT) => self.context.reserved_names.release(directory, name),
+            Err(errno) => {
+                let action = "remove the link in its place";
+                let error = StepError { action, errno };
+                let missing_bytes = job.member.payload.len();
+                self.context.record_job_failure(job, error, missing_bytes);
+                return None;
+            }
+        }
+        if let Some(inode) = shared {
+            self.resume.after_replace(inode, &mut self.destination);
+        }
+        Some(())
+    }
+
+    /// Path of a hard link's target in the destination; `None` if no component remains.
+    fn link_target(&self, target: &[u8]) -> Option<ArchivePath> {
         let target = ArchivePath::sanitize(target).path;
-        let Some(target) = self
-            .selection
-            .strip_path(target)
-            .filter(|target| !target.is_root())
-        else {
+        let target = self.selection.strip_path(target);
+        target.filter(|target| !target.is_root())
+    }
+
+    fn make_link(&mut self, job: &Job, target: &[u8]) {
+        let Some(target) = self.link_target(target) else {
             self.context.problems.add(&job.path, Cause::EmptyTarget);
             return;
         };

@@ -95,13 +95,21 @@ impl TreeWriter {
             return None;
         }
         let directory = self.parent_directory(&path, member.payload.len())?;
-        let job = Job {
+        let mut job = Job {
             number: self.resume.number,
             ..Job::new(directory, path, member)
         };
-        let shared = self
-            .resume
-            .before_create(&job, &mut self.destination, &self.selection);
+        let shared = loop {
+            let is_behind_itself = self.removes_link_on_its_way(&job);
+            let shared = self
+                .resume
+                .before_create(&job, &mut self.destination, &self.selection);
+            if !is_behind_itself {
+                break shared;
+            }
+            self.remove_link(&job, shared)?;
+            job.directory = self.parent_directory(&job.path, job.member.payload.len())?;
+        };
         if job.member.kind == MemberKind::File {
             self.destination
                 .invalidate_aliases(&job.directory, &job.path);
