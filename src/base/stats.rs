@@ -137,8 +137,10 @@ stats! {
     skipped_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
-    /// Processor time of decoding archives that need no network, in nanoseconds.
+    /// Processor time of decoding archives that need no network, in nanoseconds: by reads, and by scans that make an index.
     decoding_nanoseconds,
+    /// Plain bytes that were decoded in this time.
+    timed_decoded_bytes,
     /// Archives that were opened by an index published beside them, or a SOCI ztoc, without a scan.
     published_indexes,
     /// Reads of published indexes.
@@ -287,6 +289,7 @@ mod tests {
             "skipped_bytes",
             "decoded_bytes",
             "decoding_nanoseconds",
+            "timed_decoded_bytes",
             "published_indexes",
             "index_reads",
             "index_read_bytes",

@@ -103,6 +103,14 @@ impl PlaceSet {
     }
 }
 
+/// A link of an archive.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct SeenLink {
+    target: Vec<u8>,
+    /// Number of its member, which other names of it share.
+    inode: u64,
+}
+
 /// Links of an archive, in the order of which a run resolves paths. Every other name is taken for a directory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PathLinks {
@@ -110,7 +118,9 @@ pub struct PathLinks {
     is_followed: bool,
     /// Whether there were too many links, so that none is followed.
     is_full: bool,
-    targets: BTreeMap<ArchivePath, Vec<u8>>,
+    targets: BTreeMap<ArchivePath, SeenLink>,
+    /// Number of links so far.
+    count: u64,
     /// Places that requested paths reach through links.
     passed: PlaceSet,
     /// The requested paths, and where links lead them if they are followed.
@@ -163,10 +173,10 @@ impl PathLinks {
         };
         let (mut place, is_own_link) = resolve::parent(&mut tree, above.components(), name).ok()?;
         place.push(name);
+        let inode = |link: &SeenLink| link.inode;
         let is_itself = || match kind {
             MemberKind::HardLink(target) => {
-                let target = ArchivePath::sanitize(target).path;
-                self.resolve(&target, &mut Vec::new()).ok().as_ref() == Some(&place)
+                self.hard_linked(target).map(inode) == self.targets.get(&place).map(inode)
             }
             _ => false,
         };
@@ -180,27 +190,34 @@ impl PathLinks {
         if index::check_kind(kind).is_err() {
             return false;
         }
-        let target = match kind {
-            MemberKind::Symlink(target) => Some(target),
+        self.count += 1;
+        let link = match kind {
+            MemberKind::Symlink(target) => Some(SeenLink {
+                target: target.clone(),
+                inode: self.count,
+            }),
             // It is another name of the link at its target, if there is one.
-            MemberKind::HardLink(target) => {
-                let target = ArchivePath::sanitize(target).path;
-                let target = self.resolve(&target, &mut Vec::new()).ok();
-                target.and_then(|target| self.targets.get(&target))
-            }
+            MemberKind::HardLink(target) => self.hard_linked(target).cloned(),
             _ => None,
         };
-        let target = target.cloned();
-        let old = self.targets.remove(place);
+        let target = link.as_ref().map(|link| link.target.clone());
+        let old = self.targets.remove(place).map(|old| old.target);
         let is_changed = old != target;
         if let Some(old) = old {
             self.bytes -= link_bytes(place, &old);
         }
-        if let Some(target) = target {
-            self.bytes += link_bytes(place, &target);
-            self.targets.insert(place.clone(), target);
+        if let Some(link) = link {
+            self.bytes += link_bytes(place, &link.target);
+            self.targets.insert(place.clone(), link);
         }
         is_changed
+    }
+
+    /// The link of which a hard link to `target` is another name.
+    fn hard_linked(&self, target: &[u8]) -> Option<&SeenLink> {
+        let target = ArchivePath::sanitize(target).path;
+        let target = self.resolve(&target, &mut Vec::new()).ok()?;
+        self.targets.get(&target)
     }
 
     /// Adds the requested path with this number, where it leads now.
@@ -256,7 +273,7 @@ fn link_bytes(place: &ArchivePath, target: &[u8]) -> usize {
 
 /// The links of a [`PathLinks`] by their paths without links.
 struct SeenLinks<'a> {
-    targets: &'a BTreeMap<ArchivePath, Vec<u8>>,
+    targets: &'a BTreeMap<ArchivePath, SeenLink>,
     passed: &'a mut Vec<ArchivePath>,
     /// Memory of the places on the way.
     bytes: usize,
@@ -278,7 +295,7 @@ impl resolve::Tree for SeenLinks<'_> {
             return Err(PathError::TooManyLinks);
         }
         self.passed.push(path.clone());
-        let target = self.targets.get(&path).cloned();
+        let target = self.targets.get(&path).map(|link| link.target.clone());
         Ok(target.map_or(Step::Directory(path), Step::Link))
     }
 
@@ -544,7 +561,12 @@ mod tests {
     fn link_on_the_way_to_its_own_place_is_removed_first() {
         let mut selection = following(&["e/f"]);
         note(&mut selection, "e", link("."));
-        for kind in [link(""), MemberKind::HardLink(b"e".to_vec())] {
+        note(&mut selection, "h", MemberKind::HardLink(b"e".to_vec()));
+        for kind in [
+            link(""),
+            MemberKind::HardLink(b"e".to_vec()),
+            MemberKind::HardLink(b"h".to_vec()),
+        ] {
             note(&mut selection, "e/e", kind);
         }
         assert!(note(&mut selection, "f", MemberKind::File));

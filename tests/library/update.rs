@@ -293,6 +293,34 @@ fn implied_directories_get_the_attributes_of_a_fresh_run() {
 }
 
 #[test]
+fn implied_directories_take_the_place_of_other_entries() {
+    type Change = fn(&Path);
+    let place = Place::new();
+    let archive = Archive::new().directory("o").file("d/e/x", "1");
+    place.put("two.tar", archive.file("d/y", "2").end());
+    fs::create_dir(place.path("fresh")).expect("made");
+    place.succeeds(&["materialize", "two.tar", "-C", "fresh"]);
+    let facts = |tree: &str| ["d", "o"].map(|path| tree_facts(&place.path(tree).join(path)));
+    let cases: [(&str, Change); 5] = [
+        ("d", |path| fs::write(path, "old").expect("written")),
+        ("d", |path| symlink(".", path).expect("made")),
+        ("d", |path| symlink("o", path).expect("made")),
+        ("d/e", |path| symlink("../o", path).expect("made")),
+        ("d/e", |path| fs::write(path, "old").expect("written")),
+    ];
+    for (name, change) in cases {
+        let path = place.path("out").join(name);
+        drop(fs::remove_dir_all(&path));
+        fs::create_dir_all(path.parent().expect("in out")).expect("made");
+        change(&path);
+        let outcome = update(&place, "two.tar", &[]);
+        assert_eq!(outcome.code, 0, "{name}: {}", outcome.complaints);
+        assert_eq!(facts("out"), facts("fresh"), "{name}");
+        assert_eq!(update(&place, "two.tar", &["--dry-run"]).text(), "");
+    }
+}
+
+#[test]
 fn implied_directories_lose_the_extended_attributes_of_an_earlier_tree() {
     const ACL: &[u8] = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\x01\0\0\0\
         \x04\0\x05\0\xff\xff\xff\xff\x10\0\x07\0\xff\xff\xff\xff\x20\0\x05\0\xff\xff\xff\xff";

@@ -81,6 +81,7 @@ impl Reader {
             .map_err(|error| self.read_error_at(span.plain, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
+        decoder.clock.count(bytes.len());
         let digests = self.span_digests.as_ref();
         let digest = digests.and_then(|digests| digests.plain(span.number));
         let has_digest = || digest.is_none_or(|digest| sha256(&bytes) == digest);

@@ -40,12 +40,13 @@ pub(crate) fn is_decoded_faster(
     disk_cache: &DiskCache,
     stats: &Stats,
 ) -> bool {
-    let decoding = bytes_per_second(stats.decoded_bytes.get(), stats.decoding_nanoseconds.get());
+    let (bytes, nanoseconds) = (&stats.timed_decoded_bytes, &stats.decoding_nanoseconds);
+    let decoding = bytes_per_second(bytes.get(), nanoseconds.get());
     packed.saturating_mul(MIN_DECLINED_RATIO) <= plain
         && decoding > Some(disk_cache.read_rate().unwrap_or(u64::MAX))
 }
 
-/// Clock of decoding: counts its processor time for [`is_decoded_faster`]. It stands still for an archive whose bytes
+/// Clock of decoding: counts its processor time and bytes for [`is_decoded_faster`]. It stands still for an archive whose bytes
 /// are not near, because each look at it is a system call, and data of servers is always kept.
 #[derive(Clone, Debug)]
 pub(crate) struct DecodingClock(Option<Arc<Stats>>);
@@ -55,7 +56,7 @@ impl DecodingClock {
         Self(is_near(source).then(|| Arc::clone(stats)))
     }
 
-    /// A clock that stands still, for a scan without a disk cache.
+    /// A clock that stands still, for a scan that makes no index, and so has no disk cache.
     pub(crate) fn stopped() -> Self {
         Self(None)
     }
@@ -71,6 +72,13 @@ impl DecodingClock {
             .decoding_nanoseconds
             .add(processor_nanoseconds().saturating_sub(start));
         decoded
+    }
+
+    /// Counts plain bytes that were decoded in measured time.
+    pub(crate) fn count(&self, bytes: usize) {
+        if let Some(stats) = &self.0 {
+            stats.timed_decoded_bytes.add(bytes as u64);
+        }
     }
 }
 
@@ -168,7 +176,7 @@ mod tests {
         const LEN: u64 = 1 << 20;
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let stats = Arc::<Stats>::default();
-        stats.decoded_bytes.add(100 << 20);
+        stats.timed_decoded_bytes.add(100 << 20);
         stats
             .decoding_nanoseconds
             .add(decoding_seconds * 1_000_000_000);

@@ -236,6 +236,7 @@ impl PlainStream {
             hash.update(&bytes);
         }
         self.stats.decoded_bytes.add(bytes.len() as u64);
+        self.clock.count(bytes.len());
         StreamItem::Plain(bytes)
     }
 

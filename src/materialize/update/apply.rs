@@ -20,7 +20,7 @@ use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Summary;
 use crate::materialize::write::{
     AttributeTarget, Attributes, CAPABILITIES, Directory, IfMissing, PendingDirectory,
-    ReplaceRules, name_of, parent_of,
+    ReplaceRules, lstat_at, name_of, parent_of,
 };
 use crate::tar::{Member, MemberKind};
 
@@ -171,7 +171,12 @@ impl Materializer {
             names.entry(Ino(ino)).or_default().push(path);
         }
         let found = names.keys().filter_map(|ino| index.entry(*ino));
-        let mut entries: Vec<_> = found.filter(|entry| !entry.is_implied()).collect();
+        let (implied, mut entries): (Vec<_>, Vec<_>) = found.partition(Entry::is_implied);
+        for entry in implied {
+            for path in names.get(&entry.ino()).into_iter().flatten() {
+                self.make_room_for_directory(path);
+            }
+        }
         // Directories first, those above others before them, and then files in the order of their contents.
         let start = |entry: &Entry<'_>| entry.pieces(0, u64::MAX).next().map(|it| it.plain.start());
         entries.sort_by_key(|entry| {
@@ -215,6 +220,19 @@ impl Materializer {
             }
         }
         Ok(damaged)
+    }
+
+    /// Removes another entry at `path`, where the entries below it imply a directory.
+    fn make_room_for_directory(&mut self, path: &ArchivePath) {
+        // Behind a link there is nothing to remove, because the link is replaced, too.
+        let parent = self.parent(path);
+        if parent.is_ok_and(|parent| {
+            lstat_at(&parent, name_of(path))
+                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory)
+        }) {
+            self.tree.context.note_replacement();
+            self.remove(path);
+        }
     }
 
     /// Makes `path` a name of the file at `first`.
