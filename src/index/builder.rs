@@ -412,8 +412,9 @@ impl Builder {
         let MemberKind::HardLink(target) = kind else {
             return Ok(true);
         };
-        let target = self.find_link_target(&ArchivePath::sanitize(target).path)?;
-        Ok(match target {
+        let target = ArchivePath::sanitize(target).path;
+        check_path_len(&target)?;
+        Ok(match self.find_link_target(&target)? {
             LinkTarget::Entry(ino) => {
                 ino != self.tree.dirent(number).ino.get() && !self.tree.inode(ino).is_directory()
             }

@@ -442,6 +442,23 @@ fn journal_is_used_only_for_same_run_and_intact_part() {
 }
 
 #[test]
+fn replaced_hard_link_reserves_no_name_in_the_next_run() {
+    let archive = Archive::new().hard_link("e", "f").symlink("e", ".");
+    let place = Place::new(archive.file("e/e", "1").file("f", "2").end().into());
+    // The third entry is the directory that takes the place of the link.
+    let (output, _) = place.run(&["--max-entries", "3"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+    assert!(fs::symlink_metadata(place.path("out/e")).is_err());
+    let (output, _) = place.run(&[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr_text(&output));
+    let content = |path: &str| fs::read_to_string(place.path(path)).expect("a file");
+    assert_eq!(
+        (content("out/e/e"), content("out/f")),
+        ("1".to_owned(), "2".to_owned())
+    );
+}
+
+#[test]
 fn limits_apply_to_all_runs_together() {
     let place = Place::new(entangled_archive().into());
     // 38 members and eleven megabytes: the resumed run has far less left.

@@ -47,7 +47,12 @@ impl resolve::Tree for RootedTree {
         })
     }
 
-    fn imply(&mut self, _: &Place, _: &[u8]) -> Result<Place, Errno> {
+    fn imply(
+        &mut self,
+        _: &Place,
+        _: &[u8],
+        _: impl FnOnce() -> ArchivePath,
+    ) -> Result<Place, Errno> {
         Ok(None)
     }
 }

@@ -466,6 +466,8 @@ struct JournalLoader {
     tree_items: Vec<(Option<u64>, TreeItem)>,
     directories: Vec<(u64, PendingDirectory)>,
     links: Vec<(u64, DeferredLink)>,
+    /// Places where something was replaced, with the number of links before. Those had no place there any more.
+    replaced: HashMap<ArchivePath, usize>,
     new_directories: Vec<(u64, ArchivePath)>,
     checkpoint: Option<(ResumePoint, CheckpointInfo)>,
 }
@@ -514,9 +516,10 @@ impl JournalLoader {
                 self.tree_items.push((None, touched));
             }
             ItemKind::Replace => {
-                let unchecked = TreeItem::Unchecked(fields.path()?);
+                let path = fields.path()?;
                 fields.end()?;
-                self.tree_items.push((None, unchecked));
+                self.replaced.insert(path.clone(), self.links.len());
+                self.tree_items.push((None, TreeItem::Unchecked(path)));
             }
             ItemKind::Make => {
                 let made = (fields.number()?, fields.path()?);
@@ -527,7 +530,13 @@ impl JournalLoader {
         Some(())
     }
 
-    fn finish(self) -> Option<RecoveredState> {
+    fn finish(mut self) -> Option<RecoveredState> {
+        let mut count = 0;
+        self.links.retain(|(_, link)| {
+            count += 1;
+            let replaced = self.replaced.get(&link.path);
+            replaced.is_none_or(|&before| count > before)
+        });
         let (resume_point, progress) = self.checkpoint?;
         let done = progress.members;
         let items = self.tree_items.into_iter();

@@ -166,11 +166,10 @@ impl Destination {
             here = match step {
                 Step::Directory(directory) => directory,
                 Step::Missing => {
-                    let made = self.resolver(missing).imply(&here, name);
-                    let made = made.map_err(ResolveError::Tree)?;
-                    let above = path.get(..depth + name.len()).unwrap_or_default();
-                    self.note_implied(ArchivePath::sanitize(above).path, made.identity());
-                    made
+                    let above = || ArchivePath::sanitize(path.get(..depth).unwrap_or_default());
+                    let mut resolver = self.resolver(missing);
+                    let made = resolver.imply(&here, name, || above().path);
+                    made.map_err(ResolveError::Tree)?
                 }
                 Step::Other => {
                     return Err(ResolveError::Path(resolve::PathError::NotADirectory));
@@ -192,18 +191,8 @@ impl Destination {
     ) -> Result<Directory, ResolveError<StepError>> {
         self.has_followed_links = true;
         let components = path.split(|&byte| byte == b'/');
-        let mut resolver = self.resolver(missing);
-        let found = resolve::directory_with_path(&mut resolver, components);
-        let made = std::mem::take(&mut resolver.made);
+        let found = resolve::directory_with_path(&mut self.resolver(missing), components);
         let (directory, place) = found?;
-        let mut above = place.clone();
-        // If one directory was made, all below it were too. So these are the last components.
-        for identity in made.into_iter().rev() {
-            let Some((parent, _)) = above.split_last() else {
-                break;
-            };
-            self.note_implied(std::mem::replace(&mut above, parent), identity);
-        }
         // The directory was just opened for this lookup, unless it is the destination itself.
         let directory = if place.is_root() {
             let top = directory.duplicate();
@@ -233,7 +222,6 @@ impl Destination {
         Resolver {
             destination: self,
             missing,
-            made: Vec::new(),
         }
     }
 
@@ -261,7 +249,6 @@ pub(crate) enum IfMissing {
 struct Resolver<'a> {
     destination: &'a mut Destination,
     missing: IfMissing,
-    made: Vec<Identity>,
 }
 
 impl Tree for Resolver<'_> {
@@ -296,7 +283,12 @@ impl Tree for Resolver<'_> {
         }
     }
 
-    fn imply(&mut self, parent: &Directory, name: &[u8]) -> Result<Directory, StepError> {
+    fn imply(
+        &mut self,
+        parent: &Directory,
+        name: &[u8],
+        parent_path: impl FnOnce() -> ArchivePath,
+    ) -> Result<Directory, StepError> {
         const ACTION: &str = "create a parent directory";
         if self.missing == IfMissing::Fail {
             return Err(Errno::NOENT).with_action("open a directory on the way");
@@ -312,7 +304,9 @@ impl Tree for Resolver<'_> {
         let made = self.destination.open_child(parent, name, is_new);
         let made = made.with_action("open a parent directory")?;
         if is_new {
-            self.made.push(made.identity());
+            let mut path = parent_path();
+            path.push(name);
+            self.destination.note_implied(path, made.identity());
         }
         Ok(made)
     }
