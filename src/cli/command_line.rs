@@ -6,8 +6,9 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::commands::list::{chmod, chown, diff, du, find, ls, rm};
+use super::commands::write::{copy, materialize, shard, sync};
 use super::commands::{
-    bundle, cache, generate, image, index, materialize, plan, profile, status, umount, verify,
+    bundle, cache, cat, generate, image, index, profile, status, umount, verify,
 };
 use super::{args, help};
 
@@ -30,6 +31,14 @@ pub(crate) enum Verb {
     /// Extract an archive to disk
     #[command(visible_alias = "extract")]
     Materialize(materialize::MaterializeArgs),
+    /// Bring a directory to the state of an archive, an image or another directory
+    Sync(sync::SyncArgs),
+    /// Copy a directory of this machine, as `cp -a` does
+    Copy(copy::CopyArgs),
+    /// Cut an archive into shards for several workers, and write one
+    Shard(shard::ShardVerbArgs),
+    /// Print files of an archive
+    Cat(cat::CatArgs),
     /// List an archive's entries
     Ls(ls::LsArgs),
     /// Print the files for which an expression is true
@@ -44,10 +53,6 @@ pub(crate) enum Verb {
     Rm(rm::RmArgs),
     /// Print what differs between two trees
     Diff(diff::DiffArgs),
-    /// Cut an archive into shards for several workers
-    Plan(plan::PlanArgs),
-    /// Write the entries of a shard to standard output, as a tar archive
-    Cat(plan::CatArgs),
     /// Show the layers and the configuration of an image
     Image(image::ImageArgs),
     /// Make a bundle for a container runtime from an image

@@ -16,11 +16,11 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Output",
-        "directory output publish long recursive all directory_itself by_size by_time unsorted reverse inode one_per_line numeric_uid_gid to_stdout dry_run sync checksum json format summarize max_depth total apparent_size inodes human_readable changes verbose quiet stats",
+        "directory output publish long recursive all directory_itself by_size by_time unsorted reverse inode one_per_line numeric_uid_gid to_stdout dry_run waits_for_disk json format summarize max_depth total apparent_size inodes human_readable changes verbose quiet stats",
     ),
     (
         "Existing files",
-        "atomic resume update delete finish keep_old_files skip_old_files force dir preserve_root no_preserve_root one_file_system no_one_file_system",
+        "atomic resume delete checksum keep_old_files skip_old_files force dir preserve_root no_preserve_root one_file_system no_one_file_system",
     ),
     (
         "Ownership",
@@ -61,7 +61,7 @@ struct VerbHelp {
     examples: &'static str,
 }
 
-const VERBS: [VerbHelp; 19] = [
+const VERBS: [VerbHelp; 21] = [
     VerbHelp {
         verb: "mount",
         short: "headers layers root options writable foreground wait_index restart memory",
@@ -110,13 +110,49 @@ const VERBS: [VerbHelp; 19] = [
   # from a pipe
   curl -s https://example.com/data.tar.xz | tarfs materialize - -C data
   # continue after an interruption
-  tarfs materialize --resume https://example.com/data.tar.zst -C data
+  tarfs materialize --resume https://example.com/data.tar.zst -C data",
+    },
+    VerbHelp {
+        verb: "sync",
+        short: "headers delete checksum dry_run verbose quiet",
+        examples: "
   # bring an older tree to this state, and write only what differs
-  tarfs materialize --update --delete https://example.com/data.tar.gz -C data
-  # the first quarter, on one of four machines; --finish ends the work of all
-  tarfs materialize --shard 1/4 https://example.com/data.tar.gz -C data
-  # copy a directory of this machine, as cp -a copies it
-  tarfs materialize tree -C copy",
+  tarfs sync --delete https://example.com/data.tar.gz data
+  # show what would be done to a copy of a directory
+  tarfs sync --delete --dry-run tree copy
+  # compare contents, and not only sizes and times
+  tarfs sync --checksum data.tar.gz data",
+    },
+    VerbHelp {
+        verb: "copy",
+        short: "include exclude atomic keep_old_files skip_old_files dry_run verbose quiet",
+        examples: "
+  # copy a tree with owners, links, holes and attributes
+  tarfs copy tree copy
+  # without the object files
+  tarfs copy --exclude '*.o' tree copy",
+    },
+    VerbHelp {
+        verb: "shard",
+        short: "headers shards json directory verbose quiet",
+        examples: "
+  # show what each of four workers would read
+  tarfs shard plan --shards 4 https://example.com/data.tar.gz
+  # write the first quarter, on one of four machines
+  tarfs shard write https://example.com/data.tar.gz 1/4 -C data
+  # end the work of all
+  tarfs shard finish https://example.com/data.tar.gz -C data
+  # write the second quarter to a pipe, as a tar archive, with the index of another machine
+  tarfs shard tar --index data.idx data.tar.gz 2/4",
+    },
+    VerbHelp {
+        verb: "cat",
+        short: "headers layers",
+        examples: "
+  # print a file
+  tarfs cat https://example.com/data.tar.gz a/b/README
+  # print two files of an image
+  tarfs cat docker://debian:stable etc/os-release etc/debian_version",
     },
     VerbHelp {
         verb: "ls",
@@ -135,15 +171,6 @@ const VERBS: [VerbHelp; 19] = [
   tarfs find https://example.com/data.tar.gz -name *.json -size +1M
   # print the files below a directory, for xargs -0
   tarfs find /srv/data -type f -print0",
-    },
-    VerbHelp {
-        verb: "plan",
-        short: "headers shards json",
-        examples: "
-  # show what each of four workers would read
-  tarfs plan --shards 4 https://example.com/data.tar.gz
-  # the same for programs
-  tarfs plan --shards 64 --json data.tar.gz",
     },
     VerbHelp {
         verb: "du",
@@ -189,15 +216,6 @@ const VERBS: [VerbHelp; 19] = [
   tarfs rm -rf /srv/data/old
   # also what is mounted in it
   tarfs rm -r --no-one-file-system /srv/data/old",
-    },
-    VerbHelp {
-        verb: "cat",
-        short: "headers shard",
-        examples: "
-  # write the first quarter to a pipe, as a tar archive
-  tarfs cat --shard 1/4 https://example.com/data.tar.gz
-  # the next one on another machine, with the index of the first
-  tarfs cat --shard 2/4 --index data.idx data.tar.gz",
     },
     VerbHelp {
         verb: "image",

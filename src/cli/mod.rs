@@ -21,9 +21,9 @@ use clap_complete::CompleteEnv;
 
 use command_line::Verb;
 use commands::list::{chmod, chown, diff, du, find, ls, rm};
+use commands::write::{copy, materialize, shard, sync};
 use commands::{
-    bundle, cache, generate, image, index, materialize, mount, plan, profile, status, umount,
-    verify,
+    bundle, cache, cat, generate, image, index, mount, profile, status, umount, verify,
 };
 use daemon::inherited_fds;
 use ui::{logging, output, panic_hook};
@@ -74,8 +74,10 @@ pub(crate) fn run() -> ExitCode {
         Verb::Chown(args) => chown::run(&args),
         Verb::Rm(args) => rm::run(&args),
         Verb::Diff(args) => diff::run(&args),
-        Verb::Plan(args) => plan::plan(&args),
-        Verb::Cat(args) => plan::cat(&args),
+        Verb::Cat(args) => cat::run(&args),
+        Verb::Copy(args) => copy::run(&args),
+        Verb::Sync(args) => sync::run(&args),
+        Verb::Shard(args) => shard::run(&args),
         Verb::Image(args) => image::run(&args),
         Verb::Bundle(args) => bundle::run(&args),
         Verb::Index(args) => index::run(&args),

@@ -10,20 +10,17 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::error::{Cause, Error, WithAction, errno_of};
 use super::materializer::Materializer;
 use super::options::{Existing, Summary};
-use super::selection::PathLinks;
 use super::write::{
     ADD_ENTRY, AttributeTarget, CAPABILITIES, Context, Directory, FileWriter, Identity, Job,
     PendingDirectory, TreeWriter, WeakDirectory, is_on_remote,
 };
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
-use crate::base::resolve::{PathError, ResolveError};
-use crate::base::rooted;
 use crate::base::sync::{Condvar, Mutex};
 use crate::list::{
     DirectoryTree, FileKind, Level, Metadata, Name, OpenDirectory, Start, Tree, Visit, Visitor,
@@ -72,11 +69,6 @@ impl Materializer {
             .is_ok_and(|top| source_path.is_ok_and(|source| top.starts_with(source)))
         {
             return Err(Error::ContainsDestination(source.to_owned()));
-        }
-        let selection = &mut self.tree.selection;
-        selection.links = PathLinks::followed();
-        for selected in &mut selection.paths {
-            selected.resolve(|path| place_of(&directory, path));
         }
         let is_remote = is_on_remote(&directory) || is_on_remote(&top);
         let copier = Arc::new(Copier {
@@ -447,20 +439,6 @@ impl Visitor<DirectoryTree> for Copier {
         let path = ArchivePath::sanitize(path).path;
         self.context.problems.add(&path, cause);
     }
-}
-
-/// The path without links in `directory`. One at which nothing is stays as it is, and is reported after the walk.
-fn place_of(directory: &OwnedFd, path: &ArchivePath) -> Result<ArchivePath, PathError> {
-    let place = match rooted::file(directory, path.as_bytes()) {
-        Err(ResolveError::Path(error)) => return Err(error),
-        Err(ResolveError::Tree(_)) => None,
-        Ok(place) => Some(place),
-    };
-    let is_there = |place: &ArchivePath| {
-        let flags = AtFlags::SYMLINK_NOFOLLOW;
-        rustix::fs::statat(directory, place.as_bytes(), flags).is_ok()
-    };
-    Ok(place.filter(is_there).unwrap_or_else(|| path.clone()))
 }
 
 fn identity(metadata: &Metadata) -> Identity {

@@ -268,7 +268,7 @@ impl Error {
             }
             Self::Sync { .. } => Some("check the disk, then run the command again"),
             Self::TooMuchMemory(_) => Some(HINT_RAISE_INDEX_MEMORY),
-            Self::ContainsDestination(_) => Some("name a directory outside of it with -C"),
+            Self::ContainsDestination(_) => Some("name a directory outside of it"),
             Self::SourceDirectory(..) | Self::Interrupted | Self::Thread(_) | Self::Output(_) => {
                 None
             }

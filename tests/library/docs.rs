@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERBS: [&[&str]; 21] = [
+const VERBS: [&[&str]; 26] = [
     &["mount"],
     &["umount"],
     &["status"],
@@ -17,7 +17,12 @@ const VERBS: [&[&str]; 21] = [
     &["chmod"],
     &["chown"],
     &["rm"],
-    &["plan"],
+    &["sync"],
+    &["copy"],
+    &["shard", "plan"],
+    &["shard", "write"],
+    &["shard", "finish"],
+    &["shard", "tar"],
     &["cat"],
     &["image"],
     &["bundle"],

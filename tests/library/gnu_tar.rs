@@ -56,7 +56,7 @@ fn hard_link_selected_alone_needs_its_target_in_the_destination() {
     fs::create_dir(place.path("tree")).expect("new");
     place.put("tree/first", "content");
     fs::hard_link(place.path("tree/first"), place.path("tree/link")).expect("new");
-    place.succeeds(&["materialize", "-q", "tree", "-C", "out", "link"]);
+    place.succeeds(&["copy", "-q", "tree", "out", "--include=link"]);
     let copied = fs::read(place.path("out/link")).expect("written");
     assert_eq!(copied, b"content");
 }
@@ -112,10 +112,10 @@ fn incremental_archives_have_the_entries_that_gnu_tar_lists() {
             names
         };
         assert_eq!(sorted(found.text()), sorted(names.text()), "{archive}");
-        // The copy by `cat` has directories with their times, and no lists of names.
+        // The copy by `shard tar` has directories with their times, and no lists of names.
         fs::write(
             place.path("copy.tar"),
-            place.succeeds(&["cat", &archive]).output,
+            place.succeeds(&["shard", "tar", &archive]).output,
         )
         .expect("written");
         let times = |archive: &str| {

@@ -294,7 +294,8 @@ fn closed_or_ended_output_is_treated_as_by_gnu_programs() {
         ("tarfs du a.tar >&-", 1),
         ("tarfs chmod -v 755 tree >&-", 1),
         ("tarfs verify a.tar >&-", 2),
-        ("tarfs plan --shards 2 a.tar >&-", 2),
+        ("tarfs shard plan --shards 2 a.tar >&-", 2),
+        ("tarfs cat a.tar f >&-", 2),
     ] {
         let (found, error) = status(line);
         assert_eq!(found, Some(code), "{line}: {error}");
@@ -581,10 +582,6 @@ fn materialize_refuses_parent_components_and_names_loops() {
             let told = place.fails(&words, &["cannot contain `..`", "`tarfs find`"]);
             assert!(told.contains(&format!("{path}: ")), "{told}");
         }
-        place.fails(
-            &["materialize", "-q", "out", "-C", "copy", path],
-            &["cannot contain `..`"],
-        );
     }
     place.fails(
         &["materialize", "-q", "a.tar", "-C", "out", "loop/x"],
@@ -755,9 +752,9 @@ fn tree_deeper_than_the_limit_of_open_files_is_walked() {
     assert_eq!(sorted(&listed.stdout, b'\n'), sorted(&all.stdout, b'\n'));
     fs::create_dir(place.path("copy")).expect("new");
     for words in [
-        "materialize -q deep -C copy",
+        "copy -q deep copy",
         "diff deep copy",
-        "materialize -q --update --delete deep -C copy",
+        "sync -q --delete deep copy",
         "diff deep copy",
     ] {
         let ours = run_limited(&place, &format!("exec {PROGRAM} {words}"));
@@ -1072,9 +1069,9 @@ fn damaged_saved_index_is_replaced_by_each_verb() {
         &["ls", "-R", "a.tar"],
         &["find", "a.tar"],
         &["du", "a.tar"],
-        &["cat", "a.tar"],
+        &["shard", "tar", "a.tar"],
         &["diff", "a.tar", "a.tar"],
-        &["plan", "--shards=2", "a.tar"],
+        &["shard", "plan", "--shards=2", "a.tar"],
         &["materialize", "a.tar", "-C", "out", directory],
     ] {
         let expected = tarfs(&place, words);
@@ -1139,7 +1136,7 @@ fn missing_part_of_a_published_index_is_an_error_with_path_and_advice() {
     );
     assert!(whole.status.success(), "{whole:?}");
     fs::remove_dir_all(place.path("cache")).ok();
-    let planned = tarfs(&place, &["plan", "--shards=2", &url]);
+    let planned = tarfs(&place, &["shard", "plan", "--shards=2", &url]);
     assert!(
         planned.status.success(),
         "a publisher's index is used: {planned:?}"

@@ -7,6 +7,7 @@ mod accepted_answers;
 mod adversarial;
 mod archive;
 mod atomic;
+mod cat;
 mod change;
 mod cli;
 mod clouds;

@@ -410,9 +410,9 @@ fn verbs_that_read_by_a_saved_index_name_the_memory_that_they_need() {
     fs::write(place.path("out/a"), vec![0; MIB]).expect("written");
     for verb in [
         &["diff", "--checksum", "a.tar.xz", "out"][..],
-        &["cat", "--shard=1/1", "a.tar.xz"],
-        &["materialize", "--shard=1/1", "a.tar.xz", "-C", "out"],
-        &["materialize", "--update", "a.tar.xz", "-C", "out"],
+        &["shard", "tar", "a.tar.xz", "1/1"],
+        &["shard", "write", "a.tar.xz", "1/1", "-C", "out"],
+        &["sync", "a.tar.xz", "out"],
     ] {
         let words = [verb, &["--memory=32MiB"]].concat();
         let outcome = place.run(&words);
@@ -463,7 +463,7 @@ fn named_memory_suffices_and_is_the_least_for_every_way_of_reading() {
             (&["index", "-q", "a.tar.xz"], false),
             (&["verify", "a.tar.xz"], false),
             (&["materialize", "-q", "a.tar.xz", "-C", "out"], false),
-            (&["cat", "--shard=1/1", "a.tar.xz"], true),
+            (&["shard", "tar", "a.tar.xz", "1/1"], true),
             (&["ls", "tar:outer.tar!/a.tar.xz"], false),
             (&["ls", "tar:outer.tar.xz!/a.tar"], false),
             (

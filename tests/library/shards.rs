@@ -366,31 +366,35 @@ fn place() -> Place {
     place
 }
 
-const MATERIALIZE: [&str; 4] = ["materialize", "-q", "-p", "a.tar"];
+/// Writes the archive without shards.
+const WHOLE: [&str; 6] = ["materialize", "-q", "-p", "a.tar", "-C", "whole"];
+/// Finishes the tree of all shards.
+const FINISH: [&str; 7] = ["shard", "finish", "-q", "-p", "a.tar", "-C", "out"];
 
-fn materialize(more: &[&'static str]) -> Vec<&'static str> {
-    [&MATERIALIZE[..], more].concat()
+/// Writes one shard.
+fn write(shard: &'static str) -> [&'static str; 8] {
+    ["shard", "write", "-q", "-p", "a.tar", shard, "-C", "out"]
 }
 
 #[test]
 fn shards_and_finish_write_the_tree_of_one_run() {
     let place = place();
-    place.succeeds(&materialize(&["-C", "whole"]));
+    place.succeeds(&WHOLE);
     let start = |shard| {
-        let words = materialize(&["--shard", shard, "-C", "out"]);
-        place.tarfs().args(words).spawn().expect("a program")
+        let mut program = place.tarfs();
+        program.args(write(shard)).spawn().expect("a program")
     };
     for mut running in ["3/3", "1/3", "2/3"].map(start) {
         assert!(running.wait().expect("a program").success());
     }
-    place.succeeds(&materialize(&["--shard", "1/3", "-C", "out"]));
+    place.succeeds(&write("1/3"));
     // A directory that no member describes keeps its mode.
     for name in ["whole/implied", "out/implied"] {
         let mode = fs::Permissions::from_mode(0o711);
         fs::set_permissions(place.path(name), mode).expect("ours");
     }
     for _ in 0..2 {
-        place.succeeds(&materialize(&["--finish", "-C", "out"]));
+        place.succeeds(&FINISH);
         assert_eq!(
             facts(&place.path("out"), true),
             facts(&place.path("whole"), true)
@@ -413,9 +417,10 @@ fn damaged_file_counts_once() {
     let middle = damaged.len() / 2;
     damaged[middle..middle + 64].fill(0);
     serve(Bytes::from(damaged));
-    let lenient = &["--allow-truncated", "--shard", "1/1"];
-    for mode in [&["--update"][..], &["--shard", "1/1"], lenient] {
-        let outcome = place.run(&[&["materialize", &url, "-C", "out"], mode].concat());
+    let write = ["shard", "write", &url, "1/1", "-C", "out"];
+    let lenient = [&write[..], &["--allow-truncated"]].concat();
+    for words in [&["sync", &url, "out"][..], &write, &lenient] {
+        let outcome = place.run(words);
         assert_eq!(outcome.code, 2, "{}", outcome.complaints);
         let named = outcome.complaints.matches("are damaged").count();
         let counted = format!("{named} entries are missing or incomplete");
@@ -441,9 +446,8 @@ fn shards_of_two_versions_make_no_tree() {
         });
         place.put("a.tar", files.end());
     };
-    let materialize = ["materialize", "-q", "a.tar", "-C", "out"];
-    let shard = |shard| [&materialize[..], &["--shard", shard]].concat();
-    let finish = [&materialize[..], &["--finish"]].concat();
+    let shard = |shard| ["shard", "write", "-q", "a.tar", shard, "-C", "out"];
+    let finish = ["shard", "finish", "-q", "a.tar", "-C", "out"];
     version("1");
     place.succeeds(&shard("1/2"));
     version("2");
@@ -477,8 +481,8 @@ fn shard_fails_if_another_version_comes_while_it_runs() {
     let archive = |digit: &str| raw::Archive::new().file("f", digit.repeat(100_000)).end();
     place.put("other.tar", archive("2"));
     fs::create_dir(place.path("other")).expect("made");
-    let words = ["materialize", "-q", "-C"];
-    place.succeeds(&[&words[..], &["other", "other.tar", "--shard", "1/1"]].concat());
+    let words = ["shard", "write", "-q", "-C"];
+    place.succeeds(&[&words[..], &["other", "other.tar", "1/1"]].concat());
     let [other] = &records(&place.path("other"))[..] else {
         panic!("one record");
     };
@@ -495,7 +499,7 @@ fn shard_fails_if_another_version_comes_while_it_runs() {
     });
     let url = server.url("/a.tar");
     place.succeeds(&["index", "-q", &url]);
-    let shard = [&words[..], &["out", &url, "--shard", "1/1"]].concat();
+    let shard = [&words[..], &["out", &url, "1/1"]].concat();
     place.fails(&shard, &["shards of another version"]);
     assert_eq!(records(&place.path("out")).len(), 2);
 }
@@ -503,7 +507,7 @@ fn shard_fails_if_another_version_comes_while_it_runs() {
 #[test]
 fn record_of_a_version_that_is_no_file_is_an_error() {
     let place = place();
-    let shard = ["materialize", "-q", "a.tar", "-C", "out", "--shard", "1/2"];
+    let shard = ["shard", "write", "-q", "a.tar", "1/2", "-C", "out"];
     place.succeeds(&shard);
     for record in records(&place.path("out")) {
         fs::remove_file(&record).expect("ours");
@@ -536,10 +540,10 @@ fn version_is_checked_when_an_archive_is_opened_again() {
 fn finish_makes_lost_links_again_and_names_missing_entries() {
     let place = place();
     for shard in ["1/2", "2/2"] {
-        place.succeeds(&materialize(&["--shard", shard, "-C", "out"]));
+        place.succeeds(&write(shard));
     }
     fs::remove_file(place.path("out/implied/hard")).expect("there");
-    place.succeeds(&materialize(&["--finish", "-C", "out"]));
+    place.succeeds(&FINISH);
     let inode = |name: &str| fs::metadata(place.path(name)).expect("there").ino();
     assert_eq!(inode("out/implied/hard"), inode("out/dir/noise-3"));
 
@@ -547,7 +551,7 @@ fn finish_makes_lost_links_again_and_names_missing_entries() {
     fs::set_permissions(place.path("out/dir"), open).expect("ours");
     fs::remove_file(place.path("out/last")).expect("there");
     fs::write(place.path("out/dir/noise-5"), "short").expect("ours");
-    let outcome = place.run(&materialize(&["--finish", "-C", "out"]));
+    let outcome = place.run(&FINISH);
     assert_eq!(outcome.code, 2);
     assert!(
         outcome.complaints.contains("last: missing"),
@@ -567,9 +571,9 @@ fn finish_makes_lost_links_again_and_names_missing_entries() {
 #[test]
 fn gnu_tar_unpacks_shards_to_the_same_tree() {
     let place = place();
-    place.succeeds(&materialize(&["-C", "whole"]));
-    let unpack = |shard: &[&str], name: &str| {
-        let archive = place.succeeds(&[&["cat", "a.tar"][..], shard].concat());
+    place.succeeds(&WHOLE);
+    let unpack = |shard: &str, name: &str| {
+        let archive = place.succeeds(&["shard", "tar", "a.tar", shard]);
         place.put(name, archive.output);
         let mut tar = Command::new("tar");
         tar.args(["-x", "-p", "--no-same-owner", "-C"]);
@@ -579,7 +583,7 @@ fn gnu_tar_unpacks_shards_to_the_same_tree() {
         assert!(tar.status().expect("GNU tar").success());
     };
     for (shard, name) in [("1/3", "1.tar"), ("2/3", "2.tar"), ("3/3", "3.tar")] {
-        unpack(&["--shard", shard], name);
+        unpack(shard, name);
     }
     let whole = facts(&place.path("whole"), false);
     let mut unpacked = facts(&place.path("unpacked"), false);
@@ -617,7 +621,7 @@ fn listings_of_shards_are_the_listing() {
 #[test]
 fn plan_as_json_has_one_object_a_shard() {
     let place = place();
-    let plan = place.succeeds(&["plan", "--shards", "3", "--json", "a.tar"]);
+    let plan = place.succeeds(&["shard", "plan", "--shards", "3", "--json", "a.tar"]);
     let rows: Vec<serde_json::Value> = plan
         .lines()
         .iter()
@@ -649,13 +653,13 @@ fn shards_of_layers_and_pipes_are_refused() {
     let layered = ["ls", "--shard", "1/2", "--layer", "b.tar", "a.tar"];
     assert_ne!(place.run(&layered).code, 0);
     place.fails(
-        &["materialize", "--shard", "1/2", "-", "-C", "out"],
+        &["shard", "write", "-", "1/2", "-C", "out"],
         &["standard input"],
     );
     let image = Image::new("image", vec![sample(), sample()]);
     image::oci(&[image]).write(&place.path("image"));
     place.fails(
-        &["plan", "--shards", "2", "oci:image"],
+        &["shard", "plan", "--shards", "2", "oci:image"],
         &["SOURCE has layers"],
     );
 }

@@ -1,4 +1,4 @@
-//! `tarfs materialize --update`: the tree that it leaves, and what it writes and fetches for it.
+//! `tarfs sync`: the tree that it leaves, and what it writes and fetches for it.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -39,15 +39,7 @@ fn extract(place: &Place, archive: &str, out: &str) {
 }
 
 fn update(place: &Place, archive: &str, flags: &[&str]) -> Outcome {
-    let words = [
-        "materialize",
-        "-p",
-        "--update",
-        "--stats",
-        archive,
-        "-C",
-        "out",
-    ];
+    let words = ["sync", "-p", "--stats", archive, "out"];
     place.run(&[&words, flags].concat())
 }
 
@@ -98,11 +90,10 @@ fn delete_needs_its_destination_and_refuses_a_source_in_it() {
     let before = tree_facts(&place.path("work"));
     let work = place.path("work");
     let url = |host: &str, name: &str| format!("file://{host}{}/{name}", work.display());
-    let update = ["materialize", "--update", "--delete"];
-    let outcome = place.run(&[&update[..], &["work/s.tar"]].concat());
+    let outcome = place.run(&["sync", "work/s.tar"]);
     assert_eq!(outcome.code, 64);
     assert!(
-        outcome.complaints.contains("--directory"),
+        outcome.complaints.contains("<DIR>"),
         "{}",
         outcome.complaints
     );
@@ -120,10 +111,11 @@ fn delete_needs_its_destination_and_refuses_a_source_in_it() {
         &["one.tar", "--index", &url("", "s.tarfs")],
         &["one.tar", "--index", &url("localhost", "s%2Etarfs")],
     ] {
-        place.fails(
-            &[&update[..], sources, &["-C", "work"]].concat(),
-            &["is in work,"],
-        );
+        let (source, more) = sources.split_first().expect("a source");
+        for flags in [&["--delete"][..], &[]] {
+            let words = [&["sync", source, "work"], more, flags].concat();
+            place.fails(&words, &["is in work,"]);
+        }
         assert_eq!(tree_facts(&place.path("work")), before);
     }
 }
@@ -211,14 +203,14 @@ fn further_names_are_written_if_the_first_is_blocked() {
         .status();
     assert!(packed.expect("GNU tar").success());
     for words in [
-        &["source"][..],
-        &["source", "--update"],
-        &["a.tar", "--update"],
+        &["copy", "source", "out"],
+        &["sync", "source", "out"],
+        &["sync", "a.tar", "out"],
     ] {
         fs::remove_dir_all(place.path("out")).expect("ours");
         fs::create_dir_all(place.path("out/a")).expect("made");
         place.put("out/a/k", "in the way");
-        let outcome = place.run(&[&["materialize", "-C", "out"], words].concat());
+        let outcome = place.run(words);
         assert_eq!(outcome.code, 2, "{words:?}");
         assert_eq!(
             outcome.complaints.matches("File exists").count(),
@@ -241,7 +233,7 @@ fn further_names_are_written_if_the_first_is_blocked() {
     fs::remove_dir_all(place.path("out")).expect("ours");
     fs::create_dir(place.path("out")).expect("made");
     place.put("out/a", "old");
-    place.succeeds(&["materialize", "source", "-C", "out", "--skip-old-files"]);
+    place.succeeds(&["copy", "source", "out", "--skip-old-files"]);
     assert_eq!(fs::read(place.path("out/a")).expect("there"), b"old");
     assert_eq!(fs::read(place.path("out/d/x")).expect("there"), b"new");
 }
@@ -386,17 +378,15 @@ fn destination_that_another_process_has_locked_is_neither_updated_nor_resumed() 
         "out: process {} of user {user} has locked it",
         std::process::id()
     );
-    let runs = [
-        ("--update", "one.tar"),
-        ("--update", "tree"),
-        ("--resume", &url),
-    ];
-    for (flag, source) in runs {
-        let words = ["materialize", flag, source, "-C", "out"];
-        place.fails(&words, &[&holder, "wait until that one ends"]);
+    for words in [
+        &["sync", "one.tar", "out"][..],
+        &["sync", "tree", "out"],
+        &["materialize", "--resume", &url, "-C", "out"],
+    ] {
+        place.fails(words, &[&holder, "wait until that one ends"]);
         assert!(
             running.exists() && !place.path("out/a").exists(),
-            "{source}"
+            "{words:?}"
         );
     }
     let dry = update(&place, "one.tar", &["--dry-run"]);
@@ -511,7 +501,7 @@ fn update_that_cannot_read_everything_deletes_nothing() {
             fs::set_permissions(&closed, Permissions::from_mode(0o0)).expect("ours");
         }
         let mut command = place.command_of_user("./tarfs");
-        command.args(["materialize", "--update", "--delete", source, "-C", "out"]);
+        command.args(["sync", "--delete", source, "out"]);
         let outcome = Outcome::of(&mut command);
         fs::set_permissions(&closed, mode).expect("ours");
         let what = format!("{source}: {}", outcome.complaints);
@@ -563,7 +553,7 @@ fn update_by_root_gives_set_id_bits_to_no_content_of_others() {
         chown(&target, Some(65534), Some(65534)).expect("root");
         set_times(&place.path("out"));
         let inode = fs::metadata(&target).expect("there").ino();
-        let words = ["materialize", "--update", "one", "-C", "out"];
+        let words = ["sync", "one", "out"];
         place.succeeds(&[&words, flags].concat());
         let found = fs::metadata(&target).expect("there");
         // The source's group is one of root's.
@@ -647,7 +637,7 @@ fn update_of_attributes_alone_writes_no_content() {
 fn update_keeps_what_a_directory_inherits() {
     let place = pair(|_| ());
     fs::set_permissions(place.path("out"), Permissions::from_mode(0o2755)).expect("ours");
-    let words = ["materialize", "--update", "--stats", "one.tar", "-C", "out"];
+    let words = ["sync", "--stats", "one.tar", "out"];
     let words = [&words[..], &["--no-same-permissions"]].concat();
     assert_eq!(place.run(&words).code, 0);
     let mode = fs::metadata(place.path("out/sub")).expect("made");
@@ -839,15 +829,7 @@ fn killed_update_ends_in_the_right_tree_when_run_again() {
         extract(&place, "one.tar", "out");
         let mut child = place
             .tarfs()
-            .args([
-                "materialize",
-                "-p",
-                "--update",
-                "--delete",
-                "two.tar",
-                "-C",
-                "out",
-            ])
+            .args(["sync", "-p", "--delete", "two.tar", "out"])
             .stderr(Stdio::null())
             .spawn()
             .expect("the program");
@@ -891,7 +873,7 @@ fn update_fetches_only_what_has_changed() {
 }
 
 #[test]
-fn update_refuses_flags_that_mean_something_else() {
+fn sync_has_no_flags_of_other_verbs() {
     let place = pair(|_| ());
     for flags in [
         &["--atomic"][..],
@@ -901,8 +883,6 @@ fn update_refuses_flags_that_mean_something_else() {
         &["--exclude", "x"],
         &["--include", "x"],
         &["--strip-components", "1"],
-        &["--shard", "1/2"],
-        &["--finish"],
         &["--to-stdout"],
         &["--allow-truncated"],
         &["sub"],
@@ -910,7 +890,13 @@ fn update_refuses_flags_that_mean_something_else() {
         let outcome = update(&place, "one.tar", flags);
         assert_eq!(outcome.code, 64, "{flags:?}: {}", outcome.complaints);
     }
-    for flag in ["--delete", "--checksum"] {
+    for flag in [
+        "--delete",
+        "--checksum",
+        "--update",
+        "--shard=1/2",
+        "--finish",
+    ] {
         let outcome = place.run(&["materialize", flag, "one.tar", "-C", "out"]);
         assert_eq!(outcome.code, 64, "{}", outcome.complaints);
     }
@@ -989,15 +975,8 @@ fn update_compares_each_name_with_the_archive() {
             }
             // An own index, saved before, would be preferred.
             fs::remove_dir_all(place.path("cache")).ok();
-            let flags = [
-                "materialize",
-                "--update",
-                "--cache-dir",
-                "cache",
-                "--index-sha256",
-                &digest,
-            ];
-            let outcome = place.run(&[&flags[..], &["a.tar", "-C", out]].concat());
+            let flags = ["sync", "--cache-dir", "cache", "--index-sha256", &digest];
+            let outcome = place.run(&[&flags[..], &["a.tar", out]].concat());
             let what = format!("{out}, forged: {is_forged}: {}", outcome.complaints);
             assert_eq!(outcome.code, if is_forged { 2 } else { 0 }, "{what}");
             assert_eq!(place.path(out).join(real).exists(), !is_forged, "{what}");
@@ -1011,15 +990,7 @@ fn update_compares_each_name_with_the_archive() {
 #[test]
 fn update_from_a_directory_copies_what_differs() {
     let place = Place::new();
-    let words = [
-        "materialize",
-        "--update",
-        "--delete",
-        "--stats",
-        "two",
-        "-C",
-        "out",
-    ];
+    let words = ["sync", "--delete", "--stats", "two", "out"];
     for seed in 0..40 {
         for name in ["one", "two", "out"] {
             fs::remove_dir_all(place.path(name)).ok();
@@ -1058,7 +1029,7 @@ fn update_from_a_directory_changes_only_attributes_if_these_alone_differ() {
     set_times(&place.path("one"));
     let mode = Permissions::from_mode(0o4750);
     fs::set_permissions(place.path("one/sub/c"), mode).expect("ours");
-    let words = ["materialize", "--update", "one", "-C", "out"];
+    let words = ["sync", "one", "out"];
     let dry = place.succeeds(&[&words[..], &["--dry-run"]].concat());
     assert_eq!(dry.text(), "change sub/c\n");
     drop(socket);
@@ -1077,15 +1048,7 @@ fn update_from_a_directory_changes_only_attributes_if_these_alone_differ() {
 fn update_refuses_a_source_in_the_directory_that_it_updates() {
     let place = pair(|_| ());
     for (source, directory) in [("one/sub", "one"), ("one", "one"), ("one", "one/sub")] {
-        let words = [
-            "materialize",
-            "--update",
-            "--delete",
-            source,
-            "-C",
-            directory,
-        ];
-        let outcome = place.run(&words);
+        let outcome = place.run(&["sync", "--delete", source, directory]);
         assert_eq!(outcome.code, 2, "{source}: {}", outcome.complaints);
     }
     assert_eq!(place.run(&["diff", "one", "two"]).code, 0);

@@ -512,9 +512,10 @@ fn foreign_copy_directory_is_rejected_and_untouched() {
         "{told}"
     );
     // The copy has the same lock as updates and resumable runs.
-    for flag in ["--update", "--resume"] {
-        let told = place.error_of(&["materialize", flag, &place.url, "-C", "copy"]);
-        assert!(told.contains(" has locked it"), "{flag}: {told}");
+    let resumed = ["materialize", "--resume", &place.url, "-C", "copy"];
+    for words in [&["sync", &place.url, "copy"][..], &resumed] {
+        let told = place.error_of(words);
+        assert!(told.contains(" has locked it"), "{words:?}: {told}");
     }
     place.umount();
     // Another version of the same length and with the same names.

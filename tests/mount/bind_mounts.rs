@@ -74,7 +74,7 @@ fn update_deletes_nothing_that_is_mounted() {
         mount --bind t/file out/other; mount --bind t/file out/extra/deep/f
         touch -r t out
         for flags in --dry-run ''; do
-            tarfs materialize -q --update --delete $flags a.tar -C out 2>&1 || echo failed $?
+            tarfs sync -q --delete $flags a.tar out 2>&1 || echo failed $?
         done
         find out home | sort
         ",
@@ -105,9 +105,9 @@ fn update_changes_nothing_below_a_mount_point_of_a_common_name() {
         state() { find home keep out/mode -exec stat -c '%n %a %s %y' {} +; cat home/* home/sub/*; }
         state >before 2>/dev/null || true
         for source in u.tar u; do
-            for flags in '-C out --delete --dry-run' '-C bound --delete' '-C out'; do
+            for flags in 'out --delete --dry-run' 'bound --delete' 'out'; do
                 rm -rf out/top; touch out/gone; touch -d @1 out
-                tarfs materialize -q --update $flags $source 2>&1 | sort
+                tarfs sync -q $source $flags 2>&1 | sort
                 echo ${PIPESTATUS[0]} $(ls out)
                 state 2>/dev/null | diff before - || true
             done

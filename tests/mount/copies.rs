@@ -37,13 +37,13 @@ fn copies_keep_set_id_bits_only_with_their_owner() {
          done
          list() { find $1 -mindepth 1 -printf '%P %m %U:%G\\n' | sort; }
          as_user cp -a source/. expected
-         as_user $T materialize source -C copy 2>&1
-         as_user $T materialize -q --update source -C update 2>&1
+         as_user $T copy source copy 2>&1
+         as_user $T sync -q source update 2>&1
          cp -a expected/. changed
          chown -R 1234:1234 changed; chmod 4777 changed/*
-         as_user $T materialize -q --update source -C changed 2>&1
+         as_user $T sync -q source changed 2>&1
          for tree in copy update changed; do diff <(list expected) <(list $tree); done
-         as_user $T materialize --update --dry-run source -C update",
+         as_user $T sync --dry-run source update",
     );
     assert_eq!(found, "");
 }
@@ -72,7 +72,7 @@ fn copies_and_archives_are_written_without_proc() {
         "mkdir -p source/d out copy; mkfifo -m 604 source/p; ln -s p source/l
          setfattr -n user.k -v v source/d; setfacl -m u:9:rwx source/p
          unshare --mount sh -c 'mount -t tmpfs none /proc
-            $0 materialize -q a.tar -C out && $0 materialize -q source -C copy' $T 2>&1
+            $0 materialize -q a.tar -C out && $0 copy -q source copy' $T 2>&1
          stat -c %a out/p
          getfattr -n user.k --only-values copy/d; getfacl -cn copy/p | grep user:9",
     );
@@ -118,12 +118,12 @@ fn update_settles_where_times_are_coarse_or_end_early() {
          trap 'umount coarse' EXIT
          mkdir coarse/out coarse/copy fine
          $T materialize -q a.tar -C fine; $T materialize -q a.tar -C coarse/out
-         $T materialize -q fine -C coarse/copy
-         $T materialize --update --dry-run a.tar -C coarse/out
-         $T materialize --update --dry-run fine -C coarse/copy
+         $T copy -q fine coarse/copy
+         $T sync --dry-run a.tar coarse/out
+         $T sync --dry-run fine coarse/copy
          $T diff fine coarse/copy
          touch -d @1000000001 coarse/out/fraction
-         $T materialize --update --dry-run a.tar -C coarse/out",
+         $T sync --dry-run a.tar coarse/out",
     );
     assert_eq!(found, "write fraction\n");
 }
@@ -139,7 +139,7 @@ fn update_without_space_keeps_the_old_file() {
         &place,
         "mkdir out; mount -t tmpfs -o size=4m none out; trap 'umount out' EXIT
          head -c 2000000 /dev/zero >out/f; cp out/f old
-         $T materialize -q --update a.tar -C out 2>&1 | grep -c 'no space left'
+         $T sync -q a.tar out 2>&1 | grep -c 'no space left'
          cmp old out/f; ls -A out",
     );
     assert_eq!(found, "1\nf\n");

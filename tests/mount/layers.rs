@@ -1001,7 +1001,7 @@ fn layers_keep_numeric_owners() {
         tar --create --owner=games:4711 -C t --transform s/file/other/ -f above.tar file
         export TARFS_CACHE_DIR="$PWD/cache" XDG_RUNTIME_DIR="$PWD"
         "$program" materialize -q --layer above.tar below.tar -C out; stat -c %u:%g out/file
-        mkdir update; "$program" materialize -q --update --layer above.tar below.tar -C update; stat -c %u:%g update/file
+        "$program" sync -q --layer above.tar below.tar update; stat -c %u:%g update/file
         "$program" ls -l --layer above.tar below.tar file | awk '{print $3 ":" $4}'
         "$program" mount --layer above.tar below.tar mnt; stat -c %u:%g mnt/file; "$program" umount mnt
     "#;

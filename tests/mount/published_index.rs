@@ -564,7 +564,7 @@ fn link_targets(place: &TestMount) -> ([String; 3], bool) {
     let done = place.tarfs(&["ls", "-l", "in/a.tar", "link"]);
     let listed = String::from_utf8_lossy(&done.stdout).into_owned();
     let shown = listed.trim().rsplit(' ').next().unwrap_or_default();
-    place.succeeds(&["materialize", "-q", "--update", "in/a.tar", "-C", "out"]);
+    place.succeeds(&["sync", "-q", "in/a.tar", "out"]);
     let written = fs::read_link(place.path("out/link")).expect("a link");
     let texts = [link, shown.into(), written].map(|it| it.to_string_lossy().into_owned());
     (

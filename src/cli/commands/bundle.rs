@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
-use super::materialize::{self, MaterializeOptions};
+use super::write::materialize::{self, MaterializeOptions};
 use crate::cli::args::{CacheDirArgs, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;

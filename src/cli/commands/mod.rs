@@ -2,15 +2,15 @@
 
 pub(crate) mod bundle;
 pub(crate) mod cache;
-pub(crate) mod copy;
+pub(crate) mod cat;
 pub(crate) mod generate;
 pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod list;
-pub(crate) mod materialize;
 pub(crate) mod mount;
-pub(crate) mod plan;
+pub(crate) mod mount_copy;
 pub(crate) mod profile;
 pub(crate) mod status;
 pub(crate) mod umount;
 pub(crate) mod verify;
+pub(crate) mod write;

@@ -17,7 +17,7 @@ use signal_hook::iterator::{Handle, Signals};
 use tokio::sync::oneshot;
 
 use super::cache::unix_seconds;
-use super::copy::MountCopy;
+use super::mount_copy::MountCopy;
 use super::status as status_text;
 use crate::cli::args::MountArgs;
 use crate::cli::daemon::control_socket::{

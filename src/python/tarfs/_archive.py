@@ -85,7 +85,7 @@ class Entry(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A part of an archive, as ``tarfs plan`` prints it."""
+    """A part of an archive, as ``tarfs shard plan`` prints it."""
 
     number: int
     entries: int
@@ -191,7 +191,7 @@ class Archive:
         return entry
 
     def plan(self, shards: int) -> list[Shard]:
-        """Cuts the archive into shards of about equal length, as ``tarfs plan`` does."""
+        """Cuts the archive into shards of about equal length, as ``tarfs shard plan`` does."""
         return [Shard(number, *rest) for number, rest in self._handle.plan(shards)]
 
     def shard_entries(self, number: int, count: int) -> list[Entry]:

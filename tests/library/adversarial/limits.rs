@@ -226,22 +226,26 @@ fn limits_count_the_same_with_a_saved_index() {
         .symlink("l", "a");
     let place = cli::Place::new();
     place.put("a.tar", archive.end());
-    let ways: [&[&str]; 3] = [&[], &["--update"], &["--shard", "1/1"]];
+    let ways: [(&[&str], &[&str]); 3] = [
+        (&["materialize"], &["-C", "limited"]),
+        (&["sync"], &["limited"]),
+        (&["shard", "write"], &["1/1", "-C", "limited"]),
+    ];
     for (limit, is_enough) in [
         ("--max-entries=6", true),
         ("--max-entries=5", false),
         ("--max-unpacked-size=12000", true),
         ("--max-unpacked-size=11999", false),
     ] {
-        for way in ways {
+        for (way, place_words) in ways {
             for has_index in [false, true] {
                 place.succeeds(&["cache", "clear"]);
                 if has_index {
                     place.succeeds(&["index", "-q", "a.tar"]);
                 }
                 fs::create_dir(place.path("limited")).expect("made");
-                let words = ["materialize", "-q", limit, "a.tar", "-C", "limited"];
-                let outcome = place.run(&[&words, way].concat());
+                let words = [way, &["-q", limit, "a.tar"], place_words].concat();
+                let outcome = place.run(&words);
                 let what = format!("{limit} {way:?} {has_index}: {}", outcome.complaints);
                 assert_eq!(outcome.code, if is_enough { 0 } else { 2 }, "{what}");
                 if has_index && !is_enough {
@@ -262,11 +266,13 @@ fn size_limit_of_layers_counts_only_files() {
     place.put("a.tar", layer("a", 3000));
     place.put("b.tar", layer("b", 4000));
     for (limit, code) in [("7000", 0), ("6999", 2)] {
-        for way in [&[][..], &["--update"]] {
+        for way in [
+            &["materialize", "-C", "limited", "a.tar"][..],
+            &["sync", "a.tar", "limited"],
+        ] {
             fs::create_dir(place.path("limited")).expect("made");
-            let words = ["materialize", "-q", "--max-unpacked-size", limit, "a.tar"];
-            let more = ["--layer", "b.tar", "-C", "limited"];
-            let outcome = place.run(&[&words[..], &more, way].concat());
+            let more = ["-q", "--max-unpacked-size", limit, "--layer", "b.tar"];
+            let outcome = place.run(&[way, &more].concat());
             assert_eq!(
                 outcome.code, code,
                 "{limit} {way:?}: {}",

@@ -91,7 +91,7 @@ pub(crate) struct LsArgs {
     )]
     format: Option<Format>,
 
-    /// List only shard I of N, as `tarfs plan --shards N` cuts them
+    /// List only shard I of N, as `tarfs shard plan --shards N` cuts them
     #[arg(long, value_name = "I/N", conflicts_with_all = ["layers", "whiteouts"])]
     shard: Option<ShardArg>,
 

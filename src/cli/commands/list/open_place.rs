@@ -380,15 +380,8 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> O
     };
     let found = match found {
         Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            output::print_error(format_args!(
-                "{}: not in the archive (`tarfs find` shows what is)",
-                tarfs::list::escape(shown)
-            ));
-            return None;
-        }
         Err(error) => {
-            report(shown, &error);
+            report_entry(shown, &error);
             return None;
         }
     };
@@ -405,6 +398,16 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> O
         inode: found.inode,
         file_system: 0,
     })
+}
+
+/// Prints an error about the entry at `path` of an archive.
+pub(crate) fn report_entry(path: &[u8], error: &io::Error) {
+    if error.kind() == io::ErrorKind::NotFound {
+        let path = tarfs::list::escape(path);
+        let reason = "not in the archive (`tarfs find` shows what is)";
+        return output::print_error(format_args!("{path}: {reason}"));
+    }
+    report(path, error);
 }
 
 /// Prints an error about the file at `path`.

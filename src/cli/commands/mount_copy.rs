@@ -97,7 +97,7 @@ impl MountCopy {
 }
 
 /// Resolves symbolic links in `directory`, which may not exist yet.
-fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
+pub(super) fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
     match std::fs::canonicalize(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let directory = std::path::absolute(directory)?;

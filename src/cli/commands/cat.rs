@@ -1,0 +1,113 @@
+//! `tarfs cat`: prints files of an archive or image.
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+
+use super::list::open_place::{self, local_directory};
+use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
+use crate::cli::open_archive;
+use crate::cli::ui::output;
+use tarfs::archive::{TreeOrigin, Volume};
+use tarfs::index::Ino;
+use tarfs::index::store::RowsToLoad;
+use tarfs::list::{FileKind, IndexTree};
+
+/// Maximum bytes of one read.
+const READ_BYTES: u32 = 1 << 20;
+
+/// Exit code if one of the PATHs could not be printed, as of cat(1).
+const EXIT_MISSING: u8 = 1;
+
+/// Arguments of `tarfs cat`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct CatArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    #[command(flatten)]
+    layers: LayerArgs,
+
+    #[command(flatten)]
+    cache: CacheArgs,
+
+    /// Print these files, in this order; symbolic links are followed inside SOURCE
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
+    if let Some(directory) = local_directory(&args.source.source) {
+        let name = directory.display();
+        bail!("{name}: is a directory, not an archive (use cat(1) for its files)");
+    }
+    let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
+    let (_network, volume) =
+        open_archive::open_tree(source, layers, cache, TreeOrigin::WRITTEN, RowsToLoad::All)?;
+    let index = volume.complete_index();
+    let index = index.context("the archive is not indexed")?;
+    let tree = IndexTree::new(index, false);
+    let mut output = output::binary_stdout()?;
+    let mut is_complete = true;
+    for path in &args.paths {
+        let path = path.as_bytes();
+        let printed = find(&tree, path).and_then(|ino| print(&volume, ino, &mut output));
+        match printed {
+            Ok(()) => {}
+            Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
+                return Ok(ExitCode::SUCCESS);
+            }
+            Err(Failure::Output(error)) => {
+                return Err(error).context("cannot write the output");
+            }
+            Err(Failure::File(error)) => {
+                is_complete = false;
+                open_place::report_entry(path, &error);
+            }
+        }
+    }
+    match output.flush() {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write the output")
+        }
+        _ if is_complete => Ok(ExitCode::SUCCESS),
+        _ => Ok(ExitCode::from(EXIT_MISSING)),
+    }
+}
+
+/// Why a file is not printed.
+enum Failure {
+    File(io::Error),
+    Output(io::Error),
+}
+
+/// The regular file at `path`.
+fn find(tree: &IndexTree, path: &[u8]) -> Result<Ino, Failure> {
+    let found = tree.resolve(path, true).map_err(Failure::File)?;
+    let refuse = |text: &str| Err(Failure::File(io::Error::other(text.to_owned())));
+    match found.kind {
+        FileKind::File => u32::try_from(found.inode)
+            .map(Ino)
+            .or_else(|_| refuse("has no number")),
+        FileKind::Directory => refuse("is a directory"),
+        _ => refuse("is not a regular file"),
+    }
+}
+
+/// Prints the contents of `ino`.
+fn print(volume: &Arc<dyn Volume>, ino: Ino, output: &mut impl Write) -> Result<(), Failure> {
+    let mut offset = 0;
+    loop {
+        let read = volume.read_blocking(ino, offset, READ_BYTES);
+        let bytes = read.map_err(|error| Failure::File(io::Error::other(error)))?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        output.write_all(&bytes).map_err(Failure::Output)?;
+        offset += bytes.len() as u64;
+    }
+}

@@ -1,0 +1,194 @@
+//! Flags of the verbs that write trees.
+
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use tokio::runtime::Runtime;
+
+use crate::cli::args::{self, SavedIndexArgs, Size, SourceArgs, XattrArgs};
+use crate::cli::open_archive;
+use tarfs::Stats;
+use tarfs::archive::TreeOrigin;
+use tarfs::index::MemoryLimit;
+use tarfs::locate::OpenContext;
+use tarfs::materialize::{Existing, Glob, Options, Selection};
+
+/// How a tree is written, and what the verb prints.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct WriteArgs {
+    /// Do not set the owners of files [default, except for root]
+    #[arg(long)]
+    pub(super) no_same_owner: bool,
+
+    /// Set the owners of files [default for root]
+    #[arg(long, conflicts_with = "no_same_owner")]
+    pub(super) same_owner: bool,
+
+    /// Apply the umask to modes [default of archives, except for root]
+    #[arg(long)]
+    pub(super) no_same_permissions: bool,
+
+    /// Set the exact modes of files [default for root, and of directories]
+    #[arg(short = 'p', long, conflicts_with = "no_same_permissions")]
+    pub(super) same_permissions: bool,
+
+    #[command(flatten)]
+    pub(super) xattrs: XattrArgs,
+
+    /// Number of threads that write files [default: 2 to 4 by processors, 16 on network file systems]
+    ///
+    /// FUSE counts as a network file system, because each file costs a round trip there. A directory is copied by one
+    /// thread a processor, and more, up to 64, while they wait for the file system.
+    #[arg(long, value_name = "N", value_parser = args::count_parser::<usize>(1..=64))]
+    pub(super) writers: Option<usize>,
+
+    /// Return only when all data is on the disk
+    #[arg(long = "sync")]
+    pub(super) waits_for_disk: bool,
+
+    /// List each entry when it is written
+    #[arg(short, long)]
+    pub(super) verbose: bool,
+
+    /// Show no progress
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+
+    /// Print counters at the end
+    #[arg(long)]
+    pub(super) stats: bool,
+}
+
+impl WriteArgs {
+    /// Options for a tree of an archive. The verb adds what it selects and its limits.
+    pub(super) fn options(&self) -> Options {
+        let defaults = Options::for_this_user();
+        Options {
+            same_owner: (defaults.same_owner || self.same_owner) && !self.no_same_owner,
+            same_permissions: (defaults.same_permissions || self.same_permissions)
+                && !self.no_same_permissions,
+            xattrs: self.xattrs.filter(),
+            writers: self.writers,
+            sync: self.waits_for_disk,
+            ..defaults
+        }
+    }
+
+    /// Options for the tree of a directory of this machine, with the number of threads. Owners are those of this machine,
+    /// and modes are exact for any user.
+    pub(super) fn options_for_directory(&self) -> (Options, Option<NonZeroUsize>) {
+        let options = Options {
+            numeric_owner: true,
+            same_permissions: !self.no_same_permissions,
+            copies_directory: true,
+            // The threads of the walk write.
+            writers: Some(1),
+            ..self.options()
+        };
+        (options, self.writers.and_then(NonZeroUsize::new))
+    }
+}
+
+/// How the archive of a tree is read.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct ArchiveArgs {
+    #[command(flatten)]
+    pub(super) saved: SavedIndexArgs,
+
+    /// Use the numeric IDs of owners, not their names
+    #[arg(long)]
+    pub(super) numeric_owner: bool,
+
+    /// Refuse an archive whose files or unpacked stream are larger than this [default: no limit]
+    ///
+    /// Holes of sparse files count.
+    #[arg(long, value_name = "SIZE")]
+    pub(super) max_unpacked_size: Option<Size>,
+}
+
+impl ArchiveArgs {
+    /// Adds what the flags of the archive say to `options`.
+    pub(super) fn apply(&self, source: &SourceArgs, options: Options) -> Options {
+        Options {
+            numeric_owner: self.numeric_owner,
+            max_entries: source.max_entries.unwrap_or(u64::MAX),
+            index_memory: MemoryLimit::new(source.index_memory.0),
+            ..options
+        }
+    }
+
+    pub(super) fn open_context(
+        &self,
+        source: &SourceArgs,
+        network: &Runtime,
+        stats: &Arc<Stats>,
+        quiet: bool,
+    ) -> anyhow::Result<OpenContext> {
+        let cache_dir = &self.saved.cache_dir;
+        let mut context = open_archive::open_context(source, cache_dir, network, stats, quiet)?;
+        self.saved.apply(&mut context, TreeOrigin::WRITTEN);
+        if let Some(size) = self.max_unpacked_size {
+            context.archive.scan.tar.limits.size = size.0;
+        }
+        Ok(context)
+    }
+}
+
+/// Selection of entries by their names.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct SelectionArgs {
+    /// Remove this many leading components of each name
+    #[arg(long, value_name = "N", default_value_t = 0,
+          value_parser = args::count_parser::<usize>(0..=u64::MAX))]
+    pub(super) strip_components: usize,
+
+    /// Skip entries that match this pattern of GNU tar; repeatable
+    #[arg(long, value_name = "PATTERN")]
+    pub(super) exclude: Vec<OsString>,
+
+    /// Write only entries that match this pattern of GNU tar; repeatable
+    #[arg(long, value_name = "PATTERN")]
+    pub(super) include: Vec<OsString>,
+}
+
+impl SelectionArgs {
+    pub(super) fn selection(&self) -> Selection {
+        let globs = |patterns: &[OsString]| {
+            let patterns = patterns.iter();
+            patterns
+                .map(|pattern| Glob::new(pattern.as_bytes()))
+                .collect()
+        };
+        Selection {
+            strip_components: self.strip_components,
+            exclude: globs(&self.exclude),
+            include: globs(&self.include),
+            ..Selection::default()
+        }
+    }
+}
+
+/// Treatment of files that exist already.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct ExistingArgs {
+    /// Keep existing files, and count each as an error
+    #[arg(short = 'k', long, conflicts_with = "skip_old_files")]
+    pub(super) keep_old_files: bool,
+
+    /// Keep existing files silently
+    #[arg(long)]
+    pub(super) skip_old_files: bool,
+}
+
+impl ExistingArgs {
+    pub(super) fn policy(&self) -> Existing {
+        match (self.keep_old_files, self.skip_old_files) {
+            (true, _) => Existing::Keep,
+            (_, true) => Existing::Skip,
+            _ => Existing::Replace,
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! `tarfs copy`: copies a directory of this machine, as `cp -a` does.
+
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+
+use super::args::{ExistingArgs, SelectionArgs, WriteArgs};
+use super::output::Output;
+use crate::cli::commands::mount_copy::resolve_destination;
+use crate::cli::daemon::inherited_fds::raise_open_file_limit;
+use tarfs::materialize::{self, Materializer, Options, Staging};
+
+/// Arguments of `tarfs copy`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct CopyArgs {
+    /// The directory whose contents are copied; a slash at its end makes no difference
+    #[arg(value_name = "DIRECTORY")]
+    source: PathBuf,
+
+    /// Write to this directory, which is made if it is missing
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    #[command(flatten)]
+    selection: SelectionArgs,
+
+    #[command(flatten)]
+    existing: ExistingArgs,
+
+    #[command(flatten)]
+    write: WriteArgs,
+
+    /// Create DIR completely or not at all; it must be missing or empty
+    #[arg(long, conflicts_with = "ExistingArgs")]
+    atomic: bool,
+
+    /// Print what would be written, and write nothing
+    #[arg(long, conflicts_with_all = ["atomic", "waits_for_disk"])]
+    dry_run: bool,
+}
+
+pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
+    let (options, jobs) = args.write.options_for_directory();
+    let options = Options {
+        selection: args.selection.selection(),
+        existing: args.existing.policy(),
+        ..options
+    };
+    let output = Output::new(&args.directory, options, &args.write, args.dry_run, false);
+    let staging = args
+        .atomic
+        .then(|| Staging::new(&args.directory, Arc::clone(&output.stats)));
+    check_source(&args.source)?;
+    ensure_apart(&args.source, &args.directory)?;
+    if !(args.atomic || args.dry_run) {
+        make_destination(&args.directory)?;
+    }
+    raise_open_file_limit();
+    let copy = |sink: Materializer| {
+        (
+            Ok(true),
+            sink.copy_directory(&args.source, jobs, args.dry_run),
+        )
+    };
+    output.end(match staging.transpose()? {
+        Some(staging) => output.to_disk_atomically(&Arc::new(staging), None, None, copy),
+        None => output.to_disk("run it again", None, copy),
+    })
+}
+
+/// Checks that the source is a directory, before a destination is made for it.
+fn check_source(source: &Path) -> anyhow::Result<()> {
+    let name = source.display();
+    let metadata = fs::metadata(source);
+    let metadata = metadata.with_context(|| format!("{name}: cannot read the directory"))?;
+    ensure!(
+        metadata.is_dir(),
+        "{name}: is not a directory (an archive is written by `tarfs materialize {name} -C DIR`)"
+    );
+    Ok(())
+}
+
+/// Refuses a destination, which may be missing, that is in the directory `source`.
+pub(super) fn ensure_apart(source: &Path, directory: &Path) -> anyhow::Result<()> {
+    match (resolve_destination(directory), fs::canonicalize(source)) {
+        (Ok(place), Ok(within)) if place.starts_with(&within) => {
+            Err(materialize::Error::ContainsDestination(source.to_owned()).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the destination if it is missing, as cp and rsync do, and only for its owner until it gets its attributes.
+pub(super) fn make_destination(directory: &Path) -> anyhow::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            let name = directory.display();
+            Err(error).with_context(|| format!("{name}: cannot make the directory"))
+        }
+        _ => Ok(materialize::check_empty_destination(directory)?),
+    }
+}

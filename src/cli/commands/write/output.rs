@@ -1,0 +1,267 @@
+//! Destination of a run, and its reports.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{IsTerminal, Write, stdout};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::args::WriteArgs;
+use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
+use crate::cli::ui::output;
+use tarfs::ArchivePath;
+use tarfs::Stats;
+use tarfs::internal::error_chain::error_chain;
+use tarfs::list::escape;
+use tarfs::materialize::{self, Cause, Materializer, Options, Problem, Reporter, Staging, Summary};
+
+/// Whether the source had no errors, and the result of the writer.
+pub(super) type Written = (anyhow::Result<bool>, Result<Summary, materialize::Error>);
+
+/// The destination of a run, and its reports.
+pub(super) struct Output<'a> {
+    start_time: Instant,
+    pub(super) directory: &'a Path,
+    options: Options,
+    pub(super) is_quiet: bool,
+    prints_counters: bool,
+    pub(super) stats: Arc<Stats>,
+}
+
+impl<'a> Output<'a> {
+    /// A destination that is written by `options`. Errors name truncated members if `reports_truncation`.
+    pub(super) fn new(
+        directory: &'a Path,
+        options: Options,
+        args: &WriteArgs,
+        dry_run: bool,
+        reports_truncation: bool,
+    ) -> Self {
+        let reporter = TerminalReporter {
+            prints_entries: args.verbose || dry_run,
+            escapes_names: stdout().is_terminal(),
+            reports_truncation,
+        };
+        Self {
+            start_time: Instant::now(),
+            directory,
+            options: Options {
+                reporter: Some(Arc::new(reporter)),
+                ..options
+            },
+            is_quiet: args.quiet || dry_run,
+            prints_counters: args.stats,
+            stats: Arc::default(),
+        }
+    }
+
+    pub(super) fn options(&self) -> Options {
+        self.options.clone()
+    }
+
+    /// Prints the counters, if they are wanted, after the run that gave `outcome`.
+    pub(super) fn end(&self, outcome: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
+        if self.prints_counters {
+            output::print_counters(&self.stats);
+        }
+        outcome
+    }
+
+    /// Writes to the destination by `write`, with files of layers in `layers_directory`. An interrupted run gives
+    /// `hint`.
+    pub(super) fn to_disk(
+        &self,
+        hint: &'static str,
+        layers_directory: Option<PathBuf>,
+        write: impl FnOnce(Materializer) -> Written,
+    ) -> anyhow::Result<ExitCode> {
+        let sink = Materializer::new(self.directory, self.options(), Arc::clone(&self.stats))?;
+        let stats = Arc::clone(&self.stats);
+        let place = self.directory.display().to_string();
+        let _cleanup = CleanupOnSignal::install(move || {
+            if let Some(directory) = layers_directory {
+                // Errors are ignored, because the process ends in any case.
+                drop(File::open(directory).and_then(|directory| {
+                    materialize::remove_tree(&directory, OsStr::new(materialize::UNPLACED_FILES))
+                }));
+            }
+            report_interrupted(&stats, &place, hint);
+        })?;
+        let (complete, finished) = write(sink);
+        // An error of the destination stops the reading, too.
+        let summary = self.with_destination(finished)?;
+        let complete = complete?;
+        self.report_summary(&summary);
+        Ok(exit_code(complete, &summary))
+    }
+
+    /// Adds the destination to an error that stopped the run.
+    pub(super) fn with_destination(
+        &self,
+        finished: Result<Summary, materialize::Error>,
+    ) -> anyhow::Result<Summary> {
+        finished.map_err(|error| {
+            let is_for_entry = error.is_for_entry();
+            let error = anyhow::Error::new(error);
+            if is_for_entry {
+                error.context(self.directory.display().to_string())
+            } else {
+                error
+            }
+        })
+    }
+
+    pub(super) fn report_summary(&self, summary: &Summary) {
+        if !self.is_quiet {
+            output::report_written(summary.entries, summary.bytes, self.start_time.elapsed());
+        }
+    }
+
+    /// Like [`Output::to_disk`], but removes an incomplete tree, even when a signal ends the process. The caller moves a
+    /// complete one to `final_place`, if it is given.
+    pub(super) fn to_disk_atomically(
+        &self,
+        staging: &Arc<Staging>,
+        final_place: Option<&Path>,
+        caller_cleanup: Option<&CleanupOnSignal>,
+        write: impl FnOnce(Materializer) -> Written,
+    ) -> anyhow::Result<ExitCode> {
+        let to_interrupt = Arc::clone(staging);
+        let cleanup = move || report_leftover(to_interrupt.interrupt());
+        let _own = match caller_cleanup {
+            Some(caller_cleanup) => {
+                caller_cleanup.run_first(cleanup);
+                None
+            }
+            None => Some(CleanupOnSignal::install(cleanup)?),
+        };
+        let outcome = self.write_and_commit(staging, final_place, write);
+        report_leftover(staging.discard());
+        outcome
+    }
+
+    fn write_and_commit(
+        &self,
+        staging: &Staging,
+        final_place: Option<&Path>,
+        write: impl FnOnce(Materializer) -> Written,
+    ) -> anyhow::Result<ExitCode> {
+        let sink = Materializer::staged(staging, self.options(), Arc::clone(&self.stats))?;
+        let (complete, finished) = write(sink);
+        let (complete, summary) = (complete?, self.with_destination(finished)?);
+        if complete && summary.errors == 0 {
+            staging.commit(self.options.sync)?;
+            self.report_summary(&summary);
+            self.report_device_placeholders(final_place);
+            return Ok(ExitCode::SUCCESS);
+        }
+        let code = exit_code(complete, &summary);
+        let (place, hint) = match final_place {
+            Some(place) => (place, ""),
+            None => (self.directory, " (without --atomic the rest is kept)"),
+        };
+        output::print_error(format_args!(
+            "{}: nothing was written there, because the tree is incomplete{hint}",
+            place.display()
+        ));
+        Ok(code)
+    }
+
+    fn report_device_placeholders(&self, final_place: Option<&Path>) {
+        let count = self.stats.written_device_placeholders.get();
+        if count > 0 {
+            output::print_warning(format_args!(
+                "{}: device nodes written as empty files, because this user may not create device nodes: \
+                 {count}",
+                final_place.unwrap_or(self.directory).display()
+            ));
+        }
+    }
+}
+
+/// Prints how much an interrupted run has written to `place`.
+pub(super) fn report_interrupted(stats: &Stats, place: &str, hint: &str) {
+    output::print_error(format_args!(
+        "{place}: interrupted, {} entries and {} bytes were written ({hint})",
+        stats.written_entries.get(),
+        stats.written_bytes.get(),
+    ));
+}
+
+fn report_leftover(removed: Result<(), materialize::Error>) {
+    if let Err(error) = removed {
+        output::print_error(output::format_with_hint(&error.into()));
+    }
+}
+
+pub(crate) fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
+    if complete && summary.errors == 0 {
+        return ExitCode::SUCCESS;
+    }
+    // A single problem is on the screen already.
+    if summary.errors > 1 {
+        output::print_error(format_args!(
+            "{} entries are missing or incomplete, for the reasons above",
+            summary.errors
+        ));
+    }
+    ExitCode::from(output::EXIT_FAILURE)
+}
+
+/// Prints entries and problems at once.
+#[derive(Debug)]
+pub(crate) struct TerminalReporter {
+    prints_entries: bool,
+    /// Whether to escape names that could control a terminal, as `ls` does.
+    escapes_names: bool,
+    /// Whether to report truncated members. Otherwise the error that truncated them names them.
+    reports_truncation: bool,
+}
+
+impl TerminalReporter {
+    /// Reports only problems.
+    pub(crate) fn for_contents(reports_truncation: bool) -> Self {
+        Self {
+            prints_entries: false,
+            escapes_names: stdout().is_terminal(),
+            reports_truncation,
+        }
+    }
+}
+
+impl Reporter for TerminalReporter {
+    fn entry(&self, path: &ArchivePath) {
+        if self.prints_entries {
+            let mut line = if self.escapes_names {
+                escape(path.as_bytes()).into_bytes()
+            } else {
+                path.as_bytes().to_vec()
+            };
+            line.push(b'\n');
+            // Ignored, because a closed pipe is no failure.
+            drop(stdout().write_all(&line));
+        }
+    }
+
+    fn problem(&self, problem: &Problem) {
+        let is_reported = match problem.cause {
+            Cause::Truncated => self.reports_truncation,
+            // Its place in the archive is printed.
+            Cause::Damaged => false,
+            _ => true,
+        };
+        if is_reported {
+            output::print_error(error_chain(problem));
+        }
+    }
+
+    fn warning(&self, text: &str) {
+        output::print_warning(text);
+    }
+
+    fn failure(&self, text: &str) {
+        output::print_error(text);
+    }
+}

@@ -1,0 +1,253 @@
+//! `tarfs sync`: brings a directory to the state of an archive, an image or another directory.
+
+use std::fs;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+
+use super::args::{ArchiveArgs, WriteArgs};
+use super::copy::{ensure_apart, make_destination};
+use super::output::{Output, Written, exit_code};
+use super::shard::open_indexed;
+use crate::cli::args::{LayerArgs, SourceArgs};
+use crate::cli::commands::list::open_place::{self, local_directory, with_contents};
+use crate::cli::daemon::inherited_fds::raise_open_file_limit;
+use crate::cli::open_archive;
+use crate::cli::shards;
+use crate::cli::ui::output;
+use tarfs::index::Ino;
+use tarfs::list::{Comparison, DirectoryTree, IndexTree, Name, Tree, escape};
+use tarfs::materialize::{
+    DestinationLock, Materializer, Options, Step, Summary, UpdatePlan, UpdatePlanner,
+};
+use tarfs::source::local_path;
+
+/// Arguments of `tarfs sync`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct SyncArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// The directory that is brought to the state of SOURCE; it is made if it is missing, and SOURCE may not lie in it
+    #[arg(value_name = "DIR", conflicts_with = "allow_truncated")]
+    directory: PathBuf,
+
+    #[command(flatten)]
+    layers: LayerArgs,
+
+    #[command(flatten)]
+    archive: ArchiveArgs,
+
+    #[command(flatten)]
+    write: WriteArgs,
+
+    /// Remove from DIR what SOURCE lacks, once everything else is written
+    #[arg(long)]
+    delete: bool,
+
+    /// Compare the contents of files of equal size, and not their times
+    #[arg(long)]
+    checksum: bool,
+
+    /// Print what would be done, and change nothing
+    #[arg(long, conflicts_with = "waits_for_disk")]
+    dry_run: bool,
+}
+
+pub(crate) fn run(args: &SyncArgs) -> anyhow::Result<ExitCode> {
+    if let Some(directory) = local_directory(&args.source.source) {
+        let (options, jobs) = args.write.options_for_directory();
+        let output = args.output(options);
+        return output.end(args.sync_directory(directory, &output, jobs));
+    }
+    let output = args.output(args.archive.apply(&args.source, args.write.options()));
+    output.end(args.sync_archive(&output))
+}
+
+impl SyncArgs {
+    fn output(&self, options: Options) -> Output<'_> {
+        Output::new(&self.directory, options, &self.write, self.dry_run, false)
+    }
+
+    fn sync_archive(&self, output: &Output<'_>) -> anyhow::Result<ExitCode> {
+        let mut sources = self.layers.tree(&self.source).local_paths();
+        let index = self.archive.saved.index.as_deref();
+        sources.extend(index.and_then(|place| local_path(place.as_os_str())));
+        self.ensure_outside(sources.iter().map(PathBuf::as_path))?;
+        let network = open_archive::start_network_runtime()?;
+        let tree = self.layers.tree(&self.source);
+        let opened = open_indexed(
+            &self.source,
+            &self.archive,
+            &tree,
+            &network,
+            output,
+            "`tarfs sync` needs",
+        );
+        let volume = opened?;
+        let index = volume.complete_index();
+        let index = index.context("the archive is not indexed")?;
+        let tree = index.tree().context("cannot list the tree")?;
+        let is_whole = output::report_problems(tree) == ExitCode::SUCCESS;
+        let _lock = self.lock_destination()?;
+        let source = with_contents(IndexTree::new(index.clone(), false), &volume);
+        let root = (b".".as_slice(), Ino::ROOT.0.into());
+        let plan = self.plan(source, &Ino::ROOT, root, &output.options())?;
+        self.carry_out(output, &plan, is_whole, |sink, delete| {
+            let (read, finished) = sink.update(&*volume, tree, &plan, delete);
+            (shards::whether_complete(read), finished)
+        })
+    }
+
+    fn sync_directory(
+        &self,
+        directory: &Path,
+        output: &Output<'_>,
+        jobs: Option<NonZeroUsize>,
+    ) -> anyhow::Result<ExitCode> {
+        self.check_for_directory()?;
+        self.ensure_outside([directory])?;
+        ensure_apart(directory, &self.directory)?;
+        raise_open_file_limit();
+        let _lock = self.lock_destination()?;
+        let source = DirectoryTree::new();
+        let base = source.base().context("cannot open the current directory")?;
+        // A link to the directory is followed.
+        let path = directory.join(".");
+        let root = (path.as_os_str().as_bytes(), 0);
+        let plan = self.plan(source, &base, root, &output.options())?;
+        self.carry_out(output, &plan, true, |sink, delete| {
+            (Ok(true), sink.update_from(directory, jobs, &plan, delete))
+        })
+    }
+
+    /// Refuses flags that have no meaning for a directory as SOURCE.
+    fn check_for_directory(&self) -> anyhow::Result<()> {
+        let requested = [
+            ("--layer", self.layers.is_set()),
+            (
+                "--max-unpacked-size",
+                self.archive.max_unpacked_size.is_some(),
+            ),
+            ("--expect-sha256", self.source.expect_sha256.is_some()),
+        ];
+        match requested.iter().find(|(_, is_requested)| *is_requested) {
+            Some((flag, _)) => bail!("{flag} cannot be used with a directory (leave it out)"),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses sources in DIR, which the run would change or delete.
+    fn ensure_outside<'a>(
+        &self,
+        sources: impl IntoIterator<Item = &'a Path>,
+    ) -> anyhow::Result<()> {
+        let Ok(destination) = fs::canonicalize(&self.directory) else {
+            return Ok(());
+        };
+        for source in sources {
+            ensure!(
+                !fs::canonicalize(source).is_ok_and(|path| path.starts_with(&destination)),
+                "{}: is in {}, which is to be brought to its state (move it elsewhere)",
+                source.display(),
+                self.directory.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Makes DIR if it is missing, and keeps other processes that update it out, unless nothing is written.
+    fn lock_destination(&self) -> anyhow::Result<Option<DestinationLock>> {
+        if self.dry_run {
+            return Ok(None);
+        }
+        make_destination(&self.directory)?;
+        Ok(Some(DestinationLock::acquire(&self.directory)?))
+    }
+
+    /// Compares the directory `root` of `source` with DIR.
+    fn plan<A: Tree + Send + 'static>(
+        &self,
+        source: A,
+        base: &A::Directory,
+        root: (&[u8], u64),
+        options: &Options,
+    ) -> anyhow::Result<UpdatePlan> {
+        let report = |path: &[u8], error: io::Error| match error.kind() {
+            io::ErrorKind::CrossesDevices => output::print_warning(format_args!(
+                "{}: something is mounted there, left alone",
+                escape(path)
+            )),
+            _ => open_place::report(path, &error),
+        };
+        let planner = UpdatePlanner::new(options, &self.directory, self.checksum, report);
+        let planner = Arc::new(planner);
+        let destination = Arc::new(DirectoryTree::on_one_file_system());
+        let failed = || format!("{}: cannot be compared", self.directory.display());
+        let place = destination.base_at(&self.directory);
+        let place = place.with_context(failed)?;
+        let names = (Name::directory(root.0, root.1), Name::directory(b".", 0));
+        let comparison = Comparison {
+            first: Arc::new(source),
+            second: Arc::clone(&destination),
+            differences: Arc::clone(&planner),
+            contents: self.checksum,
+        };
+        comparison
+            .run((base, &place), names, b"", None)
+            .with_context(failed)?;
+        Ok(planner.finish(&destination, &place, self.delete))
+    }
+
+    /// Carries out `plan` by `write`, which also receives whether to delete, or prints it.
+    fn carry_out(
+        &self,
+        output: &Output<'_>,
+        plan: &UpdatePlan,
+        is_whole: bool,
+        write: impl FnOnce(Materializer, bool) -> Written,
+    ) -> anyhow::Result<ExitCode> {
+        let is_known = is_whole && !plan.is_incomplete;
+        if self.delete && !is_known {
+            output::print_warning("nothing is deleted, because not everything can be compared");
+        }
+        let delete = self.delete && is_known;
+        let is_whole = is_known && !plan.has_mounts;
+        if self.dry_run {
+            print_steps(plan, delete)?;
+            return Ok(exit_code(is_whole, &Summary::default()));
+        }
+        output.to_disk("run the same command again", None, |sink| {
+            let (complete, finished) = write(sink, delete);
+            (complete.map(|complete| complete && is_whole), finished)
+        })
+    }
+}
+
+/// Prints what a run would do.
+fn print_steps(plan: &UpdatePlan, with_deletions: bool) -> anyhow::Result<()> {
+    let mut text = Vec::new();
+    for (path, step) in plan.steps(with_deletions) {
+        let word = match step {
+            Step::Delete => "delete",
+            Step::Write => "write",
+            Step::Change => "change",
+            Step::Link => "link",
+        };
+        let path = if path.is_root() {
+            b"."
+        } else {
+            path.as_bytes()
+        };
+        text.extend_from_slice(format!("{word} {}\n", escape(path)).as_bytes());
+    }
+    let output = open_place::standard_output(false)?;
+    output.write_last(&text);
+    ensure!(open_place::finish(&output), "the steps are not all shown");
+    Ok(())
+}
