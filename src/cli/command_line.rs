@@ -24,7 +24,7 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Mount an archive, read-only unless --writable is given
     Mount(args::MountArgs),
-    /// Unmount a tarfs mount
+    /// Unmount archives
     Umount(umount::UmountArgs),
     /// Show the state of mounts
     Status(status::StatusArgs),

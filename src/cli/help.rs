@@ -88,7 +88,9 @@ const VERBS: [VerbHelp; 21] = [
   # unmount, unless it is in use
   tarfs umount mnt
   # unmount even if it is in use
-  tarfs umount --lazy mnt",
+  tarfs umount --lazy mnt
+  # unmount everything that this user has mounted
+  tarfs umount --all",
     },
     VerbHelp {
         verb: "status",

@@ -134,7 +134,7 @@ fn modes_are_changed_without_proc() {
         mount -t tmpfs none /proc
         tarfs chmod -R u+w,o-r t || echo failed $?
         tarfs materialize -q b.tar -C out || echo failed $?
-        tarfs materialize -q t -C copy || echo failed $?
+        tarfs copy -q t copy || echo failed $?
         stat -c '%a %n' t/* out/* copy/*
         umount /proc
         ",
@@ -152,6 +152,31 @@ fn modes_are_changed_without_proc() {
         lines("copy", changed),
     ];
     assert_eq!(said, expected.concat());
+}
+
+#[test]
+fn several_mounts_or_all_are_unmounted() {
+    let said = stdout_of(
+        r"
+        # The other mounts of this user are those of other tests.
+        mount -t tmpfs none /run
+        mkdir one two three
+        for name in one two three; do tarfs mount a.tar $name; done
+        tarfs umount one none two 2>&1 || echo ended with $?
+        mounts
+        tarfs mount a.tar mnt
+        tarfs mount a.tar mnt/dir 2>/dev/null
+        tarfs umount --all
+        mounts
+        tarfs umount --all
+        tarfs umount 2>/dev/null || echo ended with $?
+        tarfs umount --all mnt 2>/dev/null || echo ended with $?
+        ",
+    );
+    let missing = "tarfs: cannot unmount none: No such file or directory";
+    let (first, rest) = said.split_once('\n').expect("lines");
+    assert!(first.starts_with(missing), "{said}");
+    assert_eq!(rest, "ended with 2\n1\n0\nended with 64\nended with 64\n");
 }
 
 #[test]

@@ -1,7 +1,9 @@
-//! `tarfs umount`: unmounts an archive and ends its process.
+//! `tarfs umount`: unmounts archives and ends their processes.
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,63 +12,102 @@ use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 
 use crate::cli::completion;
-use crate::cli::daemon::control_socket::{self, UmountOutcome};
+use crate::cli::daemon::control_socket::{self, Status, UmountOutcome};
 use crate::cli::environment;
+use crate::cli::ui::output;
 use tarfs::fuse::{self, Force};
 
-/// Unmounts an archive and waits until its process has ended.
+/// Unmounts archives and waits until their processes have ended.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UmountArgs {
-    /// The directory on which the archive is mounted
-    #[arg(add = ArgValueCandidates::new(completion::mountpoints))]
-    pub mountpoint: PathBuf,
+    /// The directories on which archives are mounted
+    #[arg(value_name = "DIR", required_unless_present = "all",
+          add = ArgValueCandidates::new(completion::mountpoints))]
+    mountpoints: Vec<PathBuf>,
+    /// Unmount all archives that this user has mounted
+    #[arg(short, long, conflicts_with = "mountpoints")]
+    all: bool,
     /// Unmount even if it is in use
     ///
     /// Later reads by its users fail, unless it has bind mounts.
     #[arg(short, long)]
-    pub lazy: bool,
+    lazy: bool,
 }
 
 /// Timeout for the process to exit if a bind mount was its last mount.
 const LAST_MOUNT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Unmounts each of the archives, also after an error of another one.
+pub(crate) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
+    let mountpoints = if args.all {
+        all_mountpoints()?
+    } else {
+        args.mountpoints.clone()
+    };
+    let mut code = ExitCode::SUCCESS;
+    for mountpoint in mountpoints {
+        if let Err(error) = unmount(&mountpoint, args.lazy) {
+            code = output::print_failure(&error);
+        }
+    }
+    Ok(code)
+}
+
+/// The mountpoints of this user's mounts. In reverse byte order, one below another precedes it.
+fn all_mountpoints() -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for directory in environment::runtime_dirs() {
+        let statuses = control_socket::list_statuses(&directory);
+        let name = directory.display();
+        let statuses = statuses.with_context(|| format!("cannot look for mounts in {name}"))?;
+        // Others are in another mount namespace, or have no mountpoint any more.
+        let path_here = |status: &Status| {
+            let path = PathBuf::from(OsStr::from_bytes(status.mountpoint_bytes()));
+            status.is_mounted_on(&path).then_some(path)
+        };
+        found.extend(statuses.iter().filter_map(path_here));
+    }
+    found.sort_unstable_by(|one, other| other.as_os_str().cmp(one.as_os_str()));
+    Ok(found)
+}
+
 /// Unmounts the archive at the mountpoint. Asks the serving process first. If none responds, this process
 /// unmounts, which also removes a dead mount. A bind mount is always unmounted by this process.
-pub(crate) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
-    let mountpoint = fuse::canonical_mountpoint(&args.mountpoint)
-        .with_context(|| format!("cannot unmount {}", args.mountpoint.display()))?;
-    let force = if args.lazy { Force::Yes } else { Force::No };
+fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
+    let mountpoint = fuse::canonical_mountpoint(mountpoint)
+        .with_context(|| format!("cannot unmount {}", mountpoint.display()))?;
+    let force = if lazy { Force::Yes } else { Force::No };
     // Only the mount on top is meant.
     let top = fuse::top_mount(&mountpoint).unwrap_or_default();
     for directory in environment::runtime_dirs() {
-        match control_socket::request_umount(&directory, &mountpoint, args.lazy) {
+        match control_socket::request_umount(&directory, &mountpoint, lazy) {
             Ok(Some(UmountOutcome::Failed { error, hint })) => {
                 return Err(match hint {
                     Some(hint) => anyhow!("{error} ({hint})"),
                     None => anyhow!(error),
                 });
             }
-            Ok(Some(UmountOutcome::ProcessEnded)) => return Ok(ExitCode::SUCCESS),
+            Ok(Some(UmountOutcome::ProcessEnded)) => return Ok(()),
             Ok(Some(UmountOutcome::ProcessRemains { pid })) => {
                 bail!("unmounted, but its process {pid} has not ended yet");
             }
             Ok(Some(UmountOutcome::InUseElsewhere { pid })) => {
                 warn_of_use(pid);
-                return Ok(ExitCode::SUCCESS);
+                return Ok(());
             }
             Ok(Some(UmountOutcome::OtherMount { pid, process })) if let Some(copy) = &top => {
                 fuse::unmount_bind_mount(&mountpoint, copy, force)?;
                 if !fuse::is_mounted(copy.device) && !has_ended(process.as_ref())? {
                     warn_of_use(pid);
                 }
-                return Ok(ExitCode::SUCCESS);
+                return Ok(());
             }
             Ok(Some(UmountOutcome::OtherMount { .. }) | None) => {}
             Err(error) => tracing::debug!(%error, "the mount's process does not answer"),
         }
     }
     fuse::unmount(&mountpoint, top.map(|top| top.device), force)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Whether a process without any mount left has ended.
