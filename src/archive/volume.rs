@@ -47,6 +47,22 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// Whether the scan is over, if there was one. After that, no entry is added to the index.
     fn is_scan_over(&self) -> bool;
 
+    /// Reads as [`Self::read_blocking`], but of a read across the end of a truncated archive returns the bytes before it.
+    ///
+    /// # Errors
+    /// As of [`Self::read_blocking`], if there are no bytes before the end.
+    fn read_before_cut(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+        let read = self.read_blocking(ino, offset, len);
+        if !matches!(read, Err(ReadError::Truncated)) {
+            return read;
+        }
+        let cut = self.cut_offset(ino).ok().flatten().unwrap_or(offset);
+        match u32::try_from(cut.saturating_sub(offset)) {
+            Ok(there) if there > 0 && there < len => self.read_blocking(ino, offset, there),
+            _ => read,
+        }
+    }
+
     /// Offset in file `ino` of its first byte behind the end of the archive, or of the part that is scanned.
     ///
     /// # Errors

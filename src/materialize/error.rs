@@ -234,11 +234,11 @@ impl Error {
     /// Advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Destination(_, Errno::NOENT) => Some("make the directory first, or correct -C"),
+            Self::Destination(_, Errno::NOENT) => Some("make the directory first, or name another"),
             Self::Destination { .. } | Self::Unwritable { .. } => {
-                Some("name a directory with -C that you may write to")
+                Some("name a directory that you may write to")
             }
-            Self::ShardRecord(_) => Some("name a directory with -C that you may write to"),
+            Self::ShardRecord(_) => Some("name a directory that you may write to"),
             Self::OtherVersion => Some("write all shards of one version into an empty directory"),
             Self::TooManyEntries { .. } => {
                 Some("if that is to be expected, allow it with a larger --max-entries")
@@ -250,7 +250,7 @@ impl Error {
             Self::DestinationFailed { .. } => Some("choose another destination"),
             Self::NotEmpty { .. } => Some("remove it, or name a directory that is not there yet"),
             Self::CannotRename { .. } => {
-                Some("name a directory in a directory with -C, or do without --atomic")
+                Some("name a directory in another directory, or do without --atomic")
             }
             Self::Staging { .. } => Some("choose another place, or do without --atomic"),
             Self::Leftover { .. } => Some("remove it by hand"),

@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::support::cli::Place;
+use crate::support::fixture::PROGRAM;
 use crate::support::http::{Resource, Server};
 use crate::support::packing::Packing;
 use crate::support::raw::{Archive, random_bytes};
@@ -76,6 +77,35 @@ fn each_path_that_cannot_be_printed_is_named() {
         assert!(is_named, "{path}: {error}");
     }
     assert_eq!(place.run(&["cat", "a.tar"]).code, 64);
+}
+
+#[test]
+fn file_that_the_end_of_the_archive_cuts_is_printed_as_far_as_it_goes() {
+    let place = Place::new();
+    let content = random_bytes(3_000_000);
+    let whole = Archive::new().file("a", "1").file("big", &content).end();
+    let cut = 2_500_000;
+    place.put("cut.tar", &whole[..cut]);
+    let outcome = place.run(&["cat", "--allow-truncated", "cut.tar", "a", "big"]);
+    let header = 3 * 512;
+    assert_eq!(outcome.code, 1, "{}", outcome.complaints);
+    let (first, rest) = outcome.output.split_at(1);
+    assert!(first == b"1" && rest == &content[..cut - header]);
+    assert!(
+        outcome.complaints.contains("big: "),
+        "{}",
+        outcome.complaints
+    );
+}
+
+#[test]
+fn missing_path_counts_also_if_the_reader_ends() {
+    let place = Place::new();
+    place.put("a.tar", archive());
+    let script = "\"$0\" cat a.tar none a | head -c 1 >out/x; exit ${PIPESTATUS[0]}";
+    let mut shell = place.command("bash");
+    let ended = shell.args(["-c", script]).arg(PROGRAM).output();
+    assert_eq!(ended.expect("bash").status.code(), Some(1));
 }
 
 #[test]

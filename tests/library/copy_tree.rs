@@ -157,7 +157,27 @@ fn copy_makes_a_missing_destination_but_not_its_parents() {
     place.fails(&["copy", "source", "no/new"], &["no/new", "cannot make"]);
     place.fails(&["copy", "missing", "newer"], &["missing", "cannot read"]);
     place.fails(&["copy", "new/file", "newer"], &["not a directory"]);
+    place.fails(
+        &["copy", "--dry-run", "source", "newer"],
+        &["newer", "missing"],
+    );
     assert!(!place.path("newer").exists());
+    // Nothing says which mode a directory gets of which only some names are copied.
+    let archive = Command::new("tar")
+        .args(["-cf", "a.tar", "-C", "source", "file"])
+        .current_dir(place.path("."))
+        .status();
+    assert!(archive.expect("GNU tar").success());
+    fs::create_dir(place.path("made")).expect("a new directory");
+    for words in [
+        &["copy", "--include=file", "source", "some"][..],
+        &["sync", "a.tar", "synced"],
+    ] {
+        place.succeeds(words);
+        let made = words.last().expect("a directory");
+        let modes = [made, "made"].map(|name| status(place.path(name)).mode());
+        assert_eq!(modes[0], modes[1], "{words:?}");
+    }
 }
 
 #[test]

@@ -166,6 +166,7 @@ fn several_mounts_or_all_are_unmounted() {
         mounts
         tarfs mount a.tar mnt
         tarfs mount a.tar mnt/dir 2>/dev/null
+        tarfs mount a.tar three 2>/dev/null
         tarfs umount --all
         mounts
         tarfs umount --all

@@ -58,9 +58,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
         let printed = find(&tree, path).and_then(|ino| print(&volume, ino, &mut output));
         match printed {
             Ok(()) => {}
-            Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
-                return Ok(ExitCode::SUCCESS);
-            }
+            Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => break,
             Err(Failure::Output(error)) => {
                 return Err(error).context("cannot write the output");
             }
@@ -102,7 +100,7 @@ fn find(tree: &IndexTree, path: &[u8]) -> Result<Ino, Failure> {
 fn print(volume: &Arc<dyn Volume>, ino: Ino, output: &mut impl Write) -> Result<(), Failure> {
     let mut offset = 0;
     loop {
-        let read = volume.read_blocking(ino, offset, READ_BYTES);
+        let read = volume.read_before_cut(ino, offset, READ_BYTES);
         let bytes = read.map_err(|error| Failure::File(io::Error::other(error)))?;
         if bytes.is_empty() {
             return Ok(());

@@ -1,5 +1,6 @@
 //! `tarfs umount`: unmounts archives and ends their processes.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -24,7 +25,7 @@ pub(crate) struct UmountArgs {
     #[arg(value_name = "DIR", required_unless_present = "all",
           add = ArgValueCandidates::new(completion::mountpoints))]
     mountpoints: Vec<PathBuf>,
-    /// Unmount all archives that this user has mounted
+    /// Unmount all archives that this user has mounted here, but for those whose process has died
     #[arg(short, long, conflicts_with = "mountpoints")]
     all: bool,
     /// Unmount even if it is in use
@@ -34,26 +35,37 @@ pub(crate) struct UmountArgs {
     lazy: bool,
 }
 
+/// Maximum number of mounts on one directory that `--all` unmounts.
+const MAX_STACKED_MOUNTS: usize = 1000;
+
 /// Timeout for the process to exit if a bind mount was its last mount.
 const LAST_MOUNT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Unmounts each of the archives, also after an error of another one.
 pub(crate) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
-    let mountpoints = if args.all {
-        all_mountpoints()?
-    } else {
-        args.mountpoints.clone()
-    };
     let mut code = ExitCode::SUCCESS;
-    for mountpoint in mountpoints {
-        if let Err(error) = unmount(&mountpoint, args.lazy) {
-            code = output::print_failure(&error);
+    let mut failed = HashSet::new();
+    let mut mountpoints = args.mountpoints.clone();
+    for _ in 0..MAX_STACKED_MOUNTS {
+        if args.all {
+            mountpoints = all_mountpoints()?;
+        }
+        mountpoints.retain(|mountpoint| !failed.contains(mountpoint));
+        for mountpoint in &mountpoints {
+            if let Err(error) = unmount(mountpoint, args.lazy) {
+                code = output::print_failure(&error);
+                failed.insert(mountpoint.clone());
+            }
+        }
+        // Below a mount there may be another one.
+        if !args.all || mountpoints.is_empty() {
+            break;
         }
     }
     Ok(code)
 }
 
-/// The mountpoints of this user's mounts. In reverse byte order, one below another precedes it.
+/// The mountpoints of this user's mounts that answer. In reverse byte order, one below another precedes it.
 fn all_mountpoints() -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for directory in environment::runtime_dirs() {

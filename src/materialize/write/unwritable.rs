@@ -65,8 +65,8 @@ impl Unwritable {
         }
         if !self.was_reported.swap(true, Ordering::Relaxed) {
             problems.report(&format!(
-                "{}: cannot write to the destination directory: {} (name a directory with -C that \
-                 you may write to)",
+                "{}: cannot write to the destination directory: {} (name a directory that you \
+                 may write to)",
                 self.path.display(),
                 error.errno,
             ));

@@ -1,8 +1,7 @@
 //! `tarfs copy`: copies a directory of this machine, as `cp -a` does.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -57,7 +56,9 @@ pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
         .then(|| Staging::new(&args.directory, Arc::clone(&output.stats)));
     check_source(&args.source)?;
     ensure_apart(&args.source, &args.directory)?;
-    if !(args.atomic || args.dry_run) {
+    if args.dry_run {
+        ensure_there(&args.directory)?;
+    } else if !args.atomic {
         make_destination(&args.directory)?;
     }
     raise_open_file_limit();
@@ -76,12 +77,12 @@ pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
 /// Checks that the source is a directory, before a destination is made for it.
 fn check_source(source: &Path) -> anyhow::Result<()> {
     let name = source.display();
-    let metadata = fs::metadata(source);
-    let metadata = metadata.with_context(|| format!("{name}: cannot read the directory"))?;
     ensure!(
-        metadata.is_dir(),
+        !fs::metadata(source).is_ok_and(|found| !found.is_dir()),
         "{name}: is not a directory (an archive is written by `tarfs materialize {name} -C DIR`)"
     );
+    let opened = fs::read_dir(source);
+    opened.with_context(|| format!("{name}: cannot read the directory"))?;
     Ok(())
 }
 
@@ -95,9 +96,19 @@ pub(super) fn ensure_apart(source: &Path, directory: &Path) -> anyhow::Result<()
     }
 }
 
-/// Makes the destination if it is missing, as cp and rsync do, and only for its owner until it gets its attributes.
+/// Refuses a missing destination of a dry run, which makes none and would have nothing to compare with.
+pub(super) fn ensure_there(directory: &Path) -> anyhow::Result<()> {
+    ensure!(
+        directory.exists(),
+        "{}: is missing, and --dry-run does not make it (make the directory first)",
+        directory.display()
+    );
+    Ok(())
+}
+
+/// Makes the destination if it is missing, as cp and rsync do.
 pub(super) fn make_destination(directory: &Path) -> anyhow::Result<()> {
-    match DirBuilder::new().mode(0o700).create(directory) {
+    match fs::create_dir(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
             let name = directory.display();
             Err(error).with_context(|| format!("{name}: cannot make the directory"))

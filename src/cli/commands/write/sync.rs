@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 
 use super::args::{ArchiveArgs, WriteArgs};
-use super::copy::{ensure_apart, make_destination};
+use super::copy::{ensure_apart, ensure_there, make_destination};
 use super::output::{Output, Written, exit_code};
 use super::shard::open_indexed;
 use crate::cli::args::{LayerArgs, SourceArgs};
@@ -62,7 +62,10 @@ pub(crate) struct SyncArgs {
 pub(crate) fn run(args: &SyncArgs) -> anyhow::Result<ExitCode> {
     if let Some(directory) = local_directory(&args.source.source) {
         let (options, jobs) = args.write.options_for_directory();
-        let output = args.output(options);
+        let output = args.output(Options {
+            max_entries: args.source.max_entries.unwrap_or(u64::MAX),
+            ..options
+        });
         return output.end(args.sync_directory(directory, &output, jobs));
     }
     let output = args.output(args.archive.apply(&args.source, args.write.options()));
@@ -164,6 +167,7 @@ impl SyncArgs {
     /// Makes DIR if it is missing, and keeps other processes that update it out, unless nothing is written.
     fn lock_destination(&self) -> anyhow::Result<Option<DestinationLock>> {
         if self.dry_run {
+            ensure_there(&self.directory)?;
             return Ok(None);
         }
         make_destination(&self.directory)?;
