@@ -315,7 +315,6 @@ fn usage_errors_exit_with_code_64() {
     for arguments in [
         &["frobnicate"][..],
         &[],
-        &["ls"],
         &["ls", "--frobnicate", "a.tar"],
         &["ls", "a.tar", "--memory", "many"],
         &["ls", "a.tar", "--chunk-size", "-1"],

@@ -14,6 +14,7 @@ use tarfs::list::find::{Error, Expression, ParseContext};
 use tarfs::list::{Batch, DirectoryTree, FileKind, Item, Name, Place, Tree, metadata_of};
 use tarfs::tar::Timestamp;
 
+use crate::support::cli;
 use crate::support::rng::Rng;
 
 /// Choices of a generator.
@@ -666,4 +667,48 @@ fn refused_expressions_are_those_of_gnu_find() {
         let theirs = world.find(&[&[OsString::from("tree")], &words[..]].concat());
         assert!(!theirs.status.success(), "{words:?}");
     }
+}
+
+#[test]
+fn times_have_all_letters_of_gnu_find() {
+    let place = cli::Place::new();
+    fs::create_dir(place.path("times")).expect("made");
+    // The ends of years have weeks of other years.
+    for year in 1969..2030_i64 {
+        for (day, second) in [(-4, 1), (-1, 86_399), (0, 0), (3, 43_200), (59, 3600)] {
+            let file = File::create(place.path(&format!("times/{year}{day}"))).expect("made");
+            let days = (year - 1970) * 365 + (year - 1969).div_euclid(4) + day;
+            let time = rustix::fs::Timespec {
+                tv_sec: days * 86_400 + second,
+                tv_nsec: 5,
+            };
+            let times = rustix::fs::Timestamps {
+                last_access: time,
+                last_modification: time,
+            };
+            rustix::fs::futimens(&file, &times).expect("ours");
+        }
+    }
+    let letters = "@aAbBcCdDeFgGhHIjklmMnpRsStTuUVwWxXyYzZ+";
+    let format = letters.chars().fold(String::new(), |format, letter| {
+        format + "%T" + &letter.to_string() + "|"
+    });
+    let words = ["times", "-type", "f", "-printf", &(format + "\\n")];
+    let ours = place.succeeds(&[&["find"][..], &words].concat());
+    let theirs = place
+        .command("find")
+        .args(words)
+        .envs([("TZ", "UTC0"), ("LC_ALL", "C")])
+        .output();
+    let theirs = theirs.expect("GNU find").stdout;
+    let sorted = |text: &[u8]| {
+        let mut lines: Vec<_> = text
+            .split(|&byte| byte == b'\n')
+            .map(<[u8]>::to_vec)
+            .collect();
+        lines.sort_unstable();
+        lines
+    };
+    assert!(ours.output.len() > 300 * letters.len());
+    assert_eq!(sorted(&ours.output), sorted(&theirs));
 }

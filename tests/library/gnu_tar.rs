@@ -76,15 +76,15 @@ fn second_member_of_a_directory_replaces_its_attributes() {
     let written = |path: &str| run(&place, &format!("getfattr --absolute-names -d {path}"));
     let written = written("out/d");
     assert_eq!(written.text(), "# file: out/d\nuser.a=\"2\"\n\n");
-    let listed = |tree: &str| {
-        let words = ["find", tree, "d", "-printf", "%f %y %T@\\n"];
+    let listed = |operands: &[&str]| {
+        let words = [&["find"], operands, &["-printf", "%f %y %T@\\n"]].concat();
         place.succeeds(&words).text().to_owned()
     };
     assert_eq!(
-        listed("a.tar"),
+        listed(&["a.tar", "d"]),
         "d d 5.5000000000\nf f 1000000000.0000000000\n"
     );
-    assert_eq!(listed("out"), listed("a.tar"));
+    assert_eq!(listed(&["out/d"]), listed(&["a.tar", "d"]));
 }
 
 #[test]

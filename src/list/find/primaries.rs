@@ -28,7 +28,7 @@ fn refusal(primary: &str) -> Option<&'static str> {
         "-fprint" | "-fprint0" | "-fprintf" | "-fls" => {
             "tarfs find writes only to its standard output"
         }
-        "-follow" | "-xtype" => "tarfs find follows no links",
+        "-H" | "-L" | "-follow" | "-xtype" => "tarfs find follows no links",
         "-readable" | "-writable" | "-executable" => {
             "access depends on the mount and its caller; test the bits with -perm"
         }

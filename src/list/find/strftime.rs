@@ -34,8 +34,6 @@ pub(super) fn format(time: Timestamp, letter: u8) -> Option<String> {
         short(name_of(MONTHS, month - 1)),
     );
     let fraction = format!("{:09}0", time.nanoseconds);
-    // Number of the week, whose first day is `first`.
-    let week = |first: i64| (day_of_year(civil) + 7 - (weekday - first).rem_euclid(7)) / 7;
     Some(match letter {
         b'@' => format!("{}.{fraction}", time.seconds),
         b'a' => short_weekday.to_owned(),
@@ -48,6 +46,7 @@ pub(super) fn format(time: Timestamp, letter: u8) -> Option<String> {
         b'd' => format!("{day:02}"),
         b'D' | b'x' => format!("{month:02}/{day:02}/{:02}", year.rem_euclid(100)),
         b'e' => format!("{day:2}"),
+        b'C' => format!("{:02}", year.div_euclid(100)),
         b'F' => format!("{year}-{month:02}-{day:02}"),
         b'H' => format!("{hour:02}"),
         b'I' => format!("{half_day_hour:02}"),
@@ -56,15 +55,17 @@ pub(super) fn format(time: Timestamp, letter: u8) -> Option<String> {
         b'l' => format!("{half_day_hour:2}"),
         b'm' => format!("{month:02}"),
         b'M' => format!("{minute:02}"),
+        b'n' => "\n".to_owned(),
         b'p' => half.to_owned(),
         b'r' => format!("{half_day_hour:02}:{minute:02}:{second:02} {half}"),
+        b'R' => format!("{hour:02}:{minute:02}"),
+        b's' => time.seconds.to_string(),
         b'S' => format!("{second:02}.{fraction}"),
+        b't' => "\t".to_owned(),
         b'T' | b'X' => format!("{hour:02}:{minute:02}:{second:02}.{fraction}"),
-        b'U' => format!("{:02}", week(0)),
-        b'w' => weekday.to_string(),
-        b'W' => format!("{:02}", week(1)),
         b'y' => format!("{:02}", year.rem_euclid(100)),
         b'Y' => year.to_string(),
+        b'z' => "+0000".to_owned(),
         b'Z' => "UTC".to_owned(),
         b'+' => format!("{year}-{month:02}-{day:02}+{hour:02}:{minute:02}:{second:02}.{fraction}"),
         CTIME => format!(
@@ -72,6 +73,23 @@ pub(super) fn format(time: Timestamp, letter: u8) -> Option<String> {
         ),
         LS_CLOCK => format!("{short_month} {day:2} {hour:02}:{minute:02}"),
         LS_YEAR => format!("{short_month} {day:2}  {year}"),
+        _ => return format_week(civil, weekday, letter),
+    })
+}
+
+/// Formats a day or a week by the letters that count weeks.
+fn format_week(civil: Civil, weekday: i64, letter: u8) -> Option<String> {
+    // Number of the week, whose first day is `first`.
+    let week = |first: i64| (day_of_year(civil) + 7 - (weekday - first).rem_euclid(7)) / 7;
+    let (iso_year, iso_week) = iso_week(civil, weekday);
+    Some(match letter {
+        b'g' => format!("{:02}", iso_year.rem_euclid(100)),
+        b'G' => iso_year.to_string(),
+        b'u' => iso_day(weekday).to_string(),
+        b'U' => format!("{:02}", week(0)),
+        b'V' => format!("{iso_week:02}"),
+        b'w' => weekday.to_string(),
+        b'W' => format!("{:02}", week(1)),
         _ => return None,
     })
 }
@@ -89,6 +107,28 @@ fn day_of_year(civil: Civil) -> i64 {
     let before = civil.month * 275 / 9 - 30;
     let missing = if is_leap { 1 } else { 2 };
     before - if civil.month > 2 { missing } else { 0 } + civil.day - 1
+}
+
+/// Number of the day in a week of ISO 8601, which begins on Monday with 1.
+fn iso_day(weekday: i64) -> i64 {
+    (weekday + 6) % 7 + 1
+}
+
+/// Year and week of ISO 8601. The first week of a year is that of its first Thursday.
+fn iso_week(civil: Civil, weekday: i64) -> (i64, i64) {
+    let year = civil.year;
+    let week = (day_of_year(civil) + 11 - iso_day(weekday)) / 7;
+    // The weekday of the last of December, from Sunday on.
+    let last_day = |year: i64| {
+        let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
+        (year + leap_days).rem_euclid(7)
+    };
+    let weeks = |year| 52 + i64::from(last_day(year) == 4 || last_day(year - 1) == 3);
+    match week {
+        ..1 => (year - 1, weeks(year - 1)),
+        week if week > weeks(year) => (year + 1, 1),
+        week => (year, week),
+    }
 }
 
 /// Formats `time` as `ls -l` does: with the clock if it is of the last six months, else with the year.

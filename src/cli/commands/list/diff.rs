@@ -1,6 +1,5 @@
 //! `tarfs diff`: prints what differs between two trees.
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -41,11 +40,11 @@ pub(crate) struct DiffArgs {
 pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let needs = Needs {
         contents: args.checksum,
+        follows_links: true,
         ..Needs::default()
     };
-    let root = [OsString::from(".")];
-    let first = Place::open(&args.tree, &root, needs)?;
-    let second = Place::open(&second_tree(args), &root, needs)?;
+    let first = Place::open(&args.tree, &[], needs)?;
+    let second = Place::open(&second_tree(args), &[], needs)?;
     let (Some(one), Some(other)) = (first.starts.first(), second.starts.first()) else {
         return Ok(ExitCode::from(output::EXIT_FAILURE));
     };

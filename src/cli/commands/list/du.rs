@@ -12,14 +12,15 @@ use tarfs::list::{DiskUsage, DuOptions, Item, Measure, Tree, human_size};
 
 /// Arguments of `tarfs du`.
 #[derive(clap::Args, Debug)]
-#[command(disable_help_flag = true, mut_arg("ignore_zeros", |it| it.short(None)))]
+#[command(disable_help_flag = true, mut_arg("ignore_zeros", |it| it.short(None)),
+          mut_arg("source", |it| it.required(false).default_value(".").index(1)))]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct DuArgs {
     #[command(flatten)]
     tree: TreeArgs,
 
-    /// Sum the files at these paths in SOURCE [default: all]
-    #[arg(value_name = "PATH")]
+    /// Sum these entries of an archive, or also these files if SOURCE is a directory
+    #[arg(value_name = "PATH", index = 2)]
     paths: Vec<OsString>,
 
     /// Show files, too, and not only directories

@@ -16,22 +16,29 @@ use tarfs::index::store::RowsToLoad;
 use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Expression, ParseContext};
 use tarfs::list::{Finder, Item, Tree, metadata_of};
+use tarfs::locate::SourceSpec;
 use tarfs::tar::Timestamp;
 
 /// Arguments of `tarfs find`.
 #[derive(clap::Args, Debug)]
-#[command(mut_arg("ignore_zeros", |it| it.short(None)), mut_arg("jobs", |it| it.short(None)))]
+#[command(mut_arg("ignore_zeros", |it| it.short(None)), mut_arg("jobs", |it| it.short(None)),
+          mut_arg("source", |it| it.required(false).default_value(".").allow_hyphen_values(true).index(1)))]
 pub(crate) struct FindArgs {
     #[command(flatten)]
     tree: TreeArgs,
 
-    /// Paths in SOURCE [default: all], then an expression as for find(1)
+    /// Follow no links, which is the default
+    #[arg(short = 'P')]
+    no_dereference: bool,
+
+    /// Entries of an archive, or more files if SOURCE is a directory, and then an expression as for find(1)
     ///
     /// The expression begins with the first word that starts with -, ! or (. Options of tarfs come before SOURCE.
     /// Primaries that run programs or change files are refused, and times are in UTC. The order of the output is
     /// that of the archive or the directory, except for what threads do at the same time.
     #[arg(
         value_name = "PATH|EXPRESSION",
+        index = 2,
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]
@@ -43,8 +50,16 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         [b'-', _, ..] => true,
         word => matches!(word, b"!" | b"(" | b")" | b","),
     };
-    let first = args.words.iter().position(is_expression);
-    let (paths, words) = args.words.split_at(first.unwrap_or(args.words.len()));
+    let (mut tree, mut words) = (args.tree.clone(), args.words.clone());
+    // Without starting points, the expression comes first.
+    if let SourceSpec::Plain(word) = &tree.source.source
+        && is_expression(word)
+    {
+        words.insert(0, word.clone());
+        tree.source.source = SourceSpec::Plain(".".into());
+    }
+    let first = words.iter().position(is_expression);
+    let (paths, words) = words.split_at(first.unwrap_or(words.len()));
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default();
     let context = ParseContext {
@@ -71,7 +86,7 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         },
         ..Needs::default()
     };
-    let place = Place::open(&args.tree, paths, needs)?;
+    let place = Place::open(&tree, paths, needs)?;
     if let (OpenTree::Directory(..), Some(reason)) = (&place.tree, &expression.unknown_owner) {
         output::print_error(reason);
         return Ok(ExitCode::from(EXIT_PARTIAL));

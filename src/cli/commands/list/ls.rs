@@ -22,14 +22,15 @@ const EXIT_MISSING: u8 = 2;
 
 /// Arguments of `tarfs ls`.
 #[derive(clap::Args, Debug)]
-#[command(disable_help_flag = true, mut_arg("ignore_zeros", |it| it.short(None)))]
+#[command(disable_help_flag = true, mut_arg("ignore_zeros", |it| it.short(None)),
+          mut_arg("source", |it| it.required(false).default_value(".").index(1)))]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct LsArgs {
     #[command(flatten)]
     tree: TreeArgs,
 
-    /// List these entries, or the contents of these directories
-    #[arg(value_name = "PATH")]
+    /// List these entries of an archive, or also these files if SOURCE is a directory
+    #[arg(value_name = "PATH", index = 2)]
     paths: Vec<OsString>,
 
     /// Show type, mode, links, owner, size and time of each entry
@@ -218,7 +219,9 @@ fn lister<T: Tree + Send + 'static>(
             ino.is_ok_and(|ino| plan.shard_of(ino) == Some(shard.number))
         });
     }
-    if let Some(directory) = open_place::local_directory(&args.tree.source.source) {
+    if let Some(directory) = open_place::local_directory(&args.tree.source.source)
+        && !place.has_several
+    {
         lister.set_source(directory.as_os_str().as_bytes());
     }
     Ok(lister)
@@ -243,7 +246,7 @@ fn list<T: Tree + Send + 'static>(
         };
         match (is_listed, &**path) {
             (true, path) => directories.push((item, path)),
-            (false, b"") => files.push((item, &b"."[..])),
+            (false, b"") => files.push((item, start.name().name)),
             (false, path) => files.push((item, path)),
         }
     }
@@ -261,7 +264,7 @@ fn list<T: Tree + Send + 'static>(
         return Ok(true);
     }
     // A path or an object names its directory by itself.
-    let has_headings = args.paths.len() > 1 && !args.recursive && !args.json;
+    let has_headings = place.has_several && !args.recursive && !args.json;
     for (item, path) in directories {
         let shown = if path.is_empty() { b"." } else { path };
         if has_headings && lister.write_heading(shown, is_first).is_break() {

@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal, stdout};
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Component, Path};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -41,9 +41,9 @@ pub(super) const EXIT_PARTIAL: u8 = 1;
 pub(crate) struct StartPoint {
     /// Its path as it is shown.
     path: Vec<u8>,
-    /// PATH without needless slashes and dots; empty for SOURCE itself.
+    /// PATH without needless slashes and dots, or one of several directories as it is given; empty for SOURCE itself.
     pub label: Vec<u8>,
-    /// Its path in SOURCE, without a leading slash, and in an archive without links; empty for SOURCE itself.
+    /// The path that JSON has: in an archive without a leading slash and links; empty for SOURCE itself.
     pub inner_path: Vec<u8>,
     kind: FileKind,
     inode: u64,
@@ -95,6 +95,8 @@ pub(crate) struct Place {
     pub tree: OpenTree,
     pub starts: Vec<StartPoint>,
     pub output: Arc<SharedOutput>,
+    /// Whether more than one file was named at which to start.
+    pub has_several: bool,
     /// Whether each PATH was found and opened.
     pub has_all_paths: bool,
     jobs: Option<NonZeroUsize>,
@@ -112,15 +114,21 @@ pub(crate) enum OpenTree {
 }
 
 impl Place {
-    /// Opens SOURCE of `args`, and finds `paths` in it, or its root. Prints those that are missing.
+    /// Opens SOURCE of `args`, and finds `paths` in it, or its root. If SOURCE is a directory of this machine, `paths` are
+    /// more of its files, as of the namesakes of a verb. Prints those that are missing.
     pub(crate) fn open(args: &TreeArgs, paths: &[OsString], needs: Needs) -> anyhow::Result<Self> {
-        let root = [OsString::new()];
-        let paths = if paths.is_empty() { &root } else { paths };
         let (mut archive, mut starts) = (None, Vec::new());
         let directory = local_directory(&args.source.source);
+        let first = directory.map_or_else(OsString::new, |it| it.as_os_str().to_owned());
+        let operands: Vec<_> = if directory.is_some() || paths.is_empty() {
+            [first].into_iter().chain(paths.iter().cloned()).collect()
+        } else {
+            paths.to_vec()
+        };
+        let has_several = operands.len() > 1;
         let tree = if let Some(directory) = directory {
-            let start = |path| start_in_directory(directory, path, needs.follows_links);
-            let found = paths.iter().map(start);
+            let start = |path| start_here(Path::new(path), has_several, needs.follows_links);
+            let found = operands.iter().map(start);
             starts.extend(found.flatten());
             let index = (!needs.contents).then(|| mounted_index(directory, &starts, args));
             if let Some(index) = index.flatten() {
@@ -152,12 +160,13 @@ impl Place {
                 tree
             };
             let start = |path| start_in_archive(&tree, path, needs.follows_links);
-            let found = paths.iter().map(start);
+            let found = operands.iter().map(start);
             starts.extend(found.flatten());
             OpenTree::Index(Arc::new(tree))
         };
         Ok(Self {
-            has_all_paths: starts.len() == paths.len(),
+            has_several,
+            has_all_paths: starts.len() == operands.len(),
             tree,
             starts,
             output: standard_output(false)?,
@@ -299,26 +308,19 @@ pub(crate) fn local_directory(source: &SourceSpec) -> Option<&Path> {
     }
 }
 
-fn start_in_directory(
-    directory: &Path,
-    inner: &OsString,
-    follows_links: bool,
-) -> Option<StartPoint> {
-    if leaves_source(Path::new(inner)) {
-        output::print_error(format_args!(
-            "{}: PATHs are paths in SOURCE, which is {} (leave out the leading slash or `..`, or name one SOURCE at a \
-             time)",
-            tarfs::list::escape(inner.as_bytes()),
-            tarfs::list::escape(directory.as_os_str().as_bytes())
-        ));
-        return None;
-    }
-    let mut path = if inner.is_empty() {
-        directory.to_owned()
-    } else {
-        directory.join(inner)
+/// `path` without slashes at its end.
+fn without_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|&byte| byte != b'/');
+    path.get(..=end.unwrap_or(0)).unwrap_or_default()
+}
+
+/// The file of this machine at `path`.
+fn start_here(path: &Path, is_one_of_several: bool, follows_links: bool) -> Option<StartPoint> {
+    let label = match path.as_os_str().as_bytes() {
+        _ if !is_one_of_several => b"",
+        path => without_slashes(path),
     };
-    let label = without_dots(inner.as_bytes());
+    let (label, mut path) = (label.to_owned(), path.to_owned());
     let mut found = metadata_of(&path);
     if follows_links && found.as_ref().is_ok_and(|it| it.kind == FileKind::Symlink) && path.is_dir()
     {
@@ -330,7 +332,9 @@ fn start_in_directory(
         Ok(found) => {
             let above = match path.parent() {
                 _ if label.is_empty() => None,
-                Some(above) if found.kind != FileKind::Directory => metadata_of(above).ok(),
+                Some(above) if found.kind != FileKind::Directory => {
+                    metadata_of(&Path::new(".").join(above)).ok()
+                }
                 _ => metadata_of(&path.join("..")).ok(),
             };
             Some(StartPoint {
@@ -348,21 +352,6 @@ fn start_in_directory(
             None
         }
     }
-}
-
-/// Whether `inner` is absolute, or its `..` lead out of the directory that it is in.
-fn leaves_source(inner: &Path) -> bool {
-    let mut depth = 0_usize;
-    inner.components().any(|component| {
-        match component {
-            Component::Prefix(_) | Component::RootDir => return true,
-            Component::CurDir => {}
-            Component::Normal(_) => depth += 1,
-            Component::ParentDir if depth == 0 => return true,
-            Component::ParentDir => depth -= 1,
-        }
-        false
-    })
 }
 
 fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> Option<StartPoint> {
