@@ -261,13 +261,40 @@ fn chown_does_what_gnu_chown_does() {
 fn rm_refuses_to_ask_and_removes_nothing() {
     let place = Place::new();
     place.put("f", "kept");
-    for flag in ["-i", "-I", "--interactive"] {
+    for flag in ["-i", "--interactive"] {
         let outcome = place.run(&["rm", flag, "f"]);
         let expected = format!("unexpected argument '{flag}'");
         assert!(outcome.complaints.contains(&expected), "{flag}");
         assert_eq!(outcome.code, 64, "{flag}");
     }
     assert!(place.path("f").exists());
+}
+
+#[test]
+fn rm_asks_once_when_gnu_rm_does() {
+    let script = r#"mkdir -p d/e; touch a b c d/f g; echo "$1" | "$0" rm -I $2 2>errors; echo $? "$(find . | sort)"; cat errors"#;
+    for operands in [
+        "a b c g",
+        "a b c",
+        "a",
+        "-r d",
+        "-r d a",
+        "-f a b c g",
+        "-rf d",
+    ] {
+        for answer in ["y", "Yes", "n", ""] {
+            // env(1) runs GNU rm by its name.
+            let said = [PROGRAM, "env"].map(|program| {
+                let place = tempfile::tempdir().expect("a directory");
+                let mut shell = Command::new("bash");
+                shell.args(["-c", script, program, answer, operands]);
+                let ended = shell.current_dir(place.path()).output().expect("bash");
+                let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+                said.replace("tarfs: ", "rm: ")
+            });
+            assert_eq!(said[0], said[1], "{operands}, {answer}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `tarfs rm`: removes files.
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -9,11 +10,14 @@ use crate::cli::args::JobsArg;
 use tarfs::list::DirectoryTree;
 use tarfs::list::change::{RemoveOptions, Remover, Verbosity};
 
+/// Maximum number of files that `-I` removes without a question.
+const MAX_UNASKED: usize = 3;
+
 /// Arguments of `tarfs rm`.
 #[derive(clap::Args, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct RmArgs {
-    /// Files to remove, without a question
+    /// Files to remove, without a question but for -I
     #[arg(value_name = "PATH", required_unless_present = "force")]
     paths: Vec<OsString>,
 
@@ -22,8 +26,12 @@ pub(crate) struct RmArgs {
     recursive: bool,
 
     /// Ignore files that do not exist
-    #[arg(short, long)]
+    #[arg(short, long, overrides_with = "asks_once")]
     force: bool,
+
+    /// Ask once before more than three files are removed, or any with -r
+    #[arg(short = 'I', overrides_with = "force")]
+    asks_once: bool,
 
     /// Remove empty directories
     #[arg(short, long = "dir")]
@@ -54,6 +62,14 @@ pub(crate) struct RmArgs {
 }
 
 pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
+    let count = args.paths.len();
+    if args.asks_once && (args.recursive || count > MAX_UNASKED) {
+        let arguments = if count == 1 { "argument" } else { "arguments" };
+        let how = if args.recursive { " recursively" } else { "" };
+        if !is_agreed(&format!("tarfs: remove {count} {arguments}{how}? "))? {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
     let mut tree = DirectoryTree::new();
     tree.is_one_file_system = !args.no_one_file_system;
     let options = RemoveOptions {
@@ -77,4 +93,12 @@ pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
         |tree, log| Remover::new(tree, options, log),
         Remover::start,
     )
+}
+
+/// Asks `question`. Returns whether the answer on standard input begins with a `y`.
+fn is_agreed(question: &str) -> io::Result<bool> {
+    io::stderr().write_all(question.as_bytes())?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(answer.starts_with(['y', 'Y']))
 }
