@@ -281,6 +281,8 @@ fn rm_asks_once_when_gnu_rm_does() {
         "-r d a",
         "-f a b c g",
         "-rf d",
+        "-I -I a b c g",
+        "-f -I -r d",
     ] {
         for answer in ["y", "Yes", "n", ""] {
             // env(1) runs GNU rm by its name.

@@ -477,6 +477,7 @@ fn several_directories_are_shown_as_by_the_namesakes() {
     for name in ["out/file", "tree/inside"] {
         fs::write(place.path(name), "x").expect("space");
     }
+    symlink("none", place.path("dangling")).expect("made");
     let absolute = place.path("out");
     let absolute = absolute.to_str().expect("UTF-8");
     for verb in ["ls", "find", "du"] {
@@ -486,6 +487,9 @@ fn several_directories_are_shown_as_by_the_namesakes() {
             &["out/../tree/below", "tree/below/../inside"],
             &["tree", "none", "out"],
             &["tree/below", "../none"],
+            &["none", "tree"],
+            &["dangling", "tree"],
+            &["tree/", "out/"],
         ] {
             let words = [&[verb], operands].concat();
             let (theirs, ours) = (run(&place, "", &words), tarfs(&place, &words));
@@ -498,6 +502,8 @@ fn several_directories_are_shown_as_by_the_namesakes() {
             let (ours, theirs) = (sorted(&ours.stdout, b'\n'), sorted(&theirs.stdout, b'\n'));
             assert_eq!(ours, theirs, "{words:?}");
         }
+        let outcome = place.run(&[verb, "--layer", "a.tar"]);
+        assert!(outcome.complaints.contains("for archives"), "{verb}");
         // Without operands it is the current directory.
         let (theirs, ours) = (
             run(&place, "tree", &[verb]),

@@ -28,7 +28,7 @@ pub(crate) struct FindArgs {
     tree: TreeArgs,
 
     /// Follow no links, which is the default
-    #[arg(short = 'P')]
+    #[arg(short = 'P', overrides_with = "no_dereference")]
     no_dereference: bool,
 
     /// Entries of an archive, or more files if SOURCE is a directory, and then an expression as for find(1)

@@ -246,6 +246,7 @@ fn list<T: Tree + Send + 'static>(
         };
         match (is_listed, &**path) {
             (true, path) => directories.push((item, path)),
+            (false, b"") if args.json => files.push((item, &b"."[..])),
             (false, b"") => files.push((item, start.name().name)),
             (false, path) => files.push((item, path)),
         }
@@ -271,11 +272,12 @@ fn list<T: Tree + Send + 'static>(
             break;
         }
         is_first = false;
+        let prefix = open_place::without_slashes(path);
         let is_open = if lister.is_unordered() {
-            let walked = place.walk(tree, &lister, (&item, path), ());
+            let walked = place.walk(tree, &lister, (&item, prefix), ());
             walked.map_continue(|closed| closed.is_none())
         } else {
-            lister.list_directory(&item, path)
+            lister.list_directory(&item, prefix)
         };
         match is_open {
             ControlFlow::Continue(is_open) => are_open &= is_open,

@@ -2,7 +2,7 @@
 //! machine.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, stdout};
+use std::io::{self, ErrorKind, IsTerminal, stdout};
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -118,7 +118,8 @@ impl Place {
     /// more of its files, as of the namesakes of a verb. Prints those that are missing.
     pub(crate) fn open(args: &TreeArgs, paths: &[OsString], needs: Needs) -> anyhow::Result<Self> {
         let (mut archive, mut starts) = (None, Vec::new());
-        let directory = local_directory(&args.source.source);
+        let directory = local_start(&args.source.source, paths);
+        directory.map_or(Ok(()), |it| refuse_flags_of_archives(it, args))?;
         let first = directory.map_or_else(OsString::new, |it| it.as_os_str().to_owned());
         let operands: Vec<_> = if directory.is_some() || paths.is_empty() {
             [first].into_iter().chain(paths.iter().cloned()).collect()
@@ -309,7 +310,7 @@ pub(crate) fn local_directory(source: &SourceSpec) -> Option<&Path> {
 }
 
 /// `path` without slashes at its end.
-fn without_slashes(path: &[u8]) -> &[u8] {
+pub(super) fn without_slashes(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|&byte| byte != b'/');
     path.get(..=end.unwrap_or(0)).unwrap_or_default()
 }
@@ -318,7 +319,7 @@ fn without_slashes(path: &[u8]) -> &[u8] {
 fn start_here(path: &Path, is_one_of_several: bool, follows_links: bool) -> Option<StartPoint> {
     let label = match path.as_os_str().as_bytes() {
         _ if !is_one_of_several => b"",
-        path => without_slashes(path),
+        path => path,
     };
     let (label, mut path) = (label.to_owned(), path.to_owned());
     let mut found = metadata_of(&path);
@@ -339,7 +340,7 @@ fn start_here(path: &Path, is_one_of_several: bool, follows_links: bool) -> Opti
             };
             Some(StartPoint {
                 path: path.into_os_string().into_vec(),
-                inner_path: label.clone(),
+                inner_path: without_slashes(&label).to_owned(),
                 label,
                 kind: found.kind,
                 inode: found.inode,
@@ -352,6 +353,34 @@ fn start_here(path: &Path, is_one_of_several: bool, follows_links: bool) -> Opti
             None
         }
     }
+}
+
+/// Refuses flags that say how an archive is read, for a directory of this machine.
+fn refuse_flags_of_archives(directory: &Path, args: &TreeArgs) -> anyhow::Result<()> {
+    let is_for_archives = args.layers.is_set()
+        || args.cache.saved.index.is_some()
+        || args.source.expect_sha256.is_some();
+    ensure!(
+        !is_for_archives,
+        "{}: is no archive, and flags such as --layer, --index and --expect-sha256 are for archives (name the archive, \
+         or leave them out)",
+        directory.display()
+    );
+    Ok(())
+}
+
+/// SOURCE as a file of this machine: a directory, or a missing file beside directories, as of the namesakes.
+fn local_start<'a>(source: &'a SourceSpec, paths: &[OsString]) -> Option<&'a Path> {
+    let missing = || match source {
+        SourceSpec::Plain(path) if !path.as_bytes().contains(&b':') => {
+            let error = std::fs::metadata(path).err()?.kind();
+            let is_missing = matches!(error, ErrorKind::NotFound | ErrorKind::NotADirectory);
+            let has_directory = || paths.iter().any(|path| Path::new(path).is_dir());
+            (is_missing && has_directory()).then_some(Path::new(path))
+        }
+        _ => None,
+    };
+    local_directory(source).or_else(missing)
 }
 
 fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> Option<StartPoint> {

@@ -26,11 +26,11 @@ pub(crate) struct RmArgs {
     recursive: bool,
 
     /// Ignore files that do not exist
-    #[arg(short, long, overrides_with = "asks_once")]
+    #[arg(short, long, overrides_with_all = ["asks_once", "force"])]
     force: bool,
 
     /// Ask once before more than three files are removed, or any with -r
-    #[arg(short = 'I', overrides_with = "force")]
+    #[arg(short = 'I', overrides_with_all = ["asks_once", "force"])]
     asks_once: bool,
 
     /// Remove empty directories
