@@ -16,8 +16,8 @@ pub(crate) fn plan_of(
     count: u32,
 ) -> anyhow::Result<(&Archive, Arc<Index>, ShardPlan)> {
     let archive = volume.as_archive().context(
-        "SOURCE has layers, and only a single archive has shards (use `tarfs materialize` without \
-         --shard, or name the blob of one layer as SOURCE)",
+        "SOURCE has layers, and only a single archive has shards (use `tarfs materialize`, or name the blob of one layer \
+         as SOURCE)",
     )?;
     let index = volume
         .complete_index()

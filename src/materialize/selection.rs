@@ -163,25 +163,30 @@ impl PathLinks {
         Ok(place)
     }
 
-    /// The place of the link through which `path` goes, and which a member of `kind` there replaces.
-    fn own_link(&self, path: &ArchivePath, kind: &MemberKind) -> Option<ArchivePath> {
+    /// The place of the member at `path`, and whether the way there goes through the link in this place.
+    fn place_of(&self, path: &ArchivePath) -> Option<(ArchivePath, bool)> {
         let (above, name) = path.split_last()?;
         let mut tree = SeenLinks {
             targets: &self.targets,
             passed: &mut Vec::new(),
             bytes: 0,
         };
-        let (mut place, is_own_link) = resolve::parent(&mut tree, above.components(), name).ok()?;
+        let found = resolve::parent(&mut tree, above.components(), name).ok();
+        let (mut place, is_own_link) = found?;
         place.push(name);
+        Some((place, is_own_link))
+    }
+
+    /// Whether a member of `kind` replaces the link at `place`.
+    fn is_replaced_by(&self, place: &ArchivePath, kind: &MemberKind) -> bool {
         let inode = |link: &SeenLink| link.inode;
         let is_itself = || match kind {
             MemberKind::HardLink(target) => {
-                self.hard_linked(target).map(inode) == self.targets.get(&place).map(inode)
+                self.hard_linked(target).map(inode) == self.targets.get(place).map(inode)
             }
             _ => false,
         };
-        let is_replaced = is_own_link && index::check_kind(kind).is_ok() && !is_itself();
-        is_replaced.then_some(place)
+        index::check_kind(kind).is_ok() && !is_itself()
     }
 
     /// Notes the member at `place`, which replaces what was there unless it is malformed. Returns whether that changes
@@ -403,11 +408,11 @@ impl Selection {
         if self.paths.is_empty() || self.links.is_full || !may_matter {
             return;
         }
-        while let Some(place) = self.links.own_link(path, kind) {
+        while let Some((place, is_own_link)) = self.links.place_of(path) {
+            if !(is_own_link && self.links.is_replaced_by(&place, kind)) {
+                return self.note_place(&place, kind);
+            }
             self.note_place(&place, &MemberKind::Directory);
-        }
-        if let Ok(place) = self.links.resolve(path, &mut Vec::new()) {
-            self.note_place(&place, kind);
         }
     }
 

@@ -503,7 +503,10 @@ fn several_directories_are_shown_as_by_the_namesakes() {
             assert_eq!(ours, theirs, "{words:?}");
         }
         let outcome = place.run(&[verb, "--layer", "a.tar"]);
-        assert!(outcome.complaints.contains("for archives"), "{verb}");
+        assert!(
+            outcome.complaints.contains("--layer is for archives"),
+            "{verb}"
+        );
         // Without operands it is the current directory.
         let (theirs, ours) = (
             run(&place, "tree", &[verb]),

@@ -46,8 +46,8 @@ pub(crate) fn is_decoded_faster(
         && decoding > Some(disk_cache.read_rate().unwrap_or(u64::MAX))
 }
 
-/// Clock of decoding: counts its processor time and bytes for [`is_decoded_faster`]. It stands still for an archive whose bytes
-/// are not near, because each look at it is a system call, and data of servers is always kept.
+/// Clock of decoding: counts its processor time and bytes for [`is_decoded_faster`]. It does not run for an archive whose
+/// bytes are not near, because each call of it is a system call, and data of servers is always kept.
 #[derive(Clone, Debug)]
 pub(crate) struct DecodingClock(Option<Arc<Stats>>);
 
@@ -56,7 +56,7 @@ impl DecodingClock {
         Self(is_near(source).then(|| Arc::clone(stats)))
     }
 
-    /// A clock that stands still, for a scan that makes no index, and so has no disk cache.
+    /// A clock that does not run, for a scan that makes no index, and so has no disk cache.
     pub(crate) fn stopped() -> Self {
         Self(None)
     }

@@ -57,7 +57,7 @@ pub(crate) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
                 failed.insert(mountpoint.clone());
             }
         }
-        // Below a mount there may be another one.
+        // A mount may have covered another one on the same directory.
         if !args.all || mountpoints.is_empty() {
             break;
         }

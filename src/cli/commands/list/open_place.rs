@@ -10,11 +10,11 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
-use crate::cli::args::TreeArgs;
+use crate::cli::args::{LayerArgs, SavedIndexArgs, SourceArgs, TreeArgs};
 use crate::cli::daemon::control_socket;
 use crate::cli::environment;
 use crate::cli::open_archive;
@@ -119,13 +119,11 @@ impl Place {
     pub(crate) fn open(args: &TreeArgs, paths: &[OsString], needs: Needs) -> anyhow::Result<Self> {
         let (mut archive, mut starts) = (None, Vec::new());
         let directory = local_start(&args.source.source, paths);
-        directory.map_or(Ok(()), |it| refuse_flags_of_archives(it, args))?;
-        let first = directory.map_or_else(OsString::new, |it| it.as_os_str().to_owned());
-        let operands: Vec<_> = if directory.is_some() || paths.is_empty() {
-            [first].into_iter().chain(paths.iter().cloned()).collect()
-        } else {
-            paths.to_vec()
-        };
+        if let Some(directory) = directory {
+            let (source, layers, saved) = (&args.source, &args.layers, &args.cache.saved);
+            refuse_flags_of_archives(directory, source, layers, saved)?;
+        }
+        let operands = operands(directory, paths);
         let has_several = operands.len() > 1;
         let tree = if let Some(directory) = directory {
             let start = |path| start_here(Path::new(path), has_several, needs.follows_links);
@@ -309,6 +307,15 @@ pub(crate) fn local_directory(source: &SourceSpec) -> Option<&Path> {
     }
 }
 
+/// The files at which a verb starts: `directory` and `paths` of this machine, or `paths` in an archive, or its root.
+fn operands(directory: Option<&Path>, paths: &[OsString]) -> Vec<OsString> {
+    let first = match directory {
+        Some(directory) => Some(directory.as_os_str().to_owned()),
+        None => paths.is_empty().then(OsString::new),
+    };
+    first.into_iter().chain(paths.iter().cloned()).collect()
+}
+
 /// `path` without slashes at its end.
 pub(super) fn without_slashes(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|&byte| byte != b'/');
@@ -356,17 +363,24 @@ fn start_here(path: &Path, is_one_of_several: bool, follows_links: bool) -> Opti
 }
 
 /// Refuses flags that say how an archive is read, for a directory of this machine.
-fn refuse_flags_of_archives(directory: &Path, args: &TreeArgs) -> anyhow::Result<()> {
-    let is_for_archives = args.layers.is_set()
-        || args.cache.saved.index.is_some()
-        || args.source.expect_sha256.is_some();
-    ensure!(
-        !is_for_archives,
-        "{}: is no archive, and flags such as --layer, --index and --expect-sha256 are for archives (name the archive, \
-         or leave them out)",
-        directory.display()
-    );
-    Ok(())
+pub(crate) fn refuse_flags_of_archives(
+    directory: &Path,
+    source: &SourceArgs,
+    layers: &LayerArgs,
+    saved: &SavedIndexArgs,
+) -> anyhow::Result<()> {
+    let given = [
+        ("--layer", layers.is_set()),
+        ("--index", saved.index.is_some()),
+        ("--expect-sha256", source.expect_sha256.is_some()),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((flag, _)) => bail!(
+            "{}: is a directory, and {flag} is for archives (name the archive, or leave it out)",
+            directory.display()
+        ),
+        None => Ok(()),
+    }
 }
 
 /// SOURCE as a file of this machine: a directory, or a missing file beside directories, as of the namesakes.

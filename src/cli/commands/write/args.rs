@@ -77,16 +77,16 @@ impl WriteArgs {
         }
     }
 
-    /// Options for the tree of a directory of this machine, with the number of threads. Owners are those of this machine,
-    /// and modes are exact for any user.
-    pub(super) fn options_for_directory(&self) -> (Options, Option<NonZeroUsize>) {
+    /// Changes `options` to those for the tree of a directory of this machine, and returns the number of threads, too.
+    /// Owners are those of this machine, and modes are exact for any user.
+    pub(super) fn for_directory(&self, options: Options) -> (Options, Option<NonZeroUsize>) {
         let options = Options {
             numeric_owner: true,
             same_permissions: !self.no_same_permissions,
             copies_directory: true,
             // The threads of the walk write.
             writers: Some(1),
-            ..self.options()
+            ..options
         };
         (options, self.writers.and_then(NonZeroUsize::new))
     }

@@ -44,18 +44,17 @@ pub(crate) struct CopyArgs {
 }
 
 pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
-    let (options, jobs) = args.write.options_for_directory();
-    let options = Options {
+    check_source(&args.source)?;
+    ensure_apart(&args.source, &args.directory)?;
+    let (options, jobs) = args.write.for_directory(Options {
         selection: args.selection.selection(),
         existing: args.existing.policy(),
-        ..options
-    };
+        ..args.write.options()
+    });
     let output = Output::new(&args.directory, options, &args.write, args.dry_run, false);
     let staging = args
         .atomic
         .then(|| Staging::new(&args.directory, Arc::clone(&output.stats)));
-    check_source(&args.source)?;
-    ensure_apart(&args.source, &args.directory)?;
     if args.dry_run {
         ensure_there(&args.directory)?;
     } else if !args.atomic {

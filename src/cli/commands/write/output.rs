@@ -26,6 +26,7 @@ pub(super) struct Output<'a> {
     pub(super) directory: &'a Path,
     options: Options,
     pub(super) is_quiet: bool,
+    dry_run: bool,
     prints_counters: bool,
     pub(super) stats: Arc<Stats>,
 }
@@ -51,7 +52,8 @@ impl<'a> Output<'a> {
                 reporter: Some(Arc::new(reporter)),
                 ..options
             },
-            is_quiet: args.quiet || dry_run,
+            is_quiet: args.quiet,
+            dry_run,
             prints_counters: args.stats,
             stats: Arc::default(),
         }
@@ -114,7 +116,7 @@ impl<'a> Output<'a> {
     }
 
     pub(super) fn report_summary(&self, summary: &Summary) {
-        if !self.is_quiet {
+        if !(self.is_quiet || self.dry_run) {
             output::report_written(summary.entries, summary.bytes, self.start_time.elapsed());
         }
     }

@@ -19,7 +19,7 @@ use tarfs::archive::{TreeOrigin, Version, Volume};
 use tarfs::index::store::RowsToLoad;
 use tarfs::index::{MAX_SHARDS, Shard};
 use tarfs::locate::TreeSpec;
-use tarfs::materialize::{self, ContentSink, Options};
+use tarfs::materialize::{self, ContentSink, Existing, Options};
 
 /// Arguments of `tarfs shard`.
 #[derive(clap::Args, Debug)]
@@ -35,7 +35,7 @@ enum Part {
     /// Write the files of a shard to disk
     Write(WriteShardArgs),
     /// Finish a tree after all its shards: check that nothing is missing, and set the attributes of directories
-    Finish(FinishArgs),
+    Finish(ShardTreeArgs),
     /// Write the entries of a shard to standard output, as a tar archive
     Tar(TarArgs),
 }
@@ -58,14 +58,34 @@ struct PlanArgs {
     json: bool,
 }
 
-/// Arguments of `tarfs shard write`.
+/// The directory that all shards are written to, and the arguments of `tarfs shard finish`.
 #[derive(clap::Args, Debug)]
-struct WriteShardArgs {
+struct ShardTreeArgs {
     #[command(flatten)]
     source: SourceArgs,
 
     #[command(flatten)]
     archive: ArchiveArgs,
+
+    /// The directory of all shards, which must exist [default: .]
+    #[arg(
+        short = 'C',
+        long,
+        value_name = "DIR",
+        default_value = ".",
+        hide_default_value = true
+    )]
+    directory: PathBuf,
+
+    #[command(flatten)]
+    write: WriteArgs,
+}
+
+/// Arguments of `tarfs shard write`.
+#[derive(clap::Args, Debug)]
+struct WriteShardArgs {
+    #[command(flatten)]
+    tree: ShardTreeArgs,
 
     /// Shard I of N, as `tarfs shard plan --shards N` cuts them
     ///
@@ -74,44 +94,8 @@ struct WriteShardArgs {
     #[arg(value_name = "I/N")]
     shard: ShardArg,
 
-    /// Write to this directory, which must exist [default: .]
-    #[arg(
-        short = 'C',
-        long,
-        value_name = "DIR",
-        default_value = ".",
-        hide_default_value = true
-    )]
-    directory: PathBuf,
-
     #[command(flatten)]
     existing: ExistingArgs,
-
-    #[command(flatten)]
-    write: WriteArgs,
-}
-
-/// Arguments of `tarfs shard finish`.
-#[derive(clap::Args, Debug)]
-struct FinishArgs {
-    #[command(flatten)]
-    source: SourceArgs,
-
-    #[command(flatten)]
-    archive: ArchiveArgs,
-
-    /// The directory of the shards [default: .]
-    #[arg(
-        short = 'C',
-        long,
-        value_name = "DIR",
-        default_value = ".",
-        hide_default_value = true
-    )]
-    directory: PathBuf,
-
-    #[command(flatten)]
-    write: WriteArgs,
 }
 
 /// Arguments of `tarfs shard tar`.
@@ -137,8 +121,8 @@ struct TarArgs {
 pub(crate) fn run(args: &ShardVerbArgs) -> anyhow::Result<ExitCode> {
     match &args.part {
         Part::Plan(args) => plan(args),
-        Part::Write(args) => write(args),
-        Part::Finish(args) => finish(args),
+        Part::Write(args) => write(&args.tree, args.existing.policy(), Some(args.shard)),
+        Part::Finish(args) => write(args, Existing::default(), None),
         Part::Tar(args) => tar(args),
     }
 }
@@ -177,54 +161,38 @@ fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     Ok(output::report_problems(&index))
 }
 
-fn write(args: &WriteShardArgs) -> anyhow::Result<ExitCode> {
-    let options = Options {
-        existing: args.existing.policy(),
-        ..args.archive.apply(&args.source, args.write.options())
-    };
-    let truncated = args.source.allow_truncated;
-    let output = Output::new(&args.directory, options, &args.write, false, truncated);
-    output.end(write_tree(
-        &args.source,
-        &args.archive,
-        &output,
-        Some(args.shard),
-    ))
-}
-
-fn finish(args: &FinishArgs) -> anyhow::Result<ExitCode> {
-    let options = args.archive.apply(&args.source, args.write.options());
-    let truncated = args.source.allow_truncated;
-    let output = Output::new(&args.directory, options, &args.write, false, truncated);
-    output.end(write_tree(&args.source, &args.archive, &output, None))
-}
-
-/// Writes one shard, or finishes the tree of all.
-fn write_tree(
-    source: &SourceArgs,
-    archive: &ArchiveArgs,
-    output: &Output<'_>,
+/// Writes `shard`, or without one finishes the tree of all.
+fn write(
+    args: &ShardTreeArgs,
+    existing: Existing,
     shard: Option<ShardArg>,
 ) -> anyhow::Result<ExitCode> {
-    if let Some(directory) = local_directory(&source.source) {
+    if let Some(directory) = local_directory(&args.source.source) {
         bail!(
             "{}: is a directory, and only an archive has shards",
             directory.display()
         );
     }
-    materialize::check_empty_destination(output.directory)?;
+    materialize::check_empty_destination(&args.directory)?;
+    let options = Options {
+        existing,
+        ..args.archive.apply(&args.source, args.write.options())
+    };
+    let truncated = args.source.allow_truncated;
+    let output = Output::new(&args.directory, options, &args.write, false, truncated);
     let network = open_archive::start_network_runtime()?;
-    let tree = LayerArgs::default().tree(source);
-    let volume = open_indexed(source, archive, &tree, &network, output, "shards need")?;
+    let tree = LayerArgs::default().tree(&args.source);
+    let (source, archive) = (&args.source, &args.archive);
+    let volume = open_indexed(source, archive, &tree, &network, &output, "shards need")?;
     let count = shard.map_or(1, |shard| shard.count);
     let (archive, index, plan) = shards::plan_of(&*volume, count)?;
-    output.to_disk("run the same command again", None, |sink| {
+    output.end(output.to_disk("run the same command again", None, |sink| {
         let (read, finished) = match shard {
             Some(shard) => sink.write_shard(archive, &index, &plan, shard.number),
             None => sink.finish_shards(&*volume, &index, &Version::of(archive)),
         };
         (shards::whether_complete(read), finished)
-    })
+    }))
 }
 
 fn tar(args: &TarArgs) -> anyhow::Result<ExitCode> {

@@ -8,14 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
 use super::args::{ArchiveArgs, WriteArgs};
 use super::copy::{ensure_apart, ensure_there, make_destination};
 use super::output::{Output, Written, exit_code};
 use super::shard::open_indexed;
 use crate::cli::args::{LayerArgs, SourceArgs};
-use crate::cli::commands::list::open_place::{self, local_directory, with_contents};
+use crate::cli::commands::list::open_place::{
+    self, local_directory, refuse_flags_of_archives, with_contents,
+};
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
 use crate::cli::open_archive;
 use crate::cli::shards;
@@ -60,15 +62,13 @@ pub(crate) struct SyncArgs {
 }
 
 pub(crate) fn run(args: &SyncArgs) -> anyhow::Result<ExitCode> {
+    let options = args.archive.apply(&args.source, args.write.options());
     if let Some(directory) = local_directory(&args.source.source) {
-        let (options, jobs) = args.write.options_for_directory();
-        let output = args.output(Options {
-            max_entries: args.source.max_entries.unwrap_or(u64::MAX),
-            ..options
-        });
+        let (options, jobs) = args.write.for_directory(options);
+        let output = args.output(options);
         return output.end(args.sync_directory(directory, &output, jobs));
     }
-    let output = args.output(args.archive.apply(&args.source, args.write.options()));
+    let output = args.output(options);
     output.end(args.sync_archive(&output))
 }
 
@@ -113,7 +113,12 @@ impl SyncArgs {
         output: &Output<'_>,
         jobs: Option<NonZeroUsize>,
     ) -> anyhow::Result<ExitCode> {
-        self.check_for_directory()?;
+        let saved = &self.archive.saved;
+        refuse_flags_of_archives(directory, &self.source, &self.layers, saved)?;
+        ensure!(
+            self.archive.max_unpacked_size.is_none(),
+            "--max-unpacked-size cannot be used with a directory (leave it out)"
+        );
         self.ensure_outside([directory])?;
         ensure_apart(directory, &self.directory)?;
         raise_open_file_limit();
@@ -127,22 +132,6 @@ impl SyncArgs {
         self.carry_out(output, &plan, true, |sink, delete| {
             (Ok(true), sink.update_from(directory, jobs, &plan, delete))
         })
-    }
-
-    /// Refuses flags that have no meaning for a directory as SOURCE.
-    fn check_for_directory(&self) -> anyhow::Result<()> {
-        let requested = [
-            ("--layer", self.layers.is_set()),
-            (
-                "--max-unpacked-size",
-                self.archive.max_unpacked_size.is_some(),
-            ),
-            ("--expect-sha256", self.source.expect_sha256.is_some()),
-        ];
-        match requested.iter().find(|(_, is_requested)| *is_requested) {
-            Some((flag, _)) => bail!("{flag} cannot be used with a directory (leave it out)"),
-            None => Ok(()),
-        }
     }
 
     /// Refuses sources in DIR, which the run would change or delete.
