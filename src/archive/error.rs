@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::open::published_index::PublishedIndexError;
+use super::index_source::published_index::PublishedIndexError;
 use super::read::single_flight::FlightError;
 use crate::base::escape::escape;
 use crate::base::extent::{Extent, Packed, Plain};

@@ -3,6 +3,7 @@
 pub mod cache_inventory;
 pub mod directory;
 mod error;
+mod index_source;
 mod live_index;
 mod open;
 mod options;
@@ -36,14 +37,14 @@ pub use error::{
     Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, HINT_RAISE_MAX_UNPACKED_SIZE,
     OpenError, ReadError, TRUNCATED_NOTE,
 };
-pub use live_index::{BuiltIndex, Callback, IndexGuard, IsWanted, WaitFor, Watcher};
-pub(crate) use open::opener::detect_compression;
-pub use open::published_index::{
+pub use index_source::published_index::{
     FindDigest, FindIndex, IndexPlace, PublishedIndex, PublishedIndexError,
 };
+pub use index_source::saved_index::SavedIndex;
+pub use index_source::tree_origin::TreeOrigin;
+pub use live_index::{BuiltIndex, Callback, IndexGuard, IsWanted, WaitFor, Watcher};
+pub(crate) use open::opener::detect_compression;
 pub use open::resources::SharedResources;
-pub use open::saved_index::SavedIndex;
-pub use open::tree_origin::TreeOrigin;
 pub use options::{DiskCacheMode, OpenOptions};
 pub(crate) use prefetch::access_log::AccessLog;
 pub use prefetch::access_log::AccessedRange;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::open::published_index::PublishedIndex;
+use super::index_source::published_index::PublishedIndex;
 use super::open::resources::SharedResources;
 use super::scan;
 use crate::base::memory_budget::Budget;

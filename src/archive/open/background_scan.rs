@@ -8,7 +8,7 @@ use super::opener::{Opener, disk_cache_name, hold_index};
 use crate::archive::error::{Error, OpenError};
 use crate::archive::options::DiskCacheMode;
 use crate::archive::read::Reader;
-use crate::archive::read::disk_cache_policy::ScanDiskCache;
+use crate::archive::scan::disk_cache_policy::ScanDiskCache;
 use crate::archive::scan::index_sink::{IndexSink, IndexSinkError};
 use crate::archive::scan::{self, ScanError, Summary};
 use crate::base::error_chain::error_chain;

@@ -2,12 +2,12 @@
 
 use bytes::Bytes;
 
-use super::estargz_toc;
 use super::opener::Opener;
-use super::published_index::{
+use crate::archive::index_source::estargz_toc;
+use crate::archive::index_source::published_index::{
     FindDigest, FindIndex, PublishedIndex, PublishedIndexError, read_toc,
 };
-use super::tree_origin::{TreeOrigin, TreeSource};
+use crate::archive::index_source::tree_origin::{TreeOrigin, TreeSource};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::read::Reader;
 use crate::archive::read::checked_headers::HeaderChecks;

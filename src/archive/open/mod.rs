@@ -4,14 +4,10 @@
 //! 3. Without one, it starts the background scan, which completes the reader's index and saves it.
 
 pub(super) mod background_scan;
-mod estargz_toc;
 mod imported_index;
 pub(super) mod opener;
-pub(super) mod published_index;
 mod published_opener;
 pub(super) mod resources;
-pub(super) mod saved_index;
-pub(super) mod tree_origin;
 
 use std::sync::{Arc, OnceLock};
 
@@ -25,7 +21,7 @@ use super::error::OpenError;
 use super::live_index::{Callback, LiveIndex, WaitFor};
 use super::options::OpenOptions;
 use super::read::Reader;
-use super::read::disk_cache_policy::ScanDiskCache;
+use super::scan::disk_cache_policy::ScanDiskCache;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Weak};
 
 use super::opener::{Opener, disk_cache_name_of, hold_index, is_refused};
-use super::published_index::{
+use crate::archive::error::{OpenError, ReadError};
+use crate::archive::index_source::published_index::{
     FindIndex, IndexPlace, PublishedIndex, PublishedIndexError, is_bound, load,
 };
-use super::tree_origin::{TreeOrigin, TreeSource};
-use crate::archive::error::{OpenError, ReadError};
+use crate::archive::index_source::tree_origin::{TreeOrigin, TreeSource};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::read::Reader;
 use crate::archive::read::checked_headers::HeaderChecks;

@@ -10,7 +10,6 @@ pub(super) mod access_log;
 mod access_tracker;
 mod available_memory;
 mod fill_workers;
-pub(super) mod lag_limit;
 mod lookup_runs;
 pub(super) mod options;
 mod push_job;

@@ -1,14 +1,14 @@
 //! Scan pusher: pushes files into the kernel's page cache while the scan decodes them.
 //! A later read must decode an evicted span again, or read it from disk, and copy it. A push at once costs
-//! only the copy, and the scan waits for it [briefly](super::lag_limit). Files of evicted spans are skipped.
+//! only the copy, and the scan waits for it [briefly](LagLimit). Files of evicted spans are skipped.
 
 use std::sync::Arc;
 
 use super::available_memory::available_bytes;
-use super::lag_limit::LagLimit;
 use super::options::PageCache;
 use super::sequential::FileRead;
 use crate::archive::read::Reader;
+use crate::archive::scan::lag_limit::LagLimit;
 use crate::base::extent::Plain;
 use crate::codec::Compression;
 use crate::index::{Entry, Index, Ino};

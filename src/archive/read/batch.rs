@@ -8,12 +8,12 @@ use bytes::Bytes;
 
 use super::Reader;
 use super::decode_span::{SpanDecoder, span_len};
-use super::disk_cache_policy::{is_decoded_faster, is_near};
 use super::packed::{FetchMode, PackedBytes};
 use super::single_flight::Claim;
 use super::window_layout::{Layout, WindowClaim};
 use super::windows::{MissingWindows, packed_extent};
 use crate::archive::error::ReadError;
+use crate::archive::scan::disk_cache_policy::{is_decoded_faster, is_near};
 use crate::base::buffer_pool::Reservation;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::thread_pool::ThreadPool;

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::Reader;
-use super::disk_cache_policy::DecodingClock;
 use super::packed::{FetchMode, PackedBytes};
 use crate::archive::error::{Error, ReadError};
 use crate::archive::scan::digest::sha256;
+use crate::archive::scan::disk_cache_policy::DecodingClock;
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};

@@ -6,7 +6,7 @@ use super::Reader;
 use super::decode_span::span_len;
 use super::packed::FetchMode;
 use crate::archive::error::ReadError;
-use crate::archive::open::tree_origin::TreeOrigin;
+use crate::archive::index_source::tree_origin::TreeOrigin;
 use crate::base::extent::{Extent, Plain};
 use crate::base::span_hash;
 use crate::cache::{DiskCache, QueueTimeout, SparseExtent};

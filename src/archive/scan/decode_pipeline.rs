@@ -11,11 +11,11 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use bytes::Bytes;
 
 use super::digest::Digester;
+use super::disk_cache_policy::DecodingClock;
 use super::options::Digest;
 use super::zeros::ZeroRun;
 use crate::archive::error::Error;
-use crate::archive::open::saved_index::SavedIndex;
-use crate::archive::read::disk_cache_policy::DecodingClock;
+use crate::archive::index_source::saved_index::SavedIndex;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::memory_reclaim::MemoryBroker;

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 
+use super::disk_cache_policy::ScanDiskCache;
+use super::lag_limit::LagLimit;
 use crate::archive::live_index::LiveIndex;
-use crate::archive::prefetch::lag_limit::LagLimit;
-use crate::archive::read::disk_cache_policy::ScanDiskCache;
 use crate::archive::sink::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};

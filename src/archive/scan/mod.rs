@@ -7,7 +7,9 @@
 
 mod decode_pipeline;
 pub(super) mod digest;
+pub(super) mod disk_cache_policy;
 pub(super) mod index_sink;
+pub(super) mod lag_limit;
 pub(super) mod options;
 pub(super) mod resume_point;
 mod skip_policy;
@@ -24,12 +26,12 @@ use tokio::runtime::Handle;
 
 use self::decode_pipeline::{PlainStream, StreamItem};
 use self::digest::Digester;
+use self::disk_cache_policy::DecodingClock;
 use self::resume_point::ResumePoint;
 use self::skip_policy::SkipPolicy;
 use self::span_splitter::{SpanSplitter, plain_seek_point};
 use self::zeros::ZeroRun;
 use super::error::{Error, TRUNCATED_NOTE};
-use crate::archive::read::disk_cache_policy::DecodingClock;
 use crate::base::buffer_pool::{BufferPool, SoftLimit};
 use crate::base::extent::{Packed, Plain};
 use crate::base::memory_budget::{Budget, DecoderMemory, DecoderUse};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::resume_point::ResumePoint;
-use crate::archive::open::saved_index::SavedIndex;
+use crate::archive::index_source::saved_index::SavedIndex;
 use crate::base::memory_budget::MemoryShare;
 use crate::base::memory_reclaim::{MemoryBroker, Reclaim};
 use crate::base::sha256::Sha256;
