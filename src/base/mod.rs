@@ -1,36 +1,30 @@
 //! Types and functions that at least two neighbouring layers share.
-
-// The primitives of `sync`, which tests/interleavings replaces.
-use std::sync as primitives;
+//!
+//! Folders are private, so that each module has one path: `base::lock` is the file `base/file/lock.rs`.
 
 pub mod error_chain;
 pub mod escape;
 pub(crate) mod extent;
-pub(crate) mod file;
-pub(crate) mod hash;
-pub(crate) mod memory;
-pub(crate) mod once_job;
+mod file;
+mod hash;
+mod memory;
 pub mod passwd;
-pub(crate) mod path;
-pub mod publish;
-pub(crate) mod random_reads;
-pub(crate) mod retention;
+mod path;
 pub(crate) mod stall_timeout;
 pub mod stats;
-pub mod sync;
-pub mod thread;
-pub(crate) mod thread_pool;
+mod threads;
 pub mod time;
-pub mod trusted_dir;
 pub(crate) mod xattr;
 
-pub(crate) use file::chmod;
-pub use file::{descriptor_limit, lock, regular_file};
+pub(crate) use file::{
+    AttributeTarget, chmod, mount_point, own_variables, random_reads, retention,
+};
+pub use file::{descriptor_limit, lock, publish, regular_file, trusted_dir};
 pub use hash::span_hash;
-pub(crate) use hash::{sha256, tar_checksum};
+pub(crate) use hash::{read_overlapped, sha256, tar_checksum};
 pub(crate) use memory::budget as memory_budget;
 pub use memory::{buffer_pool, free_list, reclaim as memory_reclaim};
 pub(crate) use path::{archive_path, glob};
 pub use path::{resolve, rooted};
-pub(crate) use xattr::filter as xattr_filter;
-pub use xattr::posix_acl;
+pub(crate) use threads::{once_job, thread_pool};
+pub use threads::{sync, thread};

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::input_queue::InputQueue;
+use super::walker::input_queue::InputQueue;
 use super::{
     Cause, Compression, Context, Decoder, Error, Job, LOOKAHEAD_LEN, Output, Pull, SeekPoint,
     resume,

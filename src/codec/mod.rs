@@ -9,17 +9,15 @@ mod bzip2;
 mod content_checksum;
 mod decoder;
 mod error;
-mod frame_walker;
 mod gzip;
 mod indexed;
-mod input_queue;
 mod job;
 mod lz4;
-mod output_buffer;
 mod plain;
 pub(crate) mod seek_point;
 #[cfg(test)]
 mod test_support;
+mod walker;
 mod xz;
 mod zstd;
 

@@ -29,7 +29,7 @@ use crate::archive::directory::ArchiveDirectory;
 use crate::archive::{TreePart, Volume};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
-use crate::base::xattr_filter::XattrFilter;
+use crate::base::xattr::filter::XattrFilter;
 use crate::index::{Index, Ino};
 
 /// Maximum bytes of a request from the kernel. Its read-ahead sends at most 1 MiB.

@@ -15,7 +15,7 @@ use super::xattr;
 use crate::archive::{Callback, IndexGuard, TreePart, Volume, WaitFor};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
-use crate::base::xattr_filter::XattrFilter;
+use crate::base::xattr::filter::XattrFilter;
 use crate::index::{Entry, EntryKind, Index};
 
 /// TTL of entries and attributes once the index is complete.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cell::LazyCell;
 
 use crate::base::passwd::Accounts;
-use crate::base::posix_acl;
+use crate::base::xattr::posix_acl;
 use crate::base::xattr::{XATTR_LIST_MAX, is_storable};
 use crate::index::{Entry, EntryKind, Index};
 

@@ -14,7 +14,7 @@ use super::problem;
 use super::published::{MissingRow, OnDemand, Row, Rows, find_missing};
 use super::tree::{EntryKind, Index, Ino, Locator, Origin, Totals};
 use crate::base::extent::Packed;
-use crate::base::hash::read_overlapped;
+use crate::base::read_overlapped;
 use crate::base::sha256::Sha256;
 use crate::base::trusted_dir::PermissionProblem;
 use crate::codec::Compression;

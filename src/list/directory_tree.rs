@@ -16,11 +16,11 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
+use crate::base::AttributeTarget;
 use crate::base::chmod::{OWNER_RWX, chmod_at};
-use crate::base::file::AttributeTarget;
-use crate::base::file::mount_point::{are_on_different_mounts, is_mount};
+use crate::base::mount_point::{are_on_different_mounts, is_mount};
 use crate::base::passwd::AccountNames;
-use crate::base::posix_acl;
+use crate::base::xattr::posix_acl;
 use crate::tar::Timestamp;
 
 use super::tree::{Batch, Content, FileId, FileKind, Metadata, Name, Tree, Xattr};

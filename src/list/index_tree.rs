@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes};
 
 use crate::base::passwd::Accounts;
-use crate::base::posix_acl::{self, Kind};
+use crate::base::xattr::posix_acl::{self, Kind};
 use crate::index::{Entry, EntryKind, Index, Ino, LazyIndex};
 
 use super::tree::{Batch, Content, FileKind, Metadata, Name, Tree, Xattr};

@@ -47,7 +47,7 @@ pub use self::update::{Step, UpdatePlan, UpdatePlanner};
 pub(crate) use self::write::member_of;
 pub use self::write::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
-pub use crate::base::xattr_filter::XattrFilter;
+pub use crate::base::xattr::filter::XattrFilter;
 
 /// Removes the directory `name` in `parent` with all its contents, whatever the modes are.
 ///

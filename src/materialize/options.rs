@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::error::{Problem, Problems, Reporter};
 use super::selection::Selection;
-use crate::base::xattr_filter::XattrFilter;
+use crate::base::xattr::filter::XattrFilter;
 use crate::index::MemoryLimit;
 
 /// Policy for an entry whose name already exists.

@@ -15,7 +15,7 @@ use super::write::{
     AttributeTarget, CHANGE_MODE, Directory, copy_attributes, default_acl_mode, sync_file_system,
     umask,
 };
-use crate::base::file::mount_point::is_mount;
+use crate::base::mount_point::is_mount;
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;

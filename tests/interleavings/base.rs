@@ -9,7 +9,7 @@ mod primitives {
     pub(crate) use std::sync::PoisonError;
 }
 
-#[path = "../../src/base/sync.rs"]
+#[path = "../../src/base/threads/sync.rs"]
 #[allow(
     dead_code,
     unused_imports,

@@ -1,4 +1,4 @@
-//! Attributes of files, on descriptors, without following links, the limit of descriptors, and variables of this program.
+//! Files and directories: attributes, locks, how they are published and read, and how long they are kept.
 
 mod attributes;
 pub(crate) mod chmod;
@@ -6,7 +6,11 @@ pub mod descriptor_limit;
 pub mod lock;
 pub(crate) mod mount_point;
 pub(crate) mod own_variables;
+pub mod publish;
+pub(crate) mod random_reads;
 pub mod regular_file;
+pub(crate) mod retention;
 mod syscalls;
+pub mod trusted_dir;
 
 pub(crate) use self::attributes::AttributeTarget;

@@ -227,7 +227,7 @@ impl Drop for RecycledBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::memory::buffer_pool::BufferPool;
+    use crate::base::buffer_pool::BufferPool;
 
     const MIB: usize = 1 << 20;
 
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn longest_span_is_kept_by_default() {
-        let default = crate::base::memory::budget::Budget::new(128 << 20);
+        let default = crate::base::memory_budget::Budget::new(128 << 20);
         let list = FreeList::new(default.free_list_bytes());
         drop(list.allocate(8 * MIB, 17));
         assert!(list.idle_bytes() >= 8 << 20);

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ::bzip2::{Decompress, Status};
 use bytes::Bytes;
 
-use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point};
-use super::input_queue::{InputQueue, SegmentedBytes};
 use super::job::LazyOutput;
 use super::seek_point::{MIN_SPAN_LEN, Spacing};
+use super::walker::input_queue::{InputQueue, SegmentedBytes};
+use super::walker::{FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point};
 use super::{Cause, Compression, Context, Error, Job, Output, Pull, SeekPoint, UNKNOWN_PLAIN};
 use crate::base::buffer_pool::{Buffer, BufferPool, Reservation};
 use crate::base::extent::{Packed, Plain};

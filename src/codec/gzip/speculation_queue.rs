@@ -10,7 +10,7 @@ use super::speculative::{SpeculativeOutput, SpeculativeTask};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::once_job::{OnceJob, TakeOutcome};
-use crate::codec::input_queue::InputQueue;
+use crate::codec::walker::input_queue::InputQueue;
 use crate::codec::{Context, SpeculativeJob};
 
 /// With fewer threads, decoding twice costs more than it gains.

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::block_finder::{Candidate, Candidates};
 use crate::base::buffer_pool::Buffer;
 use crate::codec::gzip::sys::{Inflate, StopAt, StopReason, WINDOW_LEN};
-use crate::codec::input_queue::SegmentedBytes;
+use crate::codec::walker::input_queue::SegmentedBytes;
 
 static MARKER_WINDOWS: [[u8; WINDOW_LEN]; 2] = marker_windows();
 
@@ -392,8 +392,8 @@ mod tests {
     use super::*;
     use crate::base::buffer_pool::BufferPool;
     use crate::base::extent::Packed;
-    use crate::codec::input_queue::InputQueue;
     use crate::codec::test_support::noise;
+    use crate::codec::walker::input_queue::InputQueue;
 
     /// Decodes the `partition_len` bytes at `start`, with this number of buffers of 64 KiB.
     fn decode_speculatively(

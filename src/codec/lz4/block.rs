@@ -9,7 +9,7 @@ use xxhash_rust::xxh32::Xxh32;
 use super::sys;
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
-use crate::codec::input_queue::SegmentedBytes;
+use crate::codec::walker::input_queue::SegmentedBytes;
 use crate::codec::{Cause, Compression, Error};
 
 /// Minimum ratio of a full block to its packed bytes for measuring it first, because it may be much shorter.

@@ -7,12 +7,12 @@ mod sys;
 
 use std::sync::Arc;
 
-use super::frame_walker::{
-    FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, next_magic, no_magic,
-};
-use super::input_queue::InputQueue;
 use super::job::MAX_PARTS_PER_JOB;
 use super::seek_point::{STATE_BETWEEN_FRAMES, Spacing, unpack_window};
+use super::walker::input_queue::InputQueue;
+use super::walker::{
+    FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, next_magic, no_magic,
+};
 use super::{
     Cause, Compression, ContentChecksum, Context, Error, Job, Pull, SeekPoint, UNKNOWN_PLAIN,
 };

@@ -9,12 +9,12 @@ use flate2::Crc;
 use liblzma::stream::{Action, Error as LzmaError, Status, Stream};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::frame_walker::{
+use super::seek_point::Spacing;
+use super::walker::input_queue::{InputQueue, SegmentedBytes};
+use super::walker::output_buffer::OutputBuffer;
+use super::walker::{
     FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, no_magic,
 };
-use super::input_queue::{InputQueue, SegmentedBytes};
-use super::output_buffer::OutputBuffer;
-use super::seek_point::Spacing;
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Packed, Plain};

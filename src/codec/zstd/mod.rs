@@ -7,13 +7,13 @@ mod sys;
 use ::zstd::zstd_safe::{DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, get_error_name};
 use bytes::Bytes;
 
-use super::frame_walker::{
+use super::job::MAX_PARTS_PER_JOB;
+use super::seek_point::{STATE_BETWEEN_FRAMES, Spacing};
+use super::walker::input_queue::{InputQueue, SegmentedBytes};
+use super::walker::output_buffer::OutputBuffer;
+use super::walker::{
     FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, next_magic, no_magic,
 };
-use super::input_queue::{InputQueue, SegmentedBytes};
-use super::job::MAX_PARTS_PER_JOB;
-use super::output_buffer::OutputBuffer;
-use super::seek_point::{STATE_BETWEEN_FRAMES, Spacing};
 use super::{
     Cause, Compression, ContentChecksum, Context, Error, Job, Pull, SeekPoint, UNKNOWN_PLAIN,
 };

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use crate::base::file::mount_point::mount_id;
+use crate::base::mount_point::mount_id;
 
 /// The top mount at a mountpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -20,7 +20,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 use super::error::{MountError, UnmountError};
 use super::mountinfo;
 use super::syscalls::{self, TARFS_FS_TYPE};
-use crate::base::file::mount_point::mount_id;
+use crate::base::mount_point::mount_id;
 use crate::base::thread::Thread;
 
 /// Timeout for work in another namespace, whose file systems may not answer.

@@ -19,7 +19,7 @@ use super::mountinfo;
 use super::options::MountOptions;
 use super::pinned::{UnmountMode, proc_fd_path};
 use super::syscalls::{self, Mountpoint};
-use crate::base::file::own_variables::own_variables;
+use crate::base::own_variables::own_variables;
 use crate::base::passwd::IdMap;
 use crate::fuse::attr::Ownership;
 

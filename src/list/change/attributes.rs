@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::base::file::AttributeTarget;
+use crate::base::AttributeTarget;
 
 use super::super::directory_tree::{DirectoryTree, is_root, metadata_of, metadata_of_open};
 use super::super::find::apply_mode;

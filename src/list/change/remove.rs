@@ -17,7 +17,7 @@ use super::super::directory_tree::{DirectoryTree, OpenDirectory, is_root, metada
 use super::super::parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
 use super::super::tree::{FileKind, Name, Tree};
 use super::log::{ChangeLog, Verbosity, quote};
-use crate::base::file::mount_point::is_mount;
+use crate::base::mount_point::is_mount;
 use crate::base::sync::Mutex;
 
 /// Most readings of a directory that is not empty after its names were removed. A file system may move names to

@@ -12,7 +12,7 @@ use super::dialect::Dialect;
 use super::evaluate::Node;
 use super::number::{DAY, nanoseconds};
 use crate::base::escape::escape;
-use crate::base::posix_acl::IdResolver;
+use crate::base::xattr::posix_acl::IdResolver;
 use crate::list::tree::Metadata;
 use crate::tar::Timestamp;
 

@@ -25,7 +25,7 @@ use crate::base::descriptor_limit::is_descriptor_limit;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
-use crate::base::xattr_filter::XattrFilter;
+use crate::base::xattr::filter::XattrFilter;
 use crate::index::{Entry, EntryKind, Index, Ino};
 use crate::materialize::entry_reader::{EntryError, EntryReader, check_names, link_to};
 use crate::materialize::error::{Error, Problem, Problems, Reporter, errno_of};

@@ -21,7 +21,7 @@ use crate::archive::{
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::Mutex;
-use crate::base::xattr_filter::XattrFilter;
+use crate::base::xattr::filter::XattrFilter;
 use crate::index::{self, Builder, Index, Ino, LazyIndex, Origin};
 use crate::materialize::test_support;
 use crate::tar::{Member, MemberKind, Segment};

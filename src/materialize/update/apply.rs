@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::plan::{Change, UpdatePlan};
 use crate::archive::{ReadError, Volume};
 use crate::base::archive_path::ArchivePath;
-use crate::base::file::mount_point::is_mount;
+use crate::base::mount_point::is_mount;
 use crate::base::resolve::ResolveError;
 use crate::index::{Entry, EntryKind, Index, Ino};
 use crate::list::change::remove_tree;

@@ -1,8 +1,8 @@
 //! Policy for owner and mode of new files, by GNU tar's rules.
 
 use crate::base::passwd::Accounts;
-use crate::base::posix_acl::{self, IdResolver};
-use crate::base::xattr_filter::XattrFilter;
+use crate::base::xattr::filter::XattrFilter;
+use crate::base::xattr::posix_acl::{self, IdResolver};
 use crate::materialize::options::Options;
 use crate::tar::{Member, MemberKind};
 

@@ -8,10 +8,10 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 
 use super::context::Context;
+use crate::base::AttributeTarget;
 use crate::base::archive_path::ArchivePath;
 use crate::base::escape::escape;
-use crate::base::file::AttributeTarget;
-use crate::base::posix_acl;
+use crate::base::xattr::posix_acl;
 use crate::materialize::error::{StepError, WithAction};
 use crate::tar::Timestamp;
 

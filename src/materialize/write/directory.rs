@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::base::archive_path::ArchivePath;
-use crate::base::posix_acl;
+use crate::base::xattr::posix_acl;
 
 /// An open directory; clones share the descriptor.
 #[derive(Clone, Debug)]

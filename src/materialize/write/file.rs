@@ -12,7 +12,7 @@ use super::directory::Directory;
 use super::job::Job;
 use super::temporary::TemporaryEntry;
 use crate::archive::scan::PayloadEnd;
-use crate::base::file::AttributeTarget;
+use crate::base::AttributeTarget;
 use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::tar::Segment;
 

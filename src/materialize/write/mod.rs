@@ -36,4 +36,4 @@ pub(super) use self::temporary::{ReplaceRules, is_temporary};
 pub(super) use self::tree_writer::{ADD_ENTRY, TreeWriter};
 pub(super) use self::unwritable::Unwritable;
 pub use self::unwritable::{check_empty_destination, is_empty_directory};
-pub(super) use crate::base::file::AttributeTarget;
+pub(super) use crate::base::AttributeTarget;

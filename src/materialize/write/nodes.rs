@@ -11,9 +11,9 @@ use super::directory::{Directory, Identity, is_directory, lstat_at, name_of, par
 use super::job::{DeferredLink, Job};
 use super::temporary::TemporaryEntry;
 use super::tree_writer::TreeWriter;
+use crate::base::AttributeTarget;
 use crate::base::archive_path::ArchivePath;
 use crate::base::chmod::OWNER_RWX;
-use crate::base::file::AttributeTarget;
 use crate::base::resolve::ResolveError;
 use crate::index::{self, MAX_FORWARD_LINK_PASSES};
 use crate::materialize::error::{Cause, StepError, WithAction};

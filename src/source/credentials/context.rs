@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use url::Url;
 
 use crate::base::descriptor_limit::is_descriptor_limit;
-use crate::base::file::own_variables::own_variables;
+use crate::base::own_variables::own_variables;
 use crate::base::sync::Mutex;
 use crate::source::http::{Failure, NetworkTransport, ServerError, silent_server, unix_time};
 use crate::source::response::ResponseHead;

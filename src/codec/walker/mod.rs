@@ -1,10 +1,13 @@
-//! Shared by codecs that walk frames and blocks: a queue of pulls, and fused errors.
+//! Shared by codecs that walk frames and blocks: queues of input, output and pulls, and fused errors.
+
+pub(super) mod input_queue;
+pub(super) mod output_buffer;
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::input_queue::InputQueue;
+use self::input_queue::InputQueue;
 use super::{Cause, Compression, Error, Pull};
 use crate::base::extent::Packed;
 

@@ -17,8 +17,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::resolve::MAX_LINKS;
-use super::time::{nanoseconds, system_time};
+use crate::base::resolve::MAX_LINKS;
+use crate::base::time::{nanoseconds, system_time};
 
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 

@@ -1,21 +1,24 @@
 //! Buffers for plain bytes, for decoders that decode in order.
 
-use super::Pull;
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
+use crate::codec::Pull;
 
 /// Length of a piece in bytes, unless it is flushed early.
 const BUFFER_LEN: usize = 1 << 20;
 
 /// A buffer that fills up. It is taken from the pool for its first byte.
 #[derive(Debug, Default)]
-pub(super) struct OutputBuffer {
+pub(in crate::codec) struct OutputBuffer {
     buffer: Option<Buffer>,
     filled: usize,
 }
 
 impl OutputBuffer {
     /// Space for the next plain bytes, never empty.
-    pub(super) fn spare_capacity(&mut self, pool: &BufferPool) -> Result<&mut [u8], Closed> {
+    pub(in crate::codec) fn spare_capacity(
+        &mut self,
+        pool: &BufferPool,
+    ) -> Result<&mut [u8], Closed> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,
             None => pool.acquire(BUFFER_LEN)?,
@@ -25,13 +28,13 @@ impl OutputBuffer {
     }
 
     /// Counts `len` bytes written to the space. Returns a full buffer as a pull.
-    pub(super) fn advance(&mut self, len: usize) -> Option<Pull> {
+    pub(in crate::codec) fn advance(&mut self, len: usize) -> Option<Pull> {
         self.filled += len;
         let full = self.buffer.as_ref().map_or(0, |buffer| buffer.len()) == self.filled;
         full.then(|| self.flush()).flatten()
     }
 
-    pub(super) fn flush(&mut self) -> Option<Pull> {
+    pub(in crate::codec) fn flush(&mut self) -> Option<Pull> {
         let filled = std::mem::take(&mut self.filled);
         let buffer = self.buffer.take()?;
         (filled > 0).then(|| Pull::Plain(buffer.freeze().slice(..filled)))

@@ -1,0 +1,9 @@
+//! Threads, pools of them, their locks, and jobs that one of them runs.
+
+// The primitives of `sync`, which tests/interleavings replaces.
+use std::sync as primitives;
+
+pub(crate) mod once_job;
+pub mod sync;
+pub mod thread;
+pub(crate) mod thread_pool;
