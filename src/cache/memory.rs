@@ -179,6 +179,7 @@ mod tests {
         }
     }
 
+    // Promises: memory-128-mib
     #[test]
     fn span_cache_never_exceeds_its_budget() {
         let memory = SpanCache::new(100_000);
@@ -235,6 +236,7 @@ mod tests {
         );
     }
 
+    // Promises: memory-decoder-take
     #[test]
     fn granted_memory_is_evicted_and_unused_until_returned() {
         let memory = SpanCache::new(100_000);
@@ -256,6 +258,7 @@ mod tests {
         assert!(fill() > 80_000);
     }
 
+    // Promises: memory-least-recently
     #[test]
     fn lent_memory_evicts_the_least_recently_used_spans() {
         let memory = SpanCache::new(1_000_000);

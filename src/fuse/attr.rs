@@ -131,6 +131,7 @@ mod tests {
         assert_eq!(rdev(EntryKind::File), 0);
     }
 
+    // Promises: types-modification-times
     #[test]
     fn time_before_1970_adds_nanoseconds() {
         let time = |seconds, nanoseconds| {
@@ -155,6 +156,7 @@ mod tests {
         }
     }
 
+    // Promises: owners-uid-gid
     #[test]
     fn umask_clears_permissions_and_keeps_set_user_id() {
         assert_eq!(permissions(0o4777, 0o022), 0o4755);

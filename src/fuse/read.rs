@@ -145,6 +145,7 @@ mod tests {
         Arc::new(Error::Empty)
     }
 
+    // Promises: errors-estale-archive, errors-etimedout-server, errors-eacces-server, errors-eio-failure
     #[test]
     fn read_errors_map_to_errnos() {
         for (error, number) in [

@@ -66,6 +66,7 @@ mod tests {
     use super::*;
     use std::io;
 
+    // Promises: errors-status-names
     #[test]
     fn repeated_error_is_counted_and_oldest_is_dropped() {
         let recent_errors = RecentErrors::default();

@@ -119,6 +119,7 @@ mod tests {
         }
     }
 
+    // Promises: selection-tag-name, selection-name-needed
     #[test]
     fn image_is_found_by_every_form_of_its_name() {
         let images = vec![
@@ -148,6 +149,7 @@ mod tests {
         ));
     }
 
+    // Promises: selection-image-unique
     #[test]
     fn unnamed_image_is_found_by_its_digest() {
         let hex = "ab".repeat(32);
@@ -168,6 +170,7 @@ mod tests {
         ));
     }
 
+    // Promises: digests-file-name
     #[test]
     fn digest_is_read_from_file_names() {
         let hex = "ab".repeat(32);

@@ -375,6 +375,7 @@ mod tests {
         format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layer}]}}"#)
     }
 
+    // Promises: limits-layers-encrypted
     #[test]
     fn only_file_system_layer_types_are_accepted() {
         for kind in LAYER_MEDIA_TYPES {
@@ -398,6 +399,7 @@ mod tests {
         }
     }
 
+    // Promises: digests-sha-256
     #[test]
     fn malformed_or_unsafe_digest_is_rejected() {
         let upper = HEX.to_uppercase();
@@ -429,6 +431,7 @@ mod tests {
         );
     }
 
+    // Promises: limits-document-index
     #[test]
     fn document_that_is_both_index_and_manifest_is_rejected() {
         let both = format!(
@@ -444,6 +447,7 @@ mod tests {
         assert!(matches!(old, Err(Cause::Unsupported(_))));
     }
 
+    // Promises: selection-attestations-images
     #[test]
     fn attestations_and_foreign_media_types_are_not_images() {
         let text = format!(
@@ -465,6 +469,7 @@ mod tests {
         );
     }
 
+    // Promises: registries-artifact-manifest, registries-artifact-file
     #[test]
     fn artifact_has_a_single_file_of_any_type() {
         let parse = |config: &str, layers: &str| {

@@ -327,6 +327,7 @@ mod tests {
         serde_json::from_str(&text).expect("JSON")
     }
 
+    // Promises: contents-container-runs, contents-labels-begin
     #[test]
     fn runtime_spec_runs_the_command_of_the_image() {
         let config = r#"{"os":"linux","architecture":"amd64","config":{"Entrypoint":["/e","-x"],
@@ -369,6 +370,7 @@ mod tests {
         );
     }
 
+    // Promises: contents-container-runs
     #[test]
     fn arguments_replace_cmd_after_the_entrypoint() {
         let mut bundle = root();
@@ -388,6 +390,7 @@ mod tests {
         assert!(super::runtime_spec(&empty, &bundle).is_ok());
     }
 
+    // Promises: contents-terminal-term
     #[test]
     fn term_is_set_for_a_terminal_unless_the_image_sets_it() {
         let mut bundle = root();
@@ -409,6 +412,7 @@ mod tests {
         );
     }
 
+    // Promises: volumes-volume-image, volumes-volume-stays
     #[test]
     fn volumes_are_mounted_from_outside_the_root() {
         for rootless in [None, Some((1000, 1000))] {
@@ -436,6 +440,7 @@ mod tests {
         assert!(Config::parse(config.as_bytes()).is_err());
     }
 
+    // Promises: volumes-volume-root, volumes-volume-leads
     #[test]
     fn volumes_never_hide_system_directories() {
         for path in [
@@ -453,6 +458,7 @@ mod tests {
         }
     }
 
+    // Promises: users-root-start
     #[test]
     fn process_of_non_root_user_has_no_effective_capabilities() {
         let mut bundle = root();
@@ -464,6 +470,7 @@ mod tests {
         assert_eq!(capabilities["bounding"], json!(DEFAULT_CAPABILITIES));
     }
 
+    // Promises: users-bundle-made
     #[test]
     fn rootless_bundle_maps_the_user_in_a_user_namespace() {
         let mut bundle = root();

@@ -188,6 +188,7 @@ mod tests {
         rules.map(action).collect()
     }
 
+    // Promises: capabilities-seccomp-filter
     #[test]
     fn seccomp_rules_depend_on_capabilities_and_architecture() {
         let profile = SeccompProfile::built_in().expect("a profile");
@@ -206,6 +207,7 @@ mod tests {
         }
     }
 
+    // Promises: capabilities-architectures-x86
     #[test]
     fn seccomp_filter_has_the_architectures_of_the_kernel() {
         let profile = SeccompProfile::built_in().expect("a profile");
@@ -218,6 +220,7 @@ mod tests {
         assert_eq!(of("x\n"), Value::Null);
     }
 
+    // Promises: capabilities-security-opt
     #[test]
     fn seccomp_filter_keeps_only_keys_that_runtimes_know() {
         let text = r#"{"defaultAction":"SCMP_ACT_ALLOW","comment":"x","defaultErrno":"EPERM","archMap":null,

@@ -299,6 +299,7 @@ mod tests {
         plan.shards().iter().map(|shard| shard.entries).collect()
     }
 
+    // Promises: shards-every-entry
     #[test]
     fn every_entry_is_in_exactly_one_shard() {
         let mut members = files(300, 70);
@@ -334,6 +335,7 @@ mod tests {
         assert_eq!(counts(&scattered).iter().max(), Some(&1));
     }
 
+    // Promises: shards-archive-packs, shards-end-packed
     #[test]
     fn cost_exceeds_the_share_by_at_most_a_file_and_a_seek_distance() {
         // As many plain bytes in spans as the files have in a tar archive.
@@ -350,6 +352,7 @@ mod tests {
         }
     }
 
+    // Promises: shards-same-whether
     #[test]
     fn cuts_do_not_depend_on_the_form_of_the_index() {
         let mut members = files(300, 700);
@@ -394,6 +397,7 @@ mod tests {
         }
     }
 
+    // Promises: shards-file-never
     #[test]
     fn huge_file_leaves_equal_shards_to_the_others() {
         let mut members = vec![file("huge", 0..100_000)];
@@ -415,6 +419,7 @@ mod tests {
         assert_eq!(costs.collect::<Vec<_>>(), [(0, 2350), (2000, 52351)]);
     }
 
+    // Promises: shards-entries-content
     #[test]
     fn entries_without_content_are_spread_too() {
         let members: Vec<_> = (0..99).map(|n| symlink(&format!("l{n}"), "x")).collect();

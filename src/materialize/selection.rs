@@ -478,6 +478,7 @@ mod tests {
         paths.collect::<Option<_>>().expect("no `..`")
     }
 
+    // Promises: selection-path-refused
     #[test]
     fn selected_path_with_parent_component_is_refused() {
         for path in ["..", "../a", "a/..", "a/../b"] {
@@ -492,6 +493,7 @@ mod tests {
         assert!(Selection::default().selects(&path("./")));
     }
 
+    // Promises: selection-path-selects, selection-leading-slash, differences-path-arguments
     #[test]
     fn selected_path_includes_its_descendants() {
         let mut selection = Selection {
@@ -506,6 +508,7 @@ mod tests {
         assert_eq!(found, [true, false]);
     }
 
+    // Promises: selection-go-through
     #[test]
     fn selected_path_goes_through_links_that_were_seen() {
         let problems = Problems::default();
@@ -555,6 +558,7 @@ mod tests {
         }
     }
 
+    // Promises: selection-through-hard
     #[test]
     fn hard_link_to_a_symbolic_link_is_followed() {
         let mut selection = following(&["h/f"]);
@@ -567,6 +571,7 @@ mod tests {
         assert!(note(&mut selection, "h/f", MemberKind::File));
     }
 
+    // Promises: symbolic-link-way
     #[test]
     fn link_on_the_way_to_its_own_place_is_removed_first() {
         let mut selection = following(&["e/f"]);
@@ -607,6 +612,7 @@ mod tests {
         assert!(note(&mut selection, "d/f", MemberKind::File));
     }
 
+    // Promises: selection-cost-thousands
     #[test]
     fn links_resolve_only_the_paths_that_go_through_them() {
         let names: Vec<_> = (0..5_000).map(|number| format!("d{number}/f")).collect();
@@ -638,6 +644,7 @@ mod tests {
         );
     }
 
+    // Promises: selection-links-over
     #[test]
     fn memory_of_replaced_links_is_free_again() {
         let mut selection = following(&["l/f"]);
@@ -664,6 +671,7 @@ mod tests {
         assert!(selection.links.bytes < 1024, "{}", selection.links.bytes);
     }
 
+    // Promises: selection-path-leads
     #[test]
     fn links_that_are_replaced_too_often_are_not_followed() {
         let mut selection = following(&["l/f", "k/f"]);
@@ -678,6 +686,7 @@ mod tests {
         assert_eq!(k.resolved, Some(Ok(path("d/f"))));
     }
 
+    // Promises: selection-path-leads
     #[test]
     fn steps_through_long_links_are_bounded() {
         let mut selection = following(&["l0/f"]);
@@ -712,6 +721,7 @@ mod tests {
         resolved.map(|found| found.map(|path| path.to_string()))
     }
 
+    // Promises: selection-target-directory
     #[test]
     fn parent_of_a_link_is_that_of_its_target() {
         let (x, l) = (("x", Some("a/b")), ("l", Some("x/../c")));
@@ -728,6 +738,7 @@ mod tests {
         assert_eq!(place_of("l/f", &[x, l, ("l", None)]), None);
     }
 
+    // Promises: selection-path-leads
     #[test]
     fn links_that_lead_nowhere_are_errors() {
         let out = place_of("l/f", &[("l", Some("../f"))]);
@@ -736,6 +747,7 @@ mod tests {
         assert_eq!(round, Some(Err(PathError::TooManyLinks)));
     }
 
+    // Promises: selection-links-over
     #[test]
     fn no_link_is_followed_once_there_are_too_many() {
         let long = "c".repeat((1 << 20) - 200);
@@ -746,6 +758,7 @@ mod tests {
         assert_eq!(place_of("a/x", &members), None);
     }
 
+    // Promises: selection-exclude-beats, differences-include-supported
     #[test]
     fn exclude_overrides_include() {
         let mut selection = Selection {
@@ -758,6 +771,7 @@ mod tests {
         assert!(!selection.selects(&path("x/doc")));
     }
 
+    // Promises: selection-members-name
     #[test]
     fn strip_components_drops_short_paths() {
         let selection = Selection {

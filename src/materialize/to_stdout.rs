@@ -206,6 +206,7 @@ mod tests {
         output
     }
 
+    // Promises: selection-stdout-writes
     #[test]
     fn to_stdout_concatenates_regular_files_only() {
         let members = vec![

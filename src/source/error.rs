@@ -657,6 +657,7 @@ mod tests {
 
     use super::*;
 
+    // Promises: errors-error-line
     #[test]
     fn error_text_has_location_and_attempts_but_no_cause() {
         let mut error = Error::new("http://host/a", Cause::Http(500));
@@ -673,6 +674,7 @@ mod tests {
         assert_eq!(cause.as_deref(), Some("the server answers with status 500"));
     }
 
+    // Promises: retries-after-source
     #[test]
     fn errors_of_tls_are_final_only_at_open() {
         let met = |obstacle| Cause::Unreachable {
@@ -702,6 +704,7 @@ mod tests {
         assert!(!Cause::NotFound.after_open().is_transient());
     }
 
+    // Promises: retries-server-unavailable
     #[test]
     fn statuses_of_gateways_and_rate_limits_are_outages() {
         for status in [
@@ -726,6 +729,7 @@ mod tests {
         }
     }
 
+    // Promises: object-codes-busy, object-code-error
     #[test]
     fn described_errors_keep_class_and_code() {
         let described = |status, retry_after, code: &str| {
@@ -765,6 +769,7 @@ mod tests {
         assert!(described(403, pause, "RateLimited").is_outage());
     }
 
+    // Promises: concurrent-429-503
     #[test]
     fn throttling_is_known_by_status_or_code() {
         let described = |status, code: &str| {
@@ -806,6 +811,7 @@ mod tests {
         assert_eq!(limit.hint().as_deref(), Some(HINT_RAISE_DESCRIPTOR_LIMIT));
     }
 
+    // Promises: retries-silence-broken, retries-invalid-responses
     #[test]
     fn transient_and_permanent_causes_are_distinguished() {
         for status in [408, 421, 425, 501, 505] {

@@ -244,6 +244,7 @@ fn with_scheme(name: &str) -> Option<Url> {
 mod tests {
     use super::*;
 
+    // Promises: access-header-sent
     #[test]
     fn same_origin_compares_scheme_host_and_port() {
         for (one, other, expected) in [

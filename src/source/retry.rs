@@ -190,6 +190,7 @@ mod tests {
         }
     }
 
+    // Promises: retries-maximum-pause
     #[test]
     fn pauses_double_up_to_the_maximum() {
         let retry = Retry {
@@ -201,6 +202,7 @@ mod tests {
         assert_eq!(pauses, [100, 200, 400, 500, 500].map(Duration::from_millis));
     }
 
+    // Promises: retries-makes-five, retries-after-archive, retries-wrong-address
     #[test]
     fn retries_end_after_the_limit_except_during_an_outage() {
         let persistent = Retry {
@@ -233,6 +235,7 @@ mod tests {
         assert!(next.is_err(), "the time is over");
     }
 
+    // Promises: retries-retry-after
     #[test]
     fn retry_after_is_honoured_within_the_timeout() {
         let next = |retry_after| {
@@ -244,6 +247,7 @@ mod tests {
         assert!(matches!(next(u64::MAX), Err(Cause::Busy(_))));
     }
 
+    // Promises: retries-pause-attempts
     #[test]
     fn jitter_spreads_pauses_over_their_whole_length() {
         let pause = Duration::from_millis(100);

@@ -961,6 +961,7 @@ mod tests {
         assert_eq!(parser.offset(), Plain(517));
     }
 
+    // Promises: types-type-flag
     #[test]
     fn typeflags_map_to_kinds() {
         let device = Device { major: 1, minor: 3 };
@@ -984,6 +985,7 @@ mod tests {
         }
     }
 
+    // Promises: types-regular-file
     #[test]
     fn a_trailing_slash_makes_a_file_a_directory() {
         for flag in [0, b'0', b'7'] {
@@ -999,6 +1001,7 @@ mod tests {
         }
     }
 
+    // Promises: limits-bytes-pax
     #[test]
     fn large_values_without_effect_do_not_end_an_archive() {
         let dumpdir = extension(b'x', &[("GNU.dumpdir", &"Y".repeat(17 << 20))]);
@@ -1012,6 +1015,7 @@ mod tests {
         assert!(found.remarks[0].contains("com.apple.ResourceFork"));
     }
 
+    // Promises: hard-link-never
     #[test]
     fn only_files_have_payloads_whatever_their_headers_say() {
         for flag in *b"123456" {
@@ -1021,6 +1025,7 @@ mod tests {
         }
     }
 
+    // Promises: types-unknown-type
     #[test]
     fn unknown_types_are_files_with_a_warning() {
         let found = read(&[Block::new("a", b'Q', 5).with(b"hello"), zeros()]);
@@ -1029,6 +1034,7 @@ mod tests {
         assert!(found.remarks[0].starts_with("warning"), "{found:?}");
     }
 
+    // Promises: types-type-flag
     #[test]
     fn a_dumpdir_is_a_directory_without_payload() {
         let dumpdir = Block::gnu("d/", b'D', 6).with(b"Ya\0Yb\0");
@@ -1037,6 +1043,7 @@ mod tests {
         assert_eq!(found.members[0].1, b"");
     }
 
+    // Promises: types-volume-label, types-rest-file
     #[test]
     fn volume_labels_are_no_members_and_continued_files_are_lost() {
         let label = Block::gnu("label", b'V', 5).with(b"hello");
@@ -1066,6 +1073,7 @@ mod tests {
         assert_eq!(found.members[1].0.header, Plain(2560));
     }
 
+    // Promises: types-pax-headers
     #[test]
     fn of_two_pax_headers_the_last_counts_alone() {
         let first = extension(b'x', &[("path", "first"), ("uid", "7")]);
@@ -1078,6 +1086,7 @@ mod tests {
         );
     }
 
+    // Promises: differences-several-global
     #[test]
     fn global_headers_add_up_and_give_way_to_local_ones() {
         let found = read(&[
@@ -1100,6 +1109,7 @@ mod tests {
         assert_eq!(found.members[0].0.header, Plain(2048));
     }
 
+    // Promises: hostile-headers-disagree, hostile-covers-pax
     #[test]
     fn the_pax_size_wins_but_not_for_extensions_in_between() {
         let archive = [
@@ -1135,6 +1145,7 @@ mod tests {
         assert!(found.remarks[0].starts_with("damaged"), "{found:?}");
     }
 
+    // Promises: truncated-damaged-header
     #[test]
     fn bad_records_are_skipped_and_reported_once() {
         let pax = extension(b'x', &[("path", "lost")]);
@@ -1162,6 +1173,7 @@ mod tests {
         assert_eq!(read(&[link.done(), zeros()]).one().size, 0);
     }
 
+    // Promises: differences-file-begin
     #[test]
     fn stream_without_leading_header_is_not_tar() {
         for bytes in [
@@ -1204,6 +1216,7 @@ mod tests {
         assert_eq!((found.names(), found.remarks.len()), (vec!["a", "b"], 1));
     }
 
+    // Promises: differences-end-inside
     #[test]
     fn truncated_archive_error_has_the_offset() {
         let archive = [extension(b'x', &[("path", "p")]), file("a", &[b'x'; 700])].concat();
@@ -1236,6 +1249,8 @@ mod tests {
         assert!(parser.pull().is_err());
     }
 
+    // Promises: truncated-claims-archive, limits-bytes-name, limits-bytes-pax, limits-bytes-left
+    // Promises: differences-limits-headers
     #[test]
     fn limits_stop_an_archive() {
         let limited = |limits: Limits, pieces: &[Vec<u8>]| {
@@ -1328,6 +1343,7 @@ mod tests {
         assert_eq!(found.names(), ["hole"]);
     }
 
+    // Promises: limits-components-path
     #[test]
     fn a_path_that_is_too_deep_loses_its_member_alone() {
         let limits = Limits {
@@ -1368,6 +1384,7 @@ mod tests {
         assert_eq!(found.names(), ["last"], "{found:?}");
     }
 
+    // Promises: limits-metadata-kept
     #[test]
     fn metadata_bytes_of_all_members_are_limited() {
         let limits = Limits {
@@ -1447,6 +1464,7 @@ mod tests {
         assert_eq!(found.names(), ["sparse", "b"]);
     }
 
+    // Promises: differences-sparse-pieces
     #[test]
     fn pieces_follow_each_other_without_padding() {
         let keywords = [
@@ -1478,6 +1496,7 @@ mod tests {
         assert_eq!(found.remarks, ["end"]);
     }
 
+    // Promises: differences-unsound-sparse
     #[test]
     fn invalid_sparse_file_is_skipped_and_next_member_read() {
         let unsound = [

@@ -536,6 +536,7 @@ mod tests {
         (keywords, notes)
     }
 
+    // Promises: differences-unknown-pax, differences-libarchive-xattr
     #[test]
     fn unknown_keywords_are_ignored_in_silence_and_star_s_are_known() {
         let body = b"17 comment=a b c\n21 SCHILY.devmajor=8\n21 SCHILY.devminor=1\n";
@@ -584,6 +585,7 @@ mod tests {
         assert_eq!(notes, []);
     }
 
+    // Promises: differences-empty-pax
     #[test]
     fn an_empty_value_deletes_what_was_set() {
         let (keywords, notes) = read(b"9 path=x\n8 path=\n8 uid=7\n7 uid=\n");
@@ -636,6 +638,7 @@ mod tests {
         }
     }
 
+    // Promises: differences-libarchive-xattr
     #[test]
     fn both_xattr_keywords_set_the_same_attribute() {
         let body = b"29 SCHILY.xattr.user.a%3Db=1\n34 LIBARCHIVE.xattr.user.a%3Db=Mg\n";
@@ -671,6 +674,7 @@ mod tests {
         assert_eq!(keywords.xattrs, [acl]);
     }
 
+    // Promises: limits-extended-attributes
     #[test]
     fn extended_attributes_beyond_a_limit_are_left_out() {
         let body = b"25 SCHILY.xattr.user.a=1\n25 SCHILY.xattr.user.b=1\n9 path=x\n";
@@ -702,6 +706,7 @@ mod tests {
         assert_eq!(names(bytes(14)), (b"user.auser.b".to_vec(), vec![]));
     }
 
+    // Promises: extended-value-over
     #[test]
     fn value_too_long_for_linux_is_left_out() {
         let attribute = |len: usize| {

@@ -20,6 +20,7 @@ use crate::support::program::{is_signal_pending, stderr_text};
 use crate::support::raw::{Header, random_bytes};
 use crate::support::wait;
 
+// Promises: atomic-hidden-directory, atomic-dir-appears, atomic-appear-member
 #[test]
 fn nothing_appears_before_tree_is_complete() {
     let place = Place::open();
@@ -36,6 +37,7 @@ fn nothing_appears_before_tree_is_complete() {
     assert_eq!(last, random_bytes(3_000_000));
 }
 
+// Promises: atomic-dir-appears, atomic-appear-member, atomic-exit-code
 #[test]
 fn incomplete_atomic_tree_does_not_appear() {
     let not_whole = "in/out: nothing was written there, because the tree is incomplete";
@@ -66,6 +68,7 @@ fn incomplete_atomic_tree_does_not_appear() {
     assert_eq!(place.names(), Vec::<String>::new());
 }
 
+// Promises: atomic-dir-link
 #[test]
 fn link_to_empty_directory_stays_and_leads_to_tree() {
     let place = Place::with_archive(whole());
@@ -77,6 +80,7 @@ fn link_to_empty_directory_stays_and_leads_to_tree() {
     assert!(place.path("in/elsewhere/top/z").exists());
 }
 
+// Promises: atomic-entry-created
 #[test]
 fn destination_created_meanwhile_is_not_replaced() {
     let empty = "mkdir in/out";
@@ -109,6 +113,7 @@ fn destination_created_meanwhile_is_not_replaced() {
     }
 }
 
+// Promises: atomic-file-systems
 #[test]
 fn atomic_tree_appears_without_rename_noreplace_support() {
     let place = Place::with_archive(whole());
@@ -123,6 +128,7 @@ fn with_default_signals(mut env: Command) -> Command {
     env
 }
 
+// Promises: atomic-failed-run, atomic-signal-ends
 #[test]
 fn signal_during_atomic_run_leaves_nothing() {
     for (signal, number) in [(Signal::TERM, 15), (Signal::INT, 2), (Signal::HUP, 1)] {
@@ -149,6 +155,7 @@ fn signal_during_atomic_run_leaves_nothing() {
     }
 }
 
+// Promises: atomic-failed-run, atomic-signal-ends
 #[test]
 fn failed_removal_is_reported_unless_second_signal_comes() {
     assert!(is_interrupted_in_time(false), "nothing was too late");
@@ -196,6 +203,7 @@ fn is_interrupted_in_time(second: bool) -> bool {
     true
 }
 
+// Promises: atomic-signal-ends
 #[test]
 fn signal_ignored_at_start_stays_ignored() {
     let place = Place::open();
@@ -210,6 +218,7 @@ fn signal_ignored_at_start_stays_ignored() {
     assert_eq!(place.names(), ["out"]);
 }
 
+// Promises: atomic-sigkill-leaves
 #[test]
 fn leftovers_of_killed_atomic_run_do_not_block_next_run() {
     let place = Place::with_archive(whole());
@@ -224,6 +233,7 @@ fn leftovers_of_killed_atomic_run_do_not_block_next_run() {
     assert!(place.path("in/out/top/z").exists());
 }
 
+// Promises: writers-run-ends, writers-sync-waits
 #[test]
 fn sync_runs_once_and_only_with_flag() {
     let synced = |more: &[&str]| {
@@ -241,6 +251,7 @@ fn sync_runs_once_and_only_with_flag() {
     assert!(synced(&["--sync", "--atomic"]));
 }
 
+// Promises: writers-sync-waits, atomic-sync-tree
 #[test]
 fn failed_sync_is_an_error_and_tree_does_not_appear() {
     let errors = &["in/out: cannot sync to disk", "Input/output error"];

@@ -141,6 +141,7 @@ fn compare(words: &str, command: impl Fn(&Place, bool) -> Command) {
     assert_eq!(ours, theirs, "{words}");
 }
 
+// Promises: changes-chmod-chown, changes-change-what, changes-paths-changed
 #[test]
 fn chmod_does_what_gnu_chmod_does() {
     for words in [
@@ -179,6 +180,7 @@ fn chmod_does_what_gnu_chmod_does() {
     }
 }
 
+// Promises: changes-mode-forbids
 #[test]
 fn chmod_that_forbids_reading_still_reaches_all_files() {
     let place = Place::new();
@@ -211,6 +213,7 @@ fn closed_directories_are_changed_as_by_gnu_programs() {
     }
 }
 
+// Promises: changes-chmod-chown, changes-change-what, changes-owner-group
 #[test]
 fn chown_does_what_gnu_chown_does() {
     let mut cases = vec![
@@ -257,6 +260,7 @@ fn chown_does_what_gnu_chown_does() {
     }
 }
 
+// Promises: changes-asks-once
 #[test]
 fn rm_refuses_to_ask_and_removes_nothing() {
     let place = Place::new();
@@ -270,6 +274,7 @@ fn rm_refuses_to_ask_and_removes_nothing() {
     assert!(place.path("f").exists());
 }
 
+// Promises: changes-asks-once
 #[test]
 fn rm_asks_once_when_gnu_rm_does() {
     let script = r#"mkdir -p d/e; touch a b c d/f g; echo "$1" | "$0" rm -I $2 2>errors; echo $? "$(find . | sort)"; cat errors"#;
@@ -299,6 +304,7 @@ fn rm_asks_once_when_gnu_rm_does() {
     }
 }
 
+// Promises: changes-rm-removes, changes-paths-changed
 #[test]
 fn rm_does_what_gnu_rm_does() {
     for words in [
@@ -325,6 +331,7 @@ fn rm_does_what_gnu_rm_does() {
     }
 }
 
+// Promises: changes-removes-nothing
 #[test]
 fn rm_follows_no_link_with_a_slash() {
     let place = Place::new();
@@ -346,6 +353,7 @@ fn is_success_after(mut rm: Command, change: impl FnOnce()) -> bool {
     rm.wait().expect("ended").success()
 }
 
+// Promises: changes-reads-directory
 #[test]
 fn rm_removes_a_large_directory_completely() {
     let place = Place::new();
@@ -362,6 +370,7 @@ fn rm_removes_a_large_directory_completely() {
     assert!(!place.path("out").exists());
 }
 
+// Promises: changes-directory-program
 #[test]
 fn rm_beside_another_removal_of_the_same_tree_succeeds() {
     let place = Place::new();
@@ -376,6 +385,7 @@ fn rm_beside_another_removal_of_the_same_tree_succeeds() {
     assert!(is_success_after(rm, remove));
 }
 
+// Promises: changes-removes-name
 #[test]
 fn rm_removes_nothing_where_a_directory_was_moved_to() {
     let place = Place::new();

@@ -40,6 +40,7 @@ fn succeeds(done: &Output) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
+// Promises: retries-source-credentials
 #[test]
 fn token_server_that_fails_once_is_asked_again() {
     for status in OUTAGES {
@@ -52,6 +53,7 @@ fn token_server_that_fails_once_is_asked_again() {
     }
 }
 
+// Promises: retries-source-credentials
 #[test]
 fn token_server_that_fails_is_an_outage_of_a_read() {
     let tokens = Tokens::default();
@@ -67,6 +69,7 @@ fn token_server_that_fails_is_an_outage_of_a_read() {
     assert!(tokens.failures.lock().expect("no panic").is_empty());
 }
 
+// Promises: retries-error-outage
 #[test]
 fn outage_of_a_token_server_is_named_instead_of_the_refusal() {
     let (place, tokens) = (TestDir::new(&["cache"]), Tokens::default());
@@ -87,6 +90,7 @@ fn outage_of_a_token_server_is_named_instead_of_the_refusal() {
     assert!(!error.contains("docker login"), "{error}");
 }
 
+// Promises: server-source-credentials
 #[test]
 fn cached_image_is_listed_while_its_token_server_is_down() {
     let (place, tokens) = (TestDir::new(&["cache"]), Tokens::default());
@@ -112,6 +116,7 @@ fn with_helper(script: impl FnOnce(&TestDir) -> String) -> (TestDir, String) {
     (place, path)
 }
 
+// Promises: retries-source-credentials
 #[test]
 fn credential_helper_that_fails_once_is_asked_again() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -122,6 +127,7 @@ fn credential_helper_that_fails_once_is_asked_again() {
 }
 
 /// Headers and hidden arguments are in variables of this program.
+// Promises: hidden-credential-helper
 #[test]
 fn credential_helper_gets_no_variables_of_this_program() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -142,6 +148,7 @@ fn credential_helper_gets_no_variables_of_this_program() {
 }
 
 /// The limit of open files is no fault of the helper or of the user's login.
+// Promises: memory-reaching-limit
 #[test]
 fn credential_helper_without_descriptors_is_no_wrong_login() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -215,6 +222,7 @@ fn serve_signed(server: &Server) {
     });
 }
 
+// Promises: retries-source-credentials
 #[test]
 fn endpoint_of_keys_that_fails_once_is_asked_again() {
     for status in OUTAGES {
@@ -228,6 +236,7 @@ fn endpoint_of_keys_that_fails_once_is_asked_again() {
     }
 }
 
+// Promises: retries-credentials-answers
 #[test]
 fn refusal_of_an_endpoint_of_keys_is_final() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
@@ -245,6 +254,7 @@ fn refusal_of_an_endpoint_of_keys_is_final() {
     drop(keys);
 }
 
+// Promises: object-metadata-server
 #[test]
 fn metadata_server_that_is_busy_is_not_taken_for_absent() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
@@ -267,6 +277,7 @@ fn metadata_server_that_is_busy_is_not_taken_for_absent() {
     assert!(server.requests("/bucket/a.tar").is_empty());
 }
 
+// Promises: retries-source-credentials
 #[test]
 fn credential_process_that_fails_is_an_outage_of_a_run() {
     let (place, server) = (
@@ -310,6 +321,7 @@ fn credential_process_that_fails_is_an_outage_of_a_run() {
     assert!(std::fs::read(place.path("out/data")).expect("read") == content);
 }
 
+// Promises: retries-retry-after
 #[test]
 fn pause_of_a_token_server_beyond_the_timeout_is_named_at_once() {
     let (tokens, place) = (Server::start(), TestDir::new(&["cache"]));
@@ -330,6 +342,7 @@ fn pause_of_a_token_server_beyond_the_timeout_is_named_at_once() {
 }
 
 /// The end of a failed run cuts off whatever still renews credentials, which is no failure of their source.
+// Promises: retries-end-run
 #[test]
 fn end_of_a_failed_run_is_no_failure_of_credentials() {
     let (place, server) = (TestDir::new(&["cache", "bin", ".aws"]), Server::start());

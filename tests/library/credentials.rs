@@ -74,6 +74,7 @@ fn read(network: &Runtime, source: &Arc<dyn Source>, start: u64) -> Result<Vec<u
     })
 }
 
+// Promises: redirects-http-server
 #[test]
 fn refused_headers_are_loaded_again() {
     let (server, tokens, stats) = (Server::start(), Tokens::new(), Arc::<Stats>::default());
@@ -99,6 +100,7 @@ fn refused_headers_are_loaded_again() {
     assert!(tokens.loads.load(Ordering::Relaxed) >= 2);
 }
 
+// Promises: redirects-http-server
 #[test]
 fn unchanged_headers_are_not_sent_again() {
     let (server, tokens, stats) = (Server::start(), Tokens::new(), Arc::<Stats>::default());
@@ -118,6 +120,7 @@ fn unchanged_headers_are_not_sent_again() {
     assert_eq!(server.requests("/a").len(), 1);
 }
 
+// Promises: redirects-http-server
 #[test]
 fn loaded_headers_never_reach_another_host() {
     let (server, tokens, stats) = (Server::start(), Tokens::new(), Arc::<Stats>::default());
@@ -160,6 +163,7 @@ fn serve_with_password(
     });
 }
 
+// Promises: redirects-answers-401
 #[test]
 fn netrc_is_read_again_when_its_password_is_refused() {
     let (server, place) = (Server::start(), TestDir::new(&[]));
@@ -201,6 +205,7 @@ fn netrc_is_read_again_when_its_password_is_refused() {
     assert!(text.contains("netrc") && !text.contains("three"), "{text}");
 }
 
+// Promises: redirects-password-netrc
 #[test]
 fn netrc_password_never_reaches_another_host() {
     let (server, place) = (Server::start(), TestDir::new(&[]));
@@ -253,6 +258,7 @@ fn sent_authorizations(
     sent
 }
 
+// Promises: redirects-server-answers
 #[test]
 fn netrc_is_used_only_after_a_challenge() {
     let (server, place) = (Server::start(), TestDir::new(&["cache", "home"]));
@@ -289,6 +295,7 @@ fn netrc_is_used_only_after_a_challenge() {
     assert_eq!(sent, [basic("bWU6dGhyZWU=")]);
 }
 
+// Promises: tls-error-about
 #[test]
 fn client_certificate_error_names_file_and_reason() {
     let place = TestDir::new(&["cache"]);
@@ -374,6 +381,8 @@ fn is_signed(request: &Request, region: &str) -> bool {
     sent.starts_with("AWS4-HMAC-SHA256 Credential=AKID/") && sent.contains(&scope)
 }
 
+// Promises: kinds-source-path, object-clouds-own, object-endpoint-url, object-endpoint-endpoint
+// Promises: object-credentials-those
 #[test]
 fn objects_of_s3_are_requested_with_signatures() {
     let server = Server::start();
@@ -396,6 +405,7 @@ fn objects_of_s3_are_requested_with_signatures() {
     assert!(is_signed(&later[requests.len()].request, "eu-north-1"));
 }
 
+// Promises: object-credentials-requests
 #[test]
 fn objects_of_s3_are_requested_anonymously_without_credentials() {
     let server = Server::start();
@@ -410,6 +420,7 @@ fn objects_of_s3_are_requested_anonymously_without_credentials() {
     }
 }
 
+// Promises: object-headers-user, published-request-index
 #[test]
 fn amazon_headers_of_the_user_are_signed() {
     let server = Server::start();
@@ -437,6 +448,7 @@ fn amazon_headers_of_the_user_are_signed() {
     }
 }
 
+// Promises: object-error-names
 #[test]
 fn refusal_of_s3_names_credentials_code_and_request() {
     let server = Server::start();
@@ -468,6 +480,7 @@ fn refusal_of_s3_names_credentials_code_and_request() {
     }
 }
 
+// Promises: object-credentials-those, object-profile-keys
 #[test]
 fn keys_of_s3_are_taken_from_the_named_profile() {
     let server = Server::start();
@@ -492,6 +505,7 @@ fn keys_of_s3_are_taken_from_the_named_profile() {
     ));
 }
 
+// Promises: object-profile-named
 #[test]
 fn profile_that_is_missing_or_not_supported_is_an_error() {
     let server = Server::start();
@@ -516,6 +530,7 @@ fn profile_that_is_missing_or_not_supported_is_an_error() {
     assert_eq!(server.requests("/bucket/a.tar").len(), 0);
 }
 
+// Promises: object-endpoint-endpoint, object-region-aws
 #[test]
 fn version_region_and_endpoint_of_s3_are_taken_from_name_and_settings() {
     let server = Server::start();
@@ -553,6 +568,7 @@ fn version_region_and_endpoint_of_s3_are_taken_from_name_and_settings() {
     }
 }
 
+// Promises: object-s3-bucket
 #[test]
 fn malformed_names_of_s3_are_refused() {
     let server = Server::start();
@@ -564,6 +580,7 @@ fn malformed_names_of_s3_are_refused() {
     }
 }
 
+// Promises: directories-source-mount, directories-ls-prints, directories-names-directory
 #[test]
 fn names_of_archives_below_a_prefix_are_listed() {
     let server = Server::start();
@@ -601,6 +618,7 @@ fn names_of_archives_below_a_prefix_are_listed() {
     }
 }
 
+// Promises: directories-listing-ends
 #[test]
 fn endless_listing_of_a_bucket_ends() {
     let server = Server::start();
@@ -621,6 +639,7 @@ fn endless_listing_of_a_bucket_ends() {
     assert_eq!(server.requests("/bucket").len(), 1000);
 }
 
+// Promises: directories-listing-cut
 #[test]
 fn listing_that_makes_no_progress_is_an_error() {
     for (content, requests, expected) in [
@@ -643,6 +662,7 @@ fn listing_that_makes_no_progress_is_an_error() {
     }
 }
 
+// Promises: directories-place-cannot
 #[test]
 fn answer_that_is_no_listing_is_an_error() {
     for body in ["<html>no</html>", "", "<ListBucketResult><Contents>"] {

@@ -16,6 +16,7 @@ fn place_with(archive: &[u8]) -> TestDir {
     place
 }
 
+// Promises: truncated-index-print, truncated-print-number, truncated-saved-index
 #[test]
 fn ls_names_damaged_members() {
     let place = place_with(&archive(120));
@@ -33,6 +34,7 @@ fn ls_names_damaged_members() {
     }
 }
 
+// Promises: truncated-index-print, truncated-print-number
 #[test]
 fn ls_names_members_missing_in_the_tree() {
     let archive = Archive::new().file("../out", "1").file("in", "2").end();

@@ -14,6 +14,7 @@ use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, random_bytes};
 use crate::support::wait;
 
+// Promises: messages-single-path, messages-selects-member
 #[test]
 fn empty_directory_as_path_is_rejected_before_fetching() {
     let place = Place::with_archive();
@@ -39,6 +40,7 @@ fn empty_directory_as_path_is_rejected_before_fetching() {
     assert!(place.path("d/f3").exists());
 }
 
+// Promises: messages-remote-archive
 #[test]
 fn path_like_destination_is_rejected_before_fetching() {
     let place = Place::with_archive();
@@ -84,6 +86,7 @@ fn path_like_destination_is_rejected_before_fetching() {
     assert!(output.status.success(), "{}", stderr_text(&output));
 }
 
+// Promises: messages-saved-index
 #[test]
 fn path_missing_in_saved_index_is_rejected_before_fetching() {
     let place = Place::with_archive();
@@ -112,6 +115,7 @@ fn path_missing_in_saved_index_is_rejected_before_fetching() {
     assert!(place.path("d/f").exists(), "the other one is there");
 }
 
+// Promises: messages-run-ended
 #[test]
 fn interrupted_run_reports_progress_and_how_to_resume() {
     let place = Place::with_archive();

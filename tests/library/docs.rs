@@ -1,6 +1,6 @@
-//! The documents: their promises have tests, and the files and flags that they name exist.
+//! The documents: the files, headings and flags that they name exist.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -109,16 +109,16 @@ const EXAMPLE_HOST: &str = "example.com";
 /// Folders of the project's files.
 const FOLDERS: [&str; 4] = ["src/", "tests/", "docs/", "scripts/"];
 
-fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read(path: &Path) -> String {
+pub(crate) fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// Files below `directory` whose names end in `suffix`.
-fn files(directory: &Path, suffix: &str) -> Vec<PathBuf> {
+pub(crate) fn files(directory: &Path, suffix: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut pending = vec![directory.to_owned()];
     while let Some(directory) = pending.pop() {
@@ -140,103 +140,8 @@ fn documents() -> Vec<PathBuf> {
     documents
 }
 
-fn is_word(letter: char) -> bool {
+pub(crate) fn is_word(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || letter == '_'
-}
-
-/// The names of all test functions, and of those that run for every packing. Those in Python begin with `test_`.
-fn tests() -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
-    for path in files(&root().join("tests/python"), ".py") {
-        for part in read(&path).split("\ndef test_").skip(1) {
-            let name = part.split(|letter| !is_word(letter)).next();
-            names.extend(name.map(|name| format!("test_{name}")));
-        }
-    }
-    for directory in ["src", "tests"] {
-        for path in files(&root().join(directory), ".rs") {
-            let text = read(&path);
-            for part in text
-                .replace("#[tokio::test", "#[test]")
-                .split("#[test]")
-                .skip(1)
-            {
-                let name = part.split_once("fn ").map(|(_, rest)| rest);
-                let name = name.and_then(|rest| rest.split(|letter| !is_word(letter)).next());
-                names.extend(name.map(str::to_owned));
-            }
-            for part in text.split("\nfor_each_packing!(").skip(1) {
-                let name = part.split(|letter| !is_word(letter)).next();
-                names.extend(name.map(str::to_owned));
-            }
-        }
-    }
-    names
-}
-
-/// List items and table rows, each on one line, without the headers of tables.
-fn promises(text: &str) -> Vec<String> {
-    let mut promises: Vec<String> = Vec::new();
-    let mut lines = text.lines().peekable();
-    let mut in_item = false;
-    while let Some(line) = lines.next() {
-        let heads_table = lines.peek().is_some_and(|next| next.starts_with("|--"));
-        if line.starts_with("- ") || (line.starts_with("| ") && !heads_table) {
-            promises.push(line.to_owned());
-            in_item = line.starts_with("- ");
-        } else if in_item && line.starts_with("  ") {
-            let last = promises.last_mut().expect("an item began");
-            last.push(' ');
-            last.push_str(line.trim());
-        } else {
-            in_item = false;
-        }
-    }
-    promises
-}
-
-/// The tests that a promise names after `test:` or `tests:`.
-fn named_tests(promise: &str) -> Vec<&str> {
-    let Some((_, list)) = promise
-        .rsplit_once("tests: ")
-        .or_else(|| promise.rsplit_once("test: "))
-    else {
-        return Vec::new();
-    };
-    list.split([',', ' ', ')', '|', '.'])
-        .filter(|name| !name.is_empty())
-        .collect()
-}
-
-/// The tests in parentheses, in any paragraph.
-fn parenthesized_tests(text: &str) -> impl Iterator<Item = &str> {
-    let lists = text.split("(test").skip(1).filter_map(|rest| {
-        let rest = rest.strip_prefix('s').unwrap_or(rest);
-        let (list, _) = rest.strip_prefix(": ")?.split_once(')')?;
-        Some(list)
-    });
-    let names = lists.flat_map(|list| list.split(|letter| !is_word(letter)));
-    names.filter(|name| !name.is_empty())
-}
-
-#[test]
-fn promises_name_existing_tests() {
-    let tests = tests();
-    let text = read(&root().join("docs/semantics.md"));
-    let promises = promises(&text);
-    assert!(promises.len() > 50, "only {} promises", promises.len());
-    let mut wrong = Vec::new();
-    for promise in &promises {
-        let named = named_tests(promise);
-        if named.is_empty() {
-            wrong.push(format!("no test: {promise}"));
-        }
-        let missing = named.iter().filter(|&&name| !tests.contains(name));
-        wrong.extend(missing.map(|name| format!("no test is called {name}")));
-    }
-    let missing = parenthesized_tests(&text).filter(|&name| !tests.contains(name));
-    wrong.extend(missing.map(|name| format!("no test is called {name}")));
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
@@ -259,6 +164,95 @@ fn links_and_scripts_name_existing_files() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A heading of a document.
+struct Heading {
+    level: usize,
+    title: String,
+    /// The name that GitHub gives to links to it.
+    anchor: String,
+}
+
+fn headings(text: &str) -> Vec<Heading> {
+    let mut headings = Vec::new();
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut is_code = false;
+    for line in text.lines() {
+        is_code ^= line.starts_with("```");
+        let title = line.trim_start_matches('#');
+        let level = line.len() - title.len();
+        let Some(title) = title.strip_prefix(' ').filter(|_| level > 0 && !is_code) else {
+            continue;
+        };
+        let letters = title.to_lowercase().replace(' ', "-");
+        let is_kept = |letter: &char| letter.is_alphanumeric() || "-_".contains(*letter);
+        let slug: String = letters.chars().filter(is_kept).collect();
+        let count = counts.entry(slug.clone()).or_default();
+        let anchor = if *count == 0 {
+            slug
+        } else {
+            format!("{slug}-{count}")
+        };
+        *count += 1;
+        headings.push(Heading {
+            level,
+            title: title.to_owned(),
+            anchor,
+        });
+    }
+    headings
+}
+
+#[test]
+fn links_name_existing_headings() {
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    for document in documents() {
+        let folder = document.parent().expect("a folder");
+        for link in read(&document).split("](").skip(1) {
+            let link = link.split(')').next().unwrap_or_default();
+            let Some((target, anchor)) = link.split_once('#') else {
+                continue;
+            };
+            if target.contains("://") {
+                continue;
+            }
+            count += 1;
+            let target = if target.is_empty() {
+                document.clone()
+            } else {
+                folder.join(target)
+            };
+            let headings = headings(&read(&target));
+            if !headings.iter().any(|heading| heading.anchor == anchor) {
+                wrong.push(format!("{}: link to {link}", document.display()));
+            }
+        }
+    }
+    assert!(count > 100, "only {count} links to headings");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn contents_list_every_heading() {
+    let text = read(&root().join("docs/semantics.md"));
+    let (start, _) = text.split_once("\n\n## ").expect("headings");
+    let (_, contents) = start.split_once("\n* ").expect("a list of contents");
+    let listed = contents.split('[').skip(1).map(|link| {
+        let (link, _) = link.rsplit_once(')').expect("a link");
+        link.to_owned()
+    });
+    let listed: BTreeSet<_> = listed.collect();
+    let headings = headings(&text);
+    let links = headings.iter().filter(|heading| heading.level > 1);
+    let expected: BTreeSet<_> = links
+        .map(|Heading { title, anchor, .. }| format!("{title}](#{anchor}"))
+        .collect();
+    let wrong: Vec<_> = listed.symmetric_difference(&expected).collect();
+    assert!(
+        wrong.is_empty(),
+        "only in the contents, or missing there: {wrong:?}"
+    );
 }
 
 /// The start of `text` up to the first character that no path of ours contains.

@@ -669,6 +669,7 @@ fn refused_expressions_are_those_of_gnu_find() {
     }
 }
 
+// Promises: listings-printf-letters
 #[test]
 fn times_have_all_letters_of_gnu_find() {
     let place = cli::Place::new();

@@ -25,6 +25,7 @@ fn error_lines(directory: &TestDir, source: &str) -> [String; 3] {
     .map(|words| error_line(directory, words))
 }
 
+// Promises: errors-error-url, errors-oci-docker
 #[test]
 fn unknown_scheme_error_lists_supported_schemes() {
     let place = TestDir::new(&["mnt", "out"]);
@@ -38,6 +39,7 @@ fn unknown_scheme_error_lists_supported_schemes() {
     }
 }
 
+// Promises: errors-source-names
 #[test]
 fn url_without_scheme_gets_hint_with_scheme() {
     let place = TestDir::new(&["mnt", "out"]);
@@ -105,6 +107,7 @@ const ENCRYPTED: [(&[u8], &str); 10] = [
     ),
 ];
 
+// Promises: detection-error-encrypted
 #[test]
 fn encrypted_file_error_names_decryption_command() {
     let place = TestDir::new(&["mnt", "out"]);
@@ -121,6 +124,7 @@ fn encrypted_file_error_names_decryption_command() {
     place.succeeds(&["ls", "a.tar"]);
 }
 
+// Promises: errors-hints-local
 #[test]
 fn hints_for_local_files_name_no_servers() {
     let place = TestDir::new(&["mnt", "out"]);

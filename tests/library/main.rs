@@ -31,6 +31,7 @@ mod memory_budget;
 mod mirrors;
 mod nested_sources;
 mod offline;
+mod promises;
 mod push;
 mod registry;
 mod remote;

@@ -173,6 +173,7 @@ fn scan_payload_bytes(packed: Vec<u8>, options: &scan::Options, stats: &Arc<Stat
     counter.0
 }
 
+// Promises: memory-128-mib, memory-least-32
 #[test]
 fn decoders_finish_with_minimum_memory() {
     let plain = archive("a", &random_bytes(20 * MIB));
@@ -218,6 +219,7 @@ fn speculative_decoding_never_blocks_earlier_data() {
     }
 }
 
+// Promises: decoding-gzip-stream
 #[test]
 fn speculative_gzip_leaves_buffers_to_the_front() {
     // Every byte refers to the previous window, so speculative decoding keeps everything twice. Shares
@@ -254,6 +256,7 @@ fn bzip2(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("room")
 }
 
+// Promises: decoding-bzip2-block
 #[test]
 fn bzip2_blocks_larger_than_memory_are_scanned_and_read() {
     // Ten blocks of 45.9 MB, each packed to 180 KB.
@@ -288,6 +291,7 @@ fn bzip2_blocks_larger_than_memory_are_scanned_and_read() {
     }
 }
 
+// Promises: unmount-waits-memory
 #[test]
 fn closing_archive_ends_reads_waiting_for_memory() {
     let packed = zstd_of_a_pipe(&archive("a", &random_bytes(20 * MIB)));
@@ -322,6 +326,7 @@ fn zstd_of_a_large_window(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("room")
 }
 
+// Promises: limits-memory-decoder, memory-stream-needs, memory-examples-xz
 #[test]
 fn decoder_needing_more_than_memory_reports_how_much() {
     let plain = archive("a", &random_bytes(70 * MIB));
@@ -356,6 +361,7 @@ fn decoder_needing_more_than_memory_reports_how_much() {
     }
 }
 
+// Promises: memory-saved-index
 #[test]
 fn saved_index_of_a_stream_that_needs_more_than_memory_is_refused() {
     let payload = random_bytes(12 * MIB);
@@ -400,6 +406,7 @@ fn saved_index_of_a_stream_that_needs_more_than_memory_is_refused() {
 }
 
 /// Otherwise the entries would be written with other bytes, and called damaged.
+// Promises: memory-verbs-read
 #[test]
 fn verbs_that_read_by_a_saved_index_name_the_memory_that_they_need() {
     let place = Place::new();
@@ -444,6 +451,7 @@ fn named_memory(outcome: &Outcome) -> Option<u64> {
     Some(mebibytes.parse().expect(text))
 }
 
+// Promises: memory-error-names
 #[test]
 fn named_memory_suffices_and_is_the_least_for_every_way_of_reading() {
     let mut refused = 0;
@@ -492,6 +500,7 @@ fn named_memory_suffices_and_is_the_least_for_every_way_of_reading() {
 }
 
 /// An error about one file has the advice, too.
+// Promises: memory-error-about
 #[test]
 fn file_that_needs_more_memory_is_reported_with_the_hint() {
     let place = Place::new();
@@ -505,6 +514,7 @@ fn file_that_needs_more_memory_is_reported_with_the_hint() {
     assert_eq!(run_with_memory(&place, &words, named).code, 1);
 }
 
+// Promises: memory-named-value
 #[test]
 fn scan_for_a_mount_lends_decoders_what_the_hint_counts() {
     let packed = xz_of_large_dictionaries(&archive("a", &random_bytes(MIB)));
@@ -520,6 +530,7 @@ fn scan_for_a_mount_lends_decoders_what_the_hint_counts() {
     });
 }
 
+// Promises: memory-decoder-take
 #[test]
 fn readers_take_turns_if_memory_fits_one_decoder() {
     let payload = random_bytes(20 * MIB);

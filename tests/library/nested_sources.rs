@@ -13,6 +13,7 @@ use crate::support::packing::Packing;
 use crate::support::raw::{Archive, random_bytes};
 use crate::support::sha256::sha256;
 
+// Promises: kinds-slice-start, kinds-source-nested
 #[test]
 fn nested_sources_nest_and_slices_begin_anywhere() {
     let place = TestDir::new(&["out"]);
@@ -32,6 +33,7 @@ fn nested_sources_nest_and_slices_begin_anywhere() {
     place.succeeds(&["verify", "-q", "--expect-sha256", &digest, &all]);
 }
 
+// Promises: kinds-path-bytes
 #[test]
 fn paths_of_sources_may_have_any_bytes() {
     let place = TestDir::new(&["out"]);
@@ -70,6 +72,7 @@ fn paths_of_sources_may_have_any_bytes() {
     assert!(text.contains("/caf%E9/none.tar: not found"), "{text}");
 }
 
+// Promises: kinds-join-part
 #[test]
 fn joined_parts_are_one_archive() {
     let (server, place) = (Server::start(), TestDir::new(&["out"]));
@@ -111,6 +114,7 @@ fn joined_parts_are_one_archive() {
     assert!(sent.iter().all(|&requests| requests > 0), "{sent:?}");
 }
 
+// Promises: kinds-part-readable
 #[test]
 fn error_of_a_joined_source_names_the_part() {
     let (server, place) = (Server::start(), TestDir::new(&["out"]));
@@ -138,6 +142,7 @@ fn error_of_a_joined_source_names_the_part() {
     }
 }
 
+// Promises: kinds-part-readable
 #[test]
 fn part_that_changes_is_named() {
     let (server, place) = (Server::start(), TestDir::new(&["out"]));
@@ -158,6 +163,7 @@ fn part_that_changes_is_named() {
     assert!(complaint.contains("has changed"), "{complaint}");
 }
 
+// Promises: kinds-error-about
 #[test]
 fn missing_nested_member_error_names_its_location() {
     let place = TestDir::new(&["out"]);

@@ -135,6 +135,7 @@ fn error_of(place: &TestDir, words: &[&str]) -> String {
     text
 }
 
+// Promises: registries-oci-registry
 #[test]
 fn image_in_a_registry_is_a_source_of_every_verb() {
     for packing in [Packing::Gzip, Packing::Plain] {
@@ -158,6 +159,7 @@ fn image_in_a_registry_is_a_source_of_every_verb() {
 }
 
 /// Registries need not support ranges (distribution specification, "Pulling blobs").
+// Promises: encodings-blob-registry, encodings-read-elsewhere
 #[test]
 fn image_of_a_registry_without_ranges_is_read() {
     let ways: [fn(&Resource, &Request) -> Response; 3] = [
@@ -192,6 +194,7 @@ fn image_of_a_registry_without_ranges_is_read() {
 }
 
 /// A read behind the others of a server without ranges continues their response.
+// Promises: encodings-blob-registry
 #[test]
 fn blob_without_ranges_is_read_in_one_request() {
     let registry = Registry::with(&one());
@@ -223,6 +226,7 @@ fn blob_without_ranges_is_read_in_one_request() {
     assert_eq!(registry.requests(&blob(&digest.to_string())), 2);
 }
 
+// Promises: published-index-publish
 #[test]
 fn index_is_not_published_for_a_tag_that_was_moved() {
     let registry = Registry::with(&one());
@@ -238,6 +242,7 @@ fn index_is_not_published_for_a_tag_that_was_moved() {
     assert!(matches!(refused, Err(Error::ImageChanged(_))));
 }
 
+// Promises: reading-saved-indexes, registries-layers-read
 #[test]
 fn layers_with_saved_indexes_are_not_requested() {
     let registry = Registry::with(&two());
@@ -257,6 +262,7 @@ fn layers_with_saved_indexes_are_not_requested() {
     assert_eq!(registry.requests(&manifest("1")), 2, "one a run");
 }
 
+// Promises: registries-registry-cannot
 #[test]
 fn image_of_the_last_use_is_listed_without_the_registry() {
     let registry = Registry::with(&two());
@@ -282,6 +288,7 @@ fn image_of_the_last_use_is_listed_without_the_registry() {
     error_of(&place, &offline);
 }
 
+// Promises: registries-manifests-configurations
 #[test]
 fn saved_documents_of_an_image_are_compared_with_their_digests() {
     let registry = Registry::with(&two());
@@ -296,6 +303,7 @@ fn saved_documents_of_an_image_are_compared_with_their_digests() {
     assert_eq!(succeeds(&place, &["ls", "-R", &source]), listed);
 }
 
+// Promises: registries-index-manifest
 #[test]
 fn manifest_of_the_platform_is_chosen_from_an_index() {
     let registry = Registry::new(nothing());
@@ -325,6 +333,7 @@ fn manifest_of_the_platform_is_chosen_from_an_index() {
     }
 }
 
+// Promises: registries-digest-name, registries-layer-length
 #[test]
 fn digests_of_registry_documents_and_layers_are_compared() {
     let registry = Registry::new(nothing());
@@ -367,6 +376,7 @@ fn digests_of_registry_documents_and_layers_are_compared() {
     assert!(refused.contains("its length is not that"), "{refused}");
 }
 
+// Promises: registries-most-mib
 #[test]
 fn hostile_manifests_are_refused_within_limits() {
     let registry = Registry::new(nothing());
@@ -412,6 +422,7 @@ fn hostile_manifests_are_refused_within_limits() {
     assert!(refused.contains("are allowed"), "{refused}");
 }
 
+// Promises: logins-targets-redirects
 #[test]
 fn redirects_of_blobs_carry_no_credentials() {
     let registry = Registry::new(Arc::new(basic("me:pass")));
@@ -447,6 +458,7 @@ fn redirects_of_blobs_carry_no_credentials() {
 }
 
 /// Blobs are redirected to another registry, which gives tokens to everybody.
+// Promises: logins-blob-redirected
 #[test]
 fn redirected_blob_is_read_with_a_token_of_its_registry() {
     let (registry, tokens) = (Registry::new(Arc::new(basic("me:pass"))), Tokens::default());
@@ -558,6 +570,7 @@ impl Servers {
     }
 }
 
+// Promises: registries-url-http
 #[test]
 fn foreign_layer_is_never_read_from_the_own_network() {
     let (servers, registry) = (Servers::start(), Registry::new(nothing()));
@@ -577,6 +590,7 @@ fn foreign_layer_is_never_read_from_the_own_network() {
     servers.assert_refused(&list());
 }
 
+// Promises: registries-layer-oci, registries-proxy-resolves
 #[test]
 fn layer_that_a_layout_lacks_is_read_from_its_url() {
     let servers = Servers::start();
@@ -601,6 +615,7 @@ fn layer_that_a_layout_lacks_is_read_from_its_url() {
     }
 }
 
+// Promises: registries-layer-server
 #[test]
 fn foreign_layer_is_read_from_its_url() {
     let image = one();
@@ -680,6 +695,7 @@ pub(crate) fn guarded(guard: Guard) -> Registry {
     registry
 }
 
+// Promises: logins-those-docker, logins-file-registry
 #[test]
 fn password_is_taken_from_each_file_of_logins() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -703,6 +719,7 @@ fn password_is_taken_from_each_file_of_logins() {
     assert!(done.expect("started").status.success());
 }
 
+// Promises: logins-request-carries, logins-registry-answers, logins-error-names
 #[test]
 fn refusal_of_a_registry_names_file_code_and_login() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -740,6 +757,7 @@ fn refusal_of_a_registry_names_file_code_and_login() {
     assert!(!refused.contains("hunter2"), "{refused}");
 }
 
+// Promises: logins-file-helper, logins-credential-helper
 #[test]
 fn credential_helper_is_asked_for_the_login() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -848,6 +866,7 @@ impl Tokens {
     }
 }
 
+// Promises: logins-request-carries, logins-token-requested, logins-error-names
 #[test]
 fn token_is_requested_once_for_all_of_an_image() {
     let tokens = Tokens::default();
@@ -876,6 +895,7 @@ fn token_is_requested_once_for_all_of_an_image() {
     assert!(!refused.contains("hunter2"), "{refused}");
 }
 
+// Promises: logins-registry-answers
 #[test]
 fn refused_token_is_renewed_without_a_failed_read() {
     let tokens = Tokens::default();
@@ -907,6 +927,7 @@ pub(crate) fn read(network: &Runtime, source: &Arc<dyn Source>, start: u64) -> V
     })
 }
 
+// Promises: registries-artifact-manifest, registries-artifact-file, registries-artifact-outer
 #[test]
 fn artifact_of_one_file_is_that_archive() {
     let registry = Registry::new(nothing());
@@ -967,6 +988,7 @@ fn configure(place: &TestDir, registry: &Registry, text: &str) {
     fs::write(directory.join("hosts.toml"), text).expect("written");
 }
 
+// Promises: mirrors-servers-registry, mirrors-asked-order, mirrors-mirror-capability, mirrors-server-served
 #[test]
 fn mirror_is_asked_before_the_registry() {
     let image = one();
@@ -1009,6 +1031,7 @@ fn mirror_is_asked_before_the_registry() {
     assert!(refused.contains("hosts.toml: line 1"), "{refused}");
 }
 
+// Promises: mirrors-fails-lacks
 #[test]
 fn layer_that_a_mirror_lacks_is_read_from_the_registry() {
     let has_no_layers = |request: &Request| {
@@ -1025,6 +1048,7 @@ fn layer_that_a_mirror_lacks_is_read_from_the_registry() {
     assert_eq!(registry.requests(&manifest("1")), 0, "the mirror has it");
 }
 
+// Promises: mirrors-mirror-gets
 #[test]
 fn headers_and_logins_of_a_registry_do_not_reach_its_mirror() {
     let image = one();

@@ -133,6 +133,7 @@ fn file_is_read_without_fetching_a_byte_twice() {
     );
 }
 
+// Promises: versions-strong-etag
 #[test]
 fn requests_after_the_first_require_the_strong_version() {
     let (server, client) = (Server::start(), Client::new());
@@ -170,6 +171,7 @@ fn first_bytes_come_from_memory() {
     );
 }
 
+// Promises: versions-bytes-never
 #[test]
 fn another_version_is_never_mixed_in() {
     let old = Resource::new(random_bytes(300_000));
@@ -202,6 +204,7 @@ fn another_version_is_never_mixed_in() {
     }
 }
 
+// Promises: versions-strong-etag
 #[test]
 fn server_that_ignores_if_match_is_detected() {
     let (server, client) = (Server::start(), Client::new());
@@ -218,6 +221,7 @@ fn server_that_ignores_if_match_is_detected() {
     assert!(matches!(error.cause, Cause::Changed), "{:?}", error.cause);
 }
 
+// Promises: encodings-server-ranges
 #[test]
 fn server_without_ranges_is_streamed_in_one_request() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
@@ -250,6 +254,7 @@ fn range_refusals() -> Vec<(&'static str, RangeRefusal)> {
 
 type RangeRefusal = fn(Response) -> Response;
 
+// Promises: encodings-server-none
 #[test]
 fn server_that_refuses_the_first_range_is_read_without_one() {
     for len in [30_000, 300_000] {
@@ -269,6 +274,7 @@ fn server_that_refuses_the_first_range_is_read_without_one() {
     }
 }
 
+// Promises: encodings-server-none, encodings-up-64
 #[test]
 fn range_that_ends_behind_the_source_may_be_refused() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(30_000));
@@ -285,6 +291,7 @@ fn range_that_ends_behind_the_source_may_be_refused() {
     );
 }
 
+// Promises: encodings-server-none
 #[test]
 fn length_of_a_part_is_not_taken_for_that_of_the_source() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
@@ -310,6 +317,7 @@ fn length_of_a_part_is_not_taken_for_that_of_the_source() {
     );
 }
 
+// Promises: encodings-server-none
 #[test]
 fn empty_and_transformed_sources_are_read_whatever_their_status() {
     let (server, client) = (Server::start(), Client::new());
@@ -366,6 +374,7 @@ fn empty_file_is_empty_for_any_server_response() {
     }
 }
 
+// Promises: redirects-redirect-followed
 #[test]
 fn redirects_are_followed_once_and_remembered() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
@@ -396,6 +405,7 @@ fn redirect_loop_is_an_error() {
     assert_eq!(server.requests("/a").len(), 11);
 }
 
+// Promises: redirects-header-password
 #[test]
 fn headers_and_passwords_never_reach_another_host() {
     let server = Server::start();
@@ -431,6 +441,7 @@ fn headers_and_passwords_never_reach_another_host() {
     }
 }
 
+// Promises: redirects-client-error
 #[test]
 fn expired_signed_url_is_renewed() {
     // S3 returns 400 for an expired token.
@@ -461,6 +472,7 @@ fn expired_signed_url_is_renewed() {
     }
 }
 
+// Promises: redirects-client-error
 #[test]
 fn expired_link_of_a_fresh_redirect_is_asked_for_once_more() {
     for status in [400, 403] {
@@ -484,6 +496,7 @@ fn expired_link_of_a_fresh_redirect_is_asked_for_once_more() {
     }
 }
 
+// Promises: versions-server-answers
 #[test]
 fn refusal_of_every_condition_is_no_change() {
     for tag in [Some("\"1\""), None] {
@@ -510,6 +523,7 @@ fn refusal_of_every_condition_is_no_change() {
     }
 }
 
+// Promises: retries-silence-broken
 #[test]
 fn busy_and_misdirected_answers_are_retried() {
     for answer in [
@@ -530,6 +544,7 @@ fn busy_and_misdirected_answers_are_retried() {
     }
 }
 
+// Promises: redirects-new-target
 #[test]
 fn target_of_renewed_redirect_is_checked() {
     let (server, client) = (Server::start(), Client::new());
@@ -570,6 +585,7 @@ fn access_denied_is_retried_once() {
     );
 }
 
+// Promises: encodings-coding-refused
 #[test]
 fn content_encoding_is_rejected() {
     for has_ranges in [true, false] {
@@ -589,6 +605,7 @@ fn content_encoding_is_rejected() {
     }
 }
 
+// Promises: object-content-encoding, encodings-content-encoding, encodings-ranges-these
 #[test]
 fn stored_gzip_with_content_encoding_is_read_as_is() {
     for encoding in ["gzip", "x-gzip"] {
@@ -606,6 +623,7 @@ fn stored_gzip_with_content_encoding_is_read_as_is() {
     }
 }
 
+// Promises: encodings-range-response
 #[test]
 fn short_range_response_is_completed() {
     for total in ["*", "300000"] {
@@ -708,6 +726,7 @@ fn unknown_length_is_found_at_the_end() {
     );
 }
 
+// Promises: retries-transfer-was
 #[test]
 fn cut_response_is_continued_where_it_ended() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
@@ -731,6 +750,7 @@ fn cut_response_is_continued_where_it_ended() {
 /// Length of the chunks in the tests below.
 const CHUNK: u64 = 100_000;
 
+// Promises: concurrent-number-requests, concurrent-length-requests
 #[test]
 fn requests_in_flight_stay_within_the_limit() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
@@ -751,6 +771,7 @@ fn requests_in_flight_stay_within_the_limit() {
     }
 }
 
+// Promises: retries-silence-broken, retries-after-archive
 #[test]
 fn failing_server_is_retried_until_the_deadline() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
@@ -769,6 +790,7 @@ fn failing_server_is_retried_until_the_deadline() {
     assert!(error.to_string().contains("(3 attempts in "), "{error}");
 }
 
+// Promises: retries-readers-server
 #[test]
 fn retry_after_pauses_all_requests() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
@@ -804,12 +826,14 @@ fn retry_after_pauses_all_requests() {
     assert_eq!(server.requests("/a").len(), 8);
 }
 
+// Promises: concurrent-429-503
 #[test]
 fn throttling_server_gets_fewer_requests_at_once() {
     throttled_requests_decrease(429, &Response::new(429));
 }
 
 /// Some object stores answer with other statuses.
+// Promises: concurrent-429-503
 #[test]
 fn throttling_is_recognized_by_its_code() {
     let answer = Response::new(400).with("Content-Type", "application/xml");
@@ -951,6 +975,7 @@ fn stopped_runtime_is_not_end_of_file() {
     assert!(matches!(error.cause, Cause::Cancelled), "{:?}", error.cause);
 }
 
+// Promises: kinds-source-path
 #[test]
 fn local_files_are_sources_by_path_and_by_url() {
     let (client, bytes) = (Client::new(), random_bytes(3_000_000));
@@ -980,6 +1005,7 @@ fn local_files_are_sources_by_path_and_by_url() {
     assert!(matches!(error.cause, Cause::UnknownScheme(_)));
 }
 
+// Promises: versions-version-local
 #[test]
 fn written_file_has_changed_but_replaced_one_has_not() {
     let client = Client::new();
@@ -1001,6 +1027,7 @@ fn written_file_has_changed_but_replaced_one_has_not() {
     assert!(matches!(error.cause, Cause::Changed));
 }
 
+// Promises: kinds-materialize-reads
 #[test]
 fn fifo_is_read_as_a_stream() {
     let (client, bytes) = (Client::new(), random_bytes(1_000_000));

@@ -235,6 +235,9 @@ impl Place {
     }
 }
 
+// Promises: resumed-run-continues, resumed-inner-seek, resumed-run-removes, resumed-until-directories
+// Promises: resumed-checksum-over, resumed-concerns-gzip, resumed-checksum-verified, resumed-run-packed
+// Promises: resumed-certainty-start
 #[test]
 fn interrupted_run_resumes_and_fetches_only_the_rest() {
     let plain = Bytes::from(entangled_archive());
@@ -273,6 +276,7 @@ fn interrupted_run_resumes_and_fetches_only_the_rest() {
     }
 }
 
+// Promises: resumed-after-number
 #[test]
 fn run_killed_at_any_moment_resumes_to_the_same_tree() {
     let plain = Bytes::from(entangled_archive());
@@ -296,6 +300,7 @@ fn run_killed_at_any_moment_resumes_to_the_same_tree() {
     }
 }
 
+// Promises: resumed-exit-code
 #[test]
 fn losses_before_interruption_count_after_resume() {
     let noise = |seed| Rng::new(seed).bytes(2_500_000);
@@ -314,6 +319,7 @@ fn losses_before_interruption_count_after_resume() {
     assert!(place.path("out/end").exists() && !place.journal().exists());
 }
 
+// Promises: resumed-every-entry, resumed-otherwise-run
 #[test]
 fn resume_distrusts_files_touched_since() {
     let place = Place::new(entangled_archive().into());
@@ -345,6 +351,7 @@ fn resume_distrusts_files_touched_since() {
     }
 }
 
+// Promises: resumed-file-journal
 #[test]
 fn journal_is_written_over_no_other_file() {
     let place = CommandPlace::new();
@@ -368,6 +375,8 @@ fn journal_is_written_over_no_other_file() {
     place.succeeds(&run);
 }
 
+// Promises: resumed-run-resumes, resumed-program-version, resumed-flags-owners, resumed-otherwise-run
+// Promises: resumed-torn-damaged, resumed-journal-readable
 #[test]
 fn journal_is_used_only_for_same_run_and_intact_part() {
     let plain = Bytes::from(entangled_archive());
@@ -458,6 +467,7 @@ fn replaced_hard_link_reserves_no_name_in_the_next_run() {
     );
 }
 
+// Promises: resumed-max-unpacked
 #[test]
 fn limits_apply_to_all_runs_together() {
     let place = Place::new(entangled_archive().into());
@@ -484,6 +494,7 @@ fn limits_apply_to_all_runs_together() {
     }
 }
 
+// Promises: resumed-run-resumes, resumed-source-strong
 #[test]
 fn run_without_version_is_not_resumed_and_says_so() {
     let place = Place::new(entangled_archive().into());

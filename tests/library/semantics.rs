@@ -46,6 +46,8 @@ fn paths_below(directory: &Path, prefix: &str, paths: &mut BTreeSet<String>) {
     }
 }
 
+// Promises: tree-ls-mount, names-member-name, names-target-hard, names-hard-link, differences-over-symbolic
+// Promises: differences-link-target
 #[test]
 fn listing_and_extraction_show_the_same_tree() {
     let new = Archive::new;
@@ -87,6 +89,7 @@ fn listing_and_extraction_show_the_same_tree() {
     );
 }
 
+// Promises: symbolic-link-way
 #[test]
 fn link_on_the_way_to_its_own_place_is_removed_first() {
     let before = || {
@@ -140,6 +143,7 @@ fn link_on_the_way_to_its_own_place_is_removed_first() {
     }
 }
 
+// Promises: symbolic-link-way
 #[test]
 fn link_that_replaced_a_waiting_link_is_removed_like_others() {
     let waiting = Archive::new().hard_link("e", "f").symlink("e", ".");
@@ -150,6 +154,7 @@ fn link_that_replaced_a_waiting_link_is_removed_like_others() {
     assert!(place.path("out/e/e").is_file());
 }
 
+// Promises: symbolic-entry-was
 #[test]
 fn place_behind_a_link_to_the_root_stays_when_the_link_is_replaced() {
     let private = Header::new("l/d", b'5').mode(0o700);
@@ -176,6 +181,7 @@ fn each_implied_directory_has_the_time_zero_whatever_links_lead_through_it() {
     }
 }
 
+// Promises: names-member-name, names-materialize-reports
 #[test]
 fn escaping_names_are_rejected_and_truncation_is_reported() {
     let place = place_with(
@@ -196,6 +202,7 @@ fn escaping_names_are_rejected_and_truncation_is_reported() {
     assert_eq!(number("out/l"), number("out/c"));
 }
 
+// Promises: existing-entry-cannot, truncated-ls-index, truncated-shows-members
 #[test]
 fn file_as_path_component_fails_only_its_member() {
     let place = place_with(Archive::new().file("f", "").file("f/g", "").file("h", ""));

@@ -137,6 +137,7 @@ fn plain_cost(index: &Index, plan: &ShardPlan, number: u32) -> u64 {
     last.end().0 - seekable.expect("a seek point").start().0
 }
 
+// Promises: shards-every-entry, shards-names-file, shards-shard-decodes, shards-archive-packs
 #[test]
 fn union_of_shards_is_the_tree_and_each_decodes_its_part() {
     let (files, tar) = archive();
@@ -186,6 +187,7 @@ fn union_of_shards_is_the_tree_and_each_decodes_its_part() {
     }
 }
 
+// Promises: shards-cuts-follow
 #[test]
 fn shards_are_the_same_on_every_machine() {
     let (_, tar) = archive();
@@ -210,6 +212,7 @@ fn shards_are_the_same_on_every_machine() {
     assert!((1..=7).all(|number| first.contains(&Some(number))));
 }
 
+// Promises: shards-directories-member
 #[test]
 fn file_with_several_stored_pieces_is_read_whole() {
     let env = TestEnv::new();
@@ -239,6 +242,7 @@ fn file_with_several_stored_pieces_is_read_whole() {
     }
 }
 
+// Promises: shards-damaged-file
 #[test]
 fn damaged_content_is_cut_and_the_others_are_read() {
     let (files, tar) = archive();
@@ -376,6 +380,7 @@ fn write(shard: &'static str) -> [&'static str; 8] {
     ["shard", "write", "-q", "-p", "a.tar", shard, "-C", "out"]
 }
 
+// Promises: shards-names-file, shards-order-shard, shards-finish-repeated
 #[test]
 fn shards_and_finish_write_the_tree_of_one_run() {
     let place = place();
@@ -402,6 +407,7 @@ fn shards_and_finish_write_the_tree_of_one_run() {
     }
 }
 
+// Promises: shards-counts-file, truncated-damaged-file
 #[test]
 fn damaged_file_counts_once() {
     let (_, tar) = archive();
@@ -437,6 +443,7 @@ fn damaged_file_counts_once() {
     }
 }
 
+// Promises: shards-shard-version, shards-version-content, shards-shard-finish
 #[test]
 fn shards_of_two_versions_make_no_tree() {
     let place = Place::new();
@@ -475,6 +482,7 @@ fn records(directory: &Path) -> Vec<std::path::PathBuf> {
     paths.filter(is_record).collect()
 }
 
+// Promises: shards-shard-checks
 #[test]
 fn shard_fails_if_another_version_comes_while_it_runs() {
     let place = Place::new();
@@ -504,6 +512,7 @@ fn shard_fails_if_another_version_comes_while_it_runs() {
     assert_eq!(records(&place.path("out")).len(), 2);
 }
 
+// Promises: shards-record-file
 #[test]
 fn record_of_a_version_that_is_no_file_is_an_error() {
     let place = place();
@@ -517,6 +526,7 @@ fn record_of_a_version_that_is_no_file_is_an_error() {
     place.fails(&shard, &["cannot record the version"]);
 }
 
+// Promises: shards-version-content
 #[test]
 fn version_is_checked_when_an_archive_is_opened_again() {
     let archive = |digit: &str| Bytes::from(raw::Archive::new().file("f", digit).end());
@@ -536,6 +546,7 @@ fn version_is_checked_when_an_archive_is_opened_again() {
     assert!(matches!(error, ReadError::Changed(_)), "{error:?}");
 }
 
+// Promises: shards-finish-names, shards-hard-link
 #[test]
 fn finish_makes_lost_links_again_and_names_missing_entries() {
     let place = place();
@@ -568,6 +579,7 @@ fn finish_makes_lost_links_again_and_names_missing_entries() {
     assert_eq!(mode & 0o7777, 0o700);
 }
 
+// Promises: shards-shard-tar, shards-directories-member
 #[test]
 fn gnu_tar_unpacks_shards_to_the_same_tree() {
     let place = place();
@@ -598,6 +610,7 @@ fn gnu_tar_unpacks_shards_to_the_same_tree() {
     assert_eq!(unpacked, expected);
 }
 
+// Promises: shards-every-entry
 #[test]
 fn listings_of_shards_are_the_listing() {
     let place = place();
@@ -618,6 +631,7 @@ fn listings_of_shards_are_the_listing() {
     }
 }
 
+// Promises: shards-plan-json
 #[test]
 fn plan_as_json_has_one_object_a_shard() {
     let place = place();
@@ -646,6 +660,7 @@ fn plan_as_json_has_one_object_a_shard() {
     assert_eq!(rows[0]["packed_start"], 0);
 }
 
+// Promises: shards-images-layers
 #[test]
 fn shards_of_layers_and_pipes_are_refused() {
     let place = place();

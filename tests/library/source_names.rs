@@ -56,6 +56,7 @@ impl Store {
     }
 }
 
+// Promises: object-names-hadoop, object-read-wherever, object-saved-index
 #[test]
 fn names_of_hadoop_are_sources() {
     let store = Store::new();
@@ -86,6 +87,7 @@ fn names_of_hadoop_are_sources() {
     );
 }
 
+// Promises: object-read-wherever
 #[test]
 fn names_of_hadoop_are_indexes_and_layers() {
     let store = Store::new();

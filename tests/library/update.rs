@@ -72,6 +72,7 @@ fn assert_updated(place: &Place, archive: &str, flags: &[&str], what: &str) {
     assert_eq!(tree_facts(&place.path("out")), found, "{what}");
 }
 
+// Promises: updating-dir-named
 #[test]
 fn delete_needs_its_destination_and_refuses_a_source_in_it() {
     let place = pair(|_| ());
@@ -120,6 +121,7 @@ fn delete_needs_its_destination_and_refuses_a_source_in_it() {
     }
 }
 
+// Promises: updating-new-file, updating-after-error, updating-killed-run, updating-directory-place
 #[test]
 fn update_replaces_files_only_when_their_content_is_complete() {
     let place = Place::new();
@@ -189,6 +191,7 @@ fn update_replaces_files_only_when_their_content_is_complete() {
     );
 }
 
+// Promises: copies-name-file, updating-name-file
 #[test]
 fn further_names_are_written_if_the_first_is_blocked() {
     let place = Place::new();
@@ -238,6 +241,7 @@ fn further_names_are_written_if_the_first_is_blocked() {
     assert_eq!(fs::read(place.path("out/d/x")).expect("there"), b"new");
 }
 
+// Promises: hard-link-archive
 #[test]
 fn hard_link_to_a_kept_file_is_a_link_to_it() {
     let place = Place::new();
@@ -267,6 +271,7 @@ fn hard_link_to_a_kept_file_is_a_link_to_it() {
     }
 }
 
+// Promises: updating-directory-source
 #[test]
 fn implied_directories_get_the_attributes_of_a_fresh_run() {
     let place = Place::new();
@@ -284,6 +289,7 @@ fn implied_directories_get_the_attributes_of_a_fresh_run() {
     assert_eq!(update(&place, "two.tar", &["--dry-run"]).text(), "");
 }
 
+// Promises: updating-links-dir
 #[test]
 fn implied_directories_take_the_place_of_other_entries() {
     type Change = fn(&Path);
@@ -312,6 +318,7 @@ fn implied_directories_take_the_place_of_other_entries() {
     }
 }
 
+// Promises: updating-loses-acls
 #[test]
 fn implied_directories_lose_the_extended_attributes_of_an_earlier_tree() {
     const ACL: &[u8] = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\x01\0\0\0\
@@ -359,6 +366,7 @@ fn implied_directories_lose_the_extended_attributes_of_an_earlier_tree() {
     assert_eq!(kept.text(), "");
 }
 
+// Promises: updating-update-run, updating-process-keeps
 #[test]
 fn destination_that_another_process_has_locked_is_neither_updated_nor_resumed() {
     let place = Place::new();
@@ -396,6 +404,7 @@ fn destination_that_another_process_has_locked_is_neither_updated_nor_resumed() 
     assert!(!running.exists());
 }
 
+// Promises: updating-run-prints
 #[test]
 fn dry_run_of_an_update_accepts_layers() {
     let place = Place::new();
@@ -413,6 +422,7 @@ fn dry_run_of_an_update_accepts_layers() {
     );
 }
 
+// Promises: updating-second-run
 #[test]
 fn update_of_an_unchanged_tree_writes_nothing() {
     let place = pair(|_| ());
@@ -431,6 +441,7 @@ fn update_of_an_unchanged_tree_writes_nothing() {
     }
 }
 
+// Promises: updating-leaves-tree, updating-file-written
 #[test]
 fn update_makes_each_kind_of_change() {
     let place = pair(change_each);
@@ -445,6 +456,7 @@ fn update_makes_each_kind_of_change() {
     assert_updated(&place, "one.tar", &[], "into an empty directory");
 }
 
+// Promises: updating-delete-removes, updating-directory-entries
 #[test]
 fn update_deletes_only_on_request() {
     let place = pair(|_| ());
@@ -466,6 +478,7 @@ fn update_deletes_only_on_request() {
     assert_updated(&place, "one.tar", &["--delete"], "with --delete");
 }
 
+// Promises: updating-delete-removes
 #[test]
 fn update_that_cannot_read_everything_deletes_nothing() {
     let place = pair(|root| fs::write(root.join("b"), "new").expect("written"));
@@ -529,6 +542,7 @@ fn update_by_root_sets_owners_and_keeps_set_id_bits() {
     assert_updated(&place, "a.tar", &[], "owners");
 }
 
+// Promises: updating-file-gets
 #[test]
 #[ignore = "needs root"]
 fn update_by_root_gives_set_id_bits_to_no_content_of_others() {
@@ -569,6 +583,7 @@ fn update_by_root_gives_set_id_bits_to_no_content_of_others() {
     }
 }
 
+// Promises: updating-checksum-written
 #[test]
 fn update_with_checksum_compares_contents_and_not_times() {
     let place = pair(|_| ());
@@ -583,6 +598,7 @@ fn update_with_checksum_compares_contents_and_not_times() {
     assert_updated(&place, "one.tar", &["--checksum"], "checksum");
 }
 
+// Promises: updating-run-prints
 #[test]
 fn dry_run_of_an_update_prints_the_steps_and_changes_nothing() {
     let place = pair(change_each);
@@ -607,6 +623,7 @@ fn dry_run_of_an_update_prints_the_steps_and_changes_nothing() {
     assert_eq!(tree_facts(&place.path("out")), before);
 }
 
+// Promises: updating-mode-owner, updating-extended-attributes
 #[test]
 fn update_of_attributes_alone_writes_no_content() {
     let place = pair(|root| {
@@ -664,6 +681,7 @@ fn owner_that_no_file_can_have_is_no_difference() {
     }
 }
 
+// Promises: updating-directories-deny
 #[test]
 fn update_changes_entries_of_read_only_directories() {
     let place = pair(|root| {
@@ -685,6 +703,7 @@ fn update_changes_entries_of_read_only_directories() {
     }
 }
 
+// Promises: updating-links-dir
 #[test]
 fn update_follows_no_links() {
     let place = pair(|_| ());
@@ -768,6 +787,7 @@ fn make_random(place: &Place, name: &str, seed: u64) {
     pack(place, name);
 }
 
+// Promises: updating-leaves-tree, updating-second-run
 #[test]
 fn update_from_any_tree_leaves_the_tree_of_the_archive() {
     let place = Place::new();
@@ -812,6 +832,7 @@ fn versions(place: &Place, count: u64, len: usize) {
     pack(place, "two");
 }
 
+// Promises: updating-run-leaves
 #[test]
 fn killed_update_ends_in_the_right_tree_when_run_again() {
     let place = Place::new();
@@ -842,6 +863,7 @@ fn killed_update_ends_in_the_right_tree_when_run_again() {
     assert!(kills > 0);
 }
 
+// Promises: updating-saved-index
 #[test]
 fn update_fetches_only_what_has_changed() {
     let place = Place::new();
@@ -872,6 +894,7 @@ fn update_fetches_only_what_has_changed() {
     );
 }
 
+// Promises: updating-allow-truncated
 #[test]
 fn sync_has_no_flags_of_other_verbs() {
     let place = pair(|_| ());
@@ -903,6 +926,7 @@ fn sync_has_no_flags_of_other_verbs() {
 }
 
 /// Its index lists fewer entries than the whole archive, which the destination may have.
+// Promises: lookup-truncated-archive
 #[test]
 fn index_of_a_truncated_archive_deletes_nothing() {
     let place = Place::new();
@@ -925,6 +949,7 @@ fn index_of_a_truncated_archive_deletes_nothing() {
     assert_eq!(tree_facts(&place.path("out")), before);
 }
 
+// Promises: lookup-truncated-archive
 #[test]
 fn index_of_a_truncated_archive_completes_no_run() {
     let place = Place::new();
@@ -951,6 +976,7 @@ fn index_of_a_truncated_archive_completes_no_run() {
 }
 
 /// A name that only the index has would be written without a look into the archive.
+// Promises: published-materialize-bundle
 #[test]
 fn update_compares_each_name_with_the_archive() {
     let place = Place::new();
@@ -987,6 +1013,7 @@ fn update_compares_each_name_with_the_archive() {
     }
 }
 
+// Promises: updating-source-directory
 #[test]
 fn update_from_a_directory_copies_what_differs() {
     let place = Place::new();
@@ -1019,6 +1046,7 @@ fn update_from_a_directory_copies_what_differs() {
     }
 }
 
+// Promises: updating-source-directory
 #[test]
 fn update_from_a_directory_changes_only_attributes_if_these_alone_differ() {
     let place = pair(|_| ());
@@ -1044,6 +1072,7 @@ fn update_from_a_directory_changes_only_attributes_if_these_alone_differ() {
     );
 }
 
+// Promises: updating-source-directory
 #[test]
 fn update_refuses_a_source_in_the_directory_that_it_updates() {
     let place = pair(|_| ());

@@ -72,6 +72,7 @@ impl Proxied {
     }
 }
 
+// Promises: caching-via-prefix, caching-location-version
 #[test]
 fn caching_proxy_serves_all_but_the_first_request() {
     let proxied = Proxied::new(None);
@@ -87,6 +88,7 @@ fn caching_proxy_serves_all_but_the_first_request() {
     assert_eq!(Some(source.locator()), other.as_deref());
 }
 
+// Promises: caching-proxy-gets
 #[test]
 fn caching_proxy_gets_credentials_only_if_told() {
     for sends_credentials in [false, true] {
@@ -110,6 +112,7 @@ fn caching_proxy_gets_credentials_only_if_told() {
     }
 }
 
+// Promises: caching-redirect-target
 #[test]
 fn caching_proxy_gets_no_query_of_a_redirect() {
     let proxied = Proxied::new(None);
@@ -123,6 +126,7 @@ fn caching_proxy_gets_no_query_of_a_redirect() {
     assert_eq!(proxied.stats.source_via_failures.get(), 0);
 }
 
+// Promises: caching-redirect-target
 #[test]
 fn caching_proxy_is_not_asked_for_an_unknown_version() {
     let proxied = Proxied::new(None);
@@ -134,6 +138,7 @@ fn caching_proxy_is_not_asked_for_an_unknown_version() {
     assert!(proxied.proxy.requests(&proxied.path).is_empty());
 }
 
+// Promises: caching-origin-asked
 #[test]
 fn origin_is_asked_if_the_caching_proxy_fails() {
     let other = Resource::new(random_bytes(LEN)).etag("\"2\"");

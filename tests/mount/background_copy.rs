@@ -211,6 +211,7 @@ fn everything() -> Vec<u8> {
     fs::read(base.path().join("a.tar")).expect("made")
 }
 
+// Promises: contents-dir-ends, contents-bytes-copy, contents-difference-implied, contents-difference-dir
 #[test]
 fn finished_copy_equals_materialized_tree() {
     let mut place = Place::serve(everything());
@@ -239,6 +240,7 @@ fn finished_copy_equals_materialized_tree() {
     assert_same_trees(&place.path("written"), &place.path("copy"));
 }
 
+// Promises: contents-dir-complete, reads-files-opened, reads-kernel-complete, reads-needs-linux
 #[test]
 fn kernel_reads_complete_copy_without_fetches() {
     let tree = Tree::mixed();
@@ -306,6 +308,7 @@ fn metrics_report_copy_progress() {
     }
 }
 
+// Promises: reads-open-file
 #[test]
 fn open_file_reads_the_same_before_and_after_its_copy() {
     let tree = Tree::large();
@@ -369,6 +372,7 @@ fn open_file_reads_the_same_before_and_after_its_copy() {
     assert_eq!(number(&status, "/counters/failed_reads"), 0);
 }
 
+// Promises: owner-later-mount, owner-file-complete, owner-entries-written
 #[test]
 fn killed_mount_resumes_copy_and_distrusts_touched_files() {
     let tree = Tree::large();
@@ -424,6 +428,7 @@ fn killed_mount_resumes_copy_and_distrusts_touched_files() {
     assert_eq!(place.counter("decoded_spans"), 0);
 }
 
+// Promises: reads-copied-file, reads-file-differs, reads-change-file
 #[test]
 fn copy_changed_under_the_mount_is_not_served() {
     let tree = Tree::mixed();
@@ -448,6 +453,7 @@ fn copy_changed_under_the_mount_is_not_served() {
     assert_eq!(number(&status, "/counters/failed_reads"), 0);
 }
 
+// Promises: failures-unmount-wait, failures-killed-mount, failures-directories-incomplete
 #[test]
 fn unmount_during_copy_is_prompt_and_leaves_whole_files() {
     let tree = Tree::large();
@@ -476,6 +482,7 @@ fn unmount_during_copy_is_prompt_and_leaves_whole_files() {
     assert!(found > 20 && found < tree.files.len(), "{found}");
 }
 
+// Promises: owner-existing-dir, owner-dir-was, owner-check-needs, owner-mounts-cannot, updating-update-run
 #[test]
 fn foreign_copy_directory_is_rejected_and_untouched() {
     let tree = Tree::mixed();
@@ -558,6 +565,7 @@ impl Drop for FileSystem {
     }
 }
 
+// Promises: failures-status-reports
 #[test]
 fn full_disk_is_logged_as_an_error_and_shown_in_status() {
     let place = Place::serve(Tree::large().tar.clone());
@@ -601,6 +609,7 @@ fn full_disk_is_logged_as_an_error_and_shown_in_status() {
     }
 }
 
+// Promises: failures-full-disk
 #[test]
 fn full_disk_stops_copy_but_not_mount() {
     let tree = Tree::large();
@@ -627,6 +636,7 @@ fn full_disk_stops_copy_but_not_mount() {
     }
 }
 
+// Promises: reads-otherwise-daemon
 #[test]
 fn daemon_reads_copy_without_kernel_passthrough() {
     let tree = Tree::mixed();
@@ -663,6 +673,7 @@ fn daemon_reads_copy_without_kernel_passthrough() {
     drop(overlay);
 }
 
+// Promises: contents-root-copy
 #[test]
 fn subtree_mount_copies_only_that_subtree() {
     let tree = Tree::mixed();
@@ -684,6 +695,7 @@ fn subtree_mount_copies_only_that_subtree() {
     }
 }
 
+// Promises: failures-unreachable-source
 #[test]
 fn copy_continues_when_source_is_back() {
     let tree = Tree::mixed();

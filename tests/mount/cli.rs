@@ -17,6 +17,7 @@ use crate::support::program;
 use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::wait;
 
+// Promises: errors-error-line
 #[test]
 fn no_message_contains_secrets() {
     let place = Place::new();
@@ -129,6 +130,8 @@ fn attributes(path: &Path) -> Vec<String> {
     names
 }
 
+// Promises: extended-mount-materialize, extended-xattrs-include, extended-xattrs-exclude, extended-xattrs-leaves
+// Promises: extended-mount-below, owner-earlier-copy, differences-extended-attributes
 #[test]
 fn extended_attributes_are_selected_by_flags() {
     const ACL: &str = "system.posix_acl_access";
@@ -186,6 +189,7 @@ fn extended_attributes_are_selected_by_flags() {
     }
 }
 
+// Promises: extended-security-selinux
 #[test]
 fn hidden_security_labels_are_not_supported() {
     let place = Place::new();
@@ -278,6 +282,7 @@ fn mount_answers_when_command_returns() {
     assert_eq!(place.mounts(), 0);
 }
 
+// Promises: listings-path-ls, listings-lookup-directory, listings-slash-behind
 #[test]
 fn root_of_a_mount_resolves_as_a_path_of_ls() {
     let place = Place::new();

@@ -110,6 +110,7 @@ impl Place {
     }
 }
 
+// Promises: unmount-umount-fusermount3
 #[test]
 fn umount_leaves_no_process() {
     let place = Place::with_archive();
@@ -123,6 +124,7 @@ fn umount_leaves_no_process() {
     assert_eq!(sockets.count(), 0);
 }
 
+// Promises: unmount-umount-fusermount3
 #[test]
 fn signal_unmounts_and_leaves_no_process() {
     for signal in [Signal::TERM, Signal::INT] {
@@ -135,6 +137,7 @@ fn signal_unmounts_and_leaves_no_process() {
     }
 }
 
+// Promises: unmount-umount-fusermount3
 #[test]
 fn foreign_unmount_leaves_no_process() {
     for helper in ["fusermount3 -u", "umount"] {
@@ -151,6 +154,7 @@ fn foreign_unmount_leaves_no_process() {
     }
 }
 
+// Promises: unmount-mount-use
 #[test]
 fn busy_mount_stays_until_second_signal_or_lazy() {
     let place = Place::with_archive();
@@ -181,6 +185,7 @@ fn busy_mount_stays_until_second_signal_or_lazy() {
     drop(user);
 }
 
+// Promises: start-warns-hides
 #[test]
 fn umount_of_stacked_mounts_takes_the_upper_first() {
     let place = Place::with_archive();
@@ -199,6 +204,7 @@ fn umount_of_stacked_mounts_takes_the_upper_first() {
     assert!(!place.is_mounted());
 }
 
+// Promises: killed-find-below
 #[test]
 fn daemon_keeps_serving_mount_below_another() {
     let place = Place::with_archive();
@@ -218,6 +224,7 @@ fn daemon_keeps_serving_mount_below_another() {
     assert!(!place.is_mounted());
 }
 
+// Promises: descriptors-processes-mount
 #[test]
 fn process_names_follow_the_program_name() {
     let place = Place::with_archive();
@@ -230,6 +237,7 @@ fn process_names_follow_the_program_name() {
     }
 }
 
+// Promises: killed-supervisor-process, killed-process-serves
 #[test]
 fn mount_of_killed_process_is_unmounted() {
     for how in ["in the background", "--foreground"] {
@@ -261,6 +269,7 @@ fn mount_of_killed_process_is_unmounted() {
     }
 }
 
+// Promises: killed-mount-covers, killed-umount-removes
 #[test]
 fn dead_mount_can_be_unmounted_or_mounted_over() {
     let place = Place::with_archive();
@@ -278,6 +287,7 @@ fn dead_mount_can_be_unmounted_or_mounted_over() {
     assert!(!place.is_mounted());
 }
 
+// Promises: start-mount-warns
 #[test]
 fn mount_over_nonempty_directory_is_reported() {
     let place = Place::with_archive();
@@ -293,6 +303,7 @@ fn mount_over_nonempty_directory_is_reported() {
     assert!(place.path("mnt/hidden").exists());
 }
 
+// Promises: logs-log-file
 #[test]
 fn log_file_has_messages_of_the_start() {
     let (place, hides) = (Place::with_archive(), "hides what is in that directory");
@@ -322,6 +333,7 @@ fn umount_rejects_foreign_mounts() {
     assert!(Path::new("/proc/self").exists());
 }
 
+// Promises: start-mount-returns, start-error-before
 #[test]
 fn startup_errors_reach_the_terminal() {
     let place = Place::with_archive();
@@ -349,6 +361,7 @@ fn startup_errors_reach_the_terminal() {
     assert!(!place.is_mounted());
 }
 
+// Promises: status-asks-mount, status-json-mount
 #[test]
 fn status_shows_all_mounts_or_one() {
     let place = Place::with_archive();
@@ -367,6 +380,7 @@ fn status_shows_all_mounts_or_one() {
 }
 
 /// The process knows its mount by an old path, which another mount has now.
+// Promises: copies-umount-dir, copies-ignore-mount
 #[test]
 fn status_by_path_means_the_present_mount() {
     let place = Place::with_archive();
@@ -399,6 +413,7 @@ fn status_by_path_means_the_present_mount() {
     assert!(!moved.join("file").exists() && !other.join("second").exists());
 }
 
+// Promises: copies-ignore-mount
 #[test]
 fn mount_of_another_namespace_is_not_found() {
     let place = Place::with_archive();
@@ -423,6 +438,7 @@ fn mount_of_another_namespace_is_not_found() {
 }
 
 /// A mount namespace copied while the mount was there, as for a container.
+// Promises: copies-bind-mount, copies-case-umount
 #[test]
 fn umount_reports_copy_in_another_namespace() {
     let place = Place::with_archive();
@@ -441,6 +457,7 @@ fn umount_reports_copy_in_another_namespace() {
     assert!(process_exits(&process), "no process is left to serve");
 }
 
+// Promises: unmount-mount-was
 #[test]
 fn ignored_hangup_leaves_the_mount() {
     let place = Place::with_archive();
@@ -469,6 +486,7 @@ fn ignored_hangup_leaves_the_mount() {
 }
 
 /// As many layers as an image of a thousand layers has.
+// Promises: descriptors-mount-open
 #[test]
 fn mount_raises_descriptor_limit_to_maximum() {
     let place = Place::with_archive();
@@ -492,6 +510,7 @@ fn mount_raises_descriptor_limit_to_maximum() {
 }
 
 /// Standard error is a full pipe, as with a stopped terminal or a waiting pager.
+// Promises: unread-stopped-terminal, unread-messages-room
 #[test]
 fn unread_terminal_does_not_block_mount() {
     let place = Place::with_archive();
@@ -503,6 +522,7 @@ fn unread_terminal_does_not_block_mount() {
     drop(reader);
 }
 
+// Promises: unread-stopped-terminal, unread-same-holds
 #[test]
 fn unread_log_pipe_does_not_block_mount() {
     for is_in_front in [true, false] {
@@ -600,6 +620,7 @@ fn foreground_process_ends_with_the_mount() {
     assert!(server.wait().expect("a child").success());
 }
 
+// Promises: logs-mount-background
 #[test]
 fn background_messages_go_to_log_file() {
     let place = Place::with_archive();
@@ -615,6 +636,7 @@ fn background_messages_go_to_log_file() {
     );
 }
 
+// Promises: unmount-process-mount
 #[test]
 fn process_ending_late_leaves_next_mount_alone() {
     let place = Place::with_archive();
@@ -642,6 +664,7 @@ fn process_ending_late_leaves_next_mount_alone() {
     panic!("each mount had a number of its own");
 }
 
+// Promises: status-mounts-asked, status-mount-directory
 #[test]
 fn stopped_mount_delays_no_command_for_another() {
     let place = Place::with_archive();
@@ -672,6 +695,7 @@ fn stopped_mount_delays_no_command_for_another() {
     assert!(process_exits(&process));
 }
 
+// Promises: foreground-mount-reports
 #[test]
 fn service_manager_is_notified_of_ready_status_and_stop() {
     let place = Place::with_archive();
@@ -700,6 +724,7 @@ fn service_manager_is_notified_of_ready_status_and_stop() {
     assert!(server.wait().expect("a child").success());
 }
 
+// Promises: logs-mount-foreground, logs-adds-priorities, logs-log-file
 #[test]
 fn foreground_messages_go_to_journal_or_log_file() {
     let place = Place::with_archive();
@@ -745,6 +770,7 @@ fn foreground_messages_go_to_journal_or_log_file() {
     );
 }
 
+// Promises: unmount-mounts-path
 #[test]
 fn unmounts_by_fusermount3_are_never_busy() {
     let place = TestMount::new(&[]);

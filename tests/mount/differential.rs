@@ -515,6 +515,7 @@ fn hard_links_of_every_kind_match() {
     ]);
 }
 
+// Promises: detection-tar-header, differences-owner-4294967295
 #[test]
 fn numbers_and_times_at_their_limits_match() {
     let file = |header: Header| Archive::new().add(header, "1");
@@ -715,6 +716,7 @@ fn number(value: u64) -> String {
     format!("{value:011o}\0")
 }
 
+// Promises: differences-sparse-map
 #[test]
 fn sparse_files_of_every_format_match() {
     let piece = random_bytes(4096);
@@ -816,6 +818,7 @@ fn sparse_files_of_every_format_match() {
     ]);
 }
 
+// Promises: differences-file-archive
 #[test]
 fn archive_ends_of_every_kind_match() {
     let one = || Archive::new().file("a", "1");

@@ -84,6 +84,7 @@ fn assert_archive(place: &TestMount<impl Sized>, path: &str, name: &str) {
     }
 }
 
+// Promises: directories-directory-archive, directories-archive-opened
 #[test]
 fn archives_of_a_directory_are_opened_when_entered() {
     let place = place();
@@ -122,6 +123,7 @@ fn archives_of_a_directory_are_opened_when_entered() {
     assert_eq!(missing.err(), Some(ErrorKind::NotFound));
 }
 
+// Promises: directories-names-those
 #[test]
 fn archive_of_a_directory_has_any_name() {
     let place = place();
@@ -138,6 +140,7 @@ fn archive_of_a_directory_has_any_name() {
     place.umount();
 }
 
+// Promises: directories-local-directory, directories-archive-cannot
 #[test]
 fn broken_archive_of_a_directory_fails_alone() {
     let place = place();
@@ -161,6 +164,7 @@ fn broken_archive_of_a_directory_fails_alone() {
 }
 
 /// More broken archives than are scanned at once.
+// Promises: directories-archive-cannot
 #[test]
 fn broken_archives_do_not_block_other_archives() {
     let place = place();
@@ -181,6 +185,7 @@ fn broken_archives_do_not_block_other_archives() {
     assert_eq!(place.counter("scans"), 6);
 }
 
+// Promises: directories-archive-closed
 #[test]
 fn idle_archive_is_closed_and_opened_again_for_open_files() {
     let place = place();
@@ -211,6 +216,7 @@ fn idle_archive_is_closed_and_opened_again_for_open_files() {
     drop((open, file));
 }
 
+// Promises: directories-archive-published, published-ls-siblings
 #[test]
 fn archive_of_a_directory_is_opened_by_its_published_index() {
     let place = place();
@@ -236,6 +242,7 @@ fn archive_of_a_directory_is_opened_by_its_published_index() {
     assert_eq!(place.counter("scans"), 0);
 }
 
+// Promises: directories-archive-published
 #[test]
 fn published_index_of_an_archive_is_not_searched_on_demand() {
     let place = place();
@@ -254,6 +261,7 @@ fn published_index_of_an_archive_is_not_searched_on_demand() {
     assert_eq!((indexes, place.counter("scans")), (0, 1));
 }
 
+// Promises: directories-place-listed, directories-archive-changed
 #[test]
 fn replaced_archive_of_a_directory_fails_until_the_next_mount() {
     let place = place();
@@ -280,6 +288,7 @@ fn replaced_archive_of_a_directory_fails_until_the_next_mount() {
     assert_archive(&place, "late.tar", "late");
 }
 
+// Promises: directories-archive-cannot, directories-request-ten
 #[test]
 fn failed_scan_of_an_archive_is_tried_again() {
     let server = Server::start();
@@ -322,6 +331,7 @@ fn failed_scan_of_an_archive_is_tried_again() {
 }
 
 /// With the default memory, two scans have a regular turn and one a spare turn.
+// Promises: directories-archives-scanned, directories-archive-index
 #[test]
 fn stalled_scans_do_not_block_other_archives() {
     let server = Server::start();
@@ -371,6 +381,7 @@ fn stalled_scans_do_not_block_other_archives() {
 }
 
 /// The server leaves the first archive's prefetch without an answer.
+// Promises: directories-closed-wait
 #[test]
 fn closing_a_stalled_archive_does_not_delay_another_one() {
     const ARCHIVES: usize = 33;
@@ -437,6 +448,7 @@ fn closing_a_stalled_archive_does_not_delay_another_one() {
 }
 
 /// More archives than may be open at once, and more bytes than the memory.
+// Promises: directories-archives-mount
 #[test]
 fn many_archives_of_a_directory_are_read_at_random() {
     const ARCHIVES: usize = 48;
@@ -482,6 +494,7 @@ fn many_archives_of_a_directory_are_read_at_random() {
     );
 }
 
+// Promises: directories-most-32
 #[test]
 fn number_of_open_archives_is_bounded() {
     let place = TestMount::new(&["top"]);
@@ -504,6 +517,7 @@ fn number_of_open_archives_is_bounded() {
     });
 }
 
+// Promises: directories-caller-waits
 #[test]
 fn caller_that_waits_for_an_archive_can_be_killed() {
     let server = Server::start();
@@ -569,6 +583,7 @@ fn mount_bucket(place: &TestMount<Server>, flags: &[&str]) {
     assert!(done.status.success(), "{}", stderr_text(&done));
 }
 
+// Promises: directories-mount-shows
 #[test]
 fn archives_below_a_prefix_are_mounted_page_by_page() {
     let server = Server::start();
@@ -617,6 +632,7 @@ fn archives_below_a_prefix_are_mounted_page_by_page() {
     }
 }
 
+// Promises: directories-place-cannot
 #[test]
 fn place_that_cannot_be_listed_is_not_mounted() {
     let server = Server::start();
@@ -633,6 +649,7 @@ fn place_that_cannot_be_listed_is_not_mounted() {
     assert!(!place.is_mounted());
 }
 
+// Promises: directories-flags-archive
 #[test]
 fn flags_for_a_single_archive_are_refused_with_a_directory() {
     let place = place();
@@ -662,6 +679,7 @@ fn flags_for_a_single_archive_are_refused_with_a_directory() {
 }
 
 /// All archives together have more bytes than the memory for spans.
+// Promises: directories-archives-mount
 #[test]
 fn archives_of_a_directory_share_one_memory_budget() -> io::Result<()> {
     let place = TestMount::new(&["top"]);

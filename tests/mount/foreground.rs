@@ -125,6 +125,8 @@ fn wait_for_exit(child: &mut Child) -> ExitStatus {
     status.expect("it has ended")
 }
 
+// Promises: foreground-restart-process, foreground-supervisor-notifies, foreground-messages-workers
+// Promises: foreground-supervisor-ends
 #[test]
 fn foreground_process_stays_and_reports_for_restarted_worker() {
     let place = Place::start_services();
@@ -161,6 +163,7 @@ fn foreground_process_stays_and_reports_for_restarted_worker() {
     assert!(process_exits(&last) && !place.is_mounted());
 }
 
+// Promises: foreground-supervisor-passes
 #[test]
 fn signals_to_foreground_process_reach_the_worker() {
     let place = Place::start_services();
@@ -179,6 +182,7 @@ fn signals_to_foreground_process_reach_the_worker() {
     drop(open);
 }
 
+// Promises: foreground-signal-before
 #[test]
 fn signal_before_mount_ends_foreground_process() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
@@ -212,6 +216,7 @@ fn worker_killed_while_stopping_is_not_restarted() {
     assert!(!place.is_mounted());
 }
 
+// Promises: foreground-supervisor-ends
 #[test]
 fn startup_error_is_reported_once_with_its_exit_code() {
     let place = Place::start_services();
@@ -221,6 +226,7 @@ fn startup_error_is_reported_once_with_its_exit_code() {
     assert_eq!(said.matches("tarfs: ").count(), 1, "{said}");
 }
 
+// Promises: foreground-signal-before
 #[test]
 fn worker_is_not_restarted_after_stop_request() {
     // During a restart attempt, and in the pause after three attempts.
@@ -250,6 +256,7 @@ fn worker_is_not_restarted_after_stop_request() {
     }
 }
 
+// Promises: foreground-exit-code, restart-after-five
 #[test]
 fn foreground_process_fails_if_worker_is_not_restarted() {
     let place = Place::start_services();
@@ -267,6 +274,7 @@ fn foreground_process_fails_if_worker_is_not_restarted() {
     assert!(!place.is_mounted());
 }
 
+// Promises: foreground-supervisor-killed
 #[test]
 fn killed_foreground_process_leaves_nothing() {
     let place = Place::start_services();

@@ -21,6 +21,7 @@ use crate::support::sample_images::{image_sources, layer, names_in, one, two};
 use crate::support::sha256::sha256;
 use crate::support::wait;
 
+// Promises: images-file-path
 #[test]
 fn image_inside_an_archive_is_a_source() {
     let place = TestMount::new(&["out"]);
@@ -50,6 +51,7 @@ fn image_inside_an_archive_is_a_source() {
     }
 }
 
+// Promises: reading-layers-image, reading-whole-index
 #[test]
 fn mount_of_image_serves_its_layers() {
     let place = TestMount::new(&["out"]);
@@ -71,6 +73,7 @@ fn mount_of_image_serves_its_layers() {
 }
 
 /// A mirror of a registry that does not answer takes no time from the servers after it.
+// Promises: mirrors-server-answer
 #[test]
 fn image_is_mounted_while_a_mirror_of_its_registry_is_silent() {
     let (registry, silent) = (Server::start(), Server::start());
@@ -106,6 +109,7 @@ fn image_is_mounted_while_a_mirror_of_its_registry_is_silent() {
 }
 
 /// A mount whose data is cached needs no token, so it starts while no token can be had.
+// Promises: server-source-credentials
 #[test]
 fn cached_image_is_mounted_while_its_token_server_is_down() {
     let (registry, is_down) = (Server::start(), Arc::<AtomicBool>::default());
@@ -157,6 +161,7 @@ fn cached_image_is_mounted_while_its_token_server_is_down() {
     assert!(registry.requests("/token").len() > tokens, "it was asked");
 }
 
+// Promises: reading-saved-indexes
 #[test]
 fn image_with_saved_indexes_is_mounted_without_its_layers() {
     let place = TestMount::new(&["out"]);
@@ -174,6 +179,7 @@ fn image_with_saved_indexes_is_mounted_without_its_layers() {
     }
 }
 
+// Promises: access-profile-layers
 #[test]
 fn profile_of_image_is_recorded_and_replayed() {
     let place = TestMount::new(&["out"]);
@@ -220,6 +226,7 @@ fn profile_of_image_is_recorded_and_replayed() {
     place.umount();
 }
 
+// Promises: digests-layers-compared, digests-layer-digest
 #[test]
 fn layer_with_wrong_digest_is_rejected() {
     let place = TestMount::new(&["out"]);
@@ -253,6 +260,7 @@ fn layer_with_wrong_digest_is_rejected() {
     }
 }
 
+// Promises: digests-packed-layer, digests-comparison-made
 #[test]
 fn docker_layer_with_wrong_plain_bytes_is_rejected() {
     let bottom = Archive::new().file("base", "good").end();
@@ -319,6 +327,7 @@ fn docker_layer_with_wrong_plain_bytes_is_rejected() {
     }
 }
 
+// Promises: digests-packed-layer, digests-comparison-made
 #[test]
 fn oci_layer_with_wrong_plain_bytes_is_rejected() {
     let good = Archive::new().file("tool", "good").end();
@@ -351,6 +360,7 @@ fn oci_layer_with_wrong_plain_bytes_is_rejected() {
     }
 }
 
+// Promises: merge-layer-bytes, reading-image-layers
 #[test]
 fn empty_layers_and_images_without_layers_are_valid() {
     let empty = Vec::new();
@@ -387,6 +397,7 @@ fn empty_layers_and_images_without_layers_are_valid() {
     }
 }
 
+// Promises: hard-layer-members, hard-ls-materialize, hard-mount-names
 #[test]
 fn skipped_entries_of_image_are_named_by_every_verb() {
     let bottom = Archive::new().file("f", "below").file("f/x", "lost");
@@ -441,6 +452,7 @@ fn skipped_entries_of_image_are_named_by_every_verb() {
     assert_eq!(counts.collect::<Vec<_>>(), expected);
 }
 
+// Promises: merge-implied-directories, merge-root-time
 #[test]
 fn implied_directories_of_image_have_one_mtime() {
     let at = |name: &str, mtime| Header::new(name, b'0').mtime(mtime);
@@ -539,6 +551,7 @@ fn run_in_container(place: &TestDir, before: &[&str], runtime: &str, bundle: &st
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
+// Promises: contents-dir-rootfs, contents-programs-gain, bundle-existing-replaced, users-user-groups
 #[test]
 fn bundle_runs_in_container_runtime() {
     let place = TestMount::new(&["out"]);
@@ -585,6 +598,7 @@ fn bundle_runs_in_container_runtime() {
     assert!(!written.exists(), "a new tree");
 }
 
+// Promises: bundle-dir-created, bundle-existing-dir, bundle-materialize-image, volumes-symbolic-links
 #[test]
 fn bundle_directory_is_private() {
     let place = TestMount::new(&["out"]);
@@ -640,6 +654,7 @@ fn bundle_as_user(place: &TestDir, umask: &str) -> String {
     stderr_text(&made)
 }
 
+// Promises: users-device-node, users-bundle-prints
 #[test]
 fn user_bundle_has_empty_files_for_devices() {
     let place = TestMount::new(&["out"]);
@@ -674,6 +689,7 @@ fn user_bundle_has_empty_files_for_devices() {
     assert!(status("disk").file_type().is_block_device());
 }
 
+// Promises: users-modes-exactly, users-root-tree
 #[test]
 fn user_bundle_keeps_modes_under_any_umask() {
     let place = TestMount::new(&["out"]);
@@ -734,6 +750,7 @@ fn volume_layers() -> Vec<Vec<u8>> {
     vec![busybox(), volume.end()]
 }
 
+// Promises: volumes-content-owner, volumes-image-entry, volumes-volume-stays
 #[test]
 fn volumes_have_content_and_owner_of_image() {
     let place = TestMount::new(&["out"]);
@@ -823,6 +840,9 @@ int main(void) {
     TRY("chroot", SYS_chroot, "/");
 }"#;
 
+// Promises: capabilities-container-docker, capabilities-cap-add, capabilities-capability-named
+// Promises: capabilities-seccomp-filter, capabilities-refused-call, capabilities-call-profile
+// Promises: capabilities-security-opt, capabilities-opt-seccomp
 #[test]
 fn bundle_denies_system_calls_as_docker_does() {
     let place = TestMount::new(&["out"]);

@@ -368,6 +368,7 @@ impl Place {
     }
 }
 
+// Promises: killed-process-moment
 #[test]
 #[expect(
     clippy::print_stderr,

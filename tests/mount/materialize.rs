@@ -23,6 +23,7 @@ use crate::support::materialize::{
 };
 use crate::support::raw::{Archive, Header};
 
+// Promises: owners-name-owner, owners-gid-extended, owners-listings-show
 #[test]
 fn owners_are_chosen_as_by_gnu_tar() {
     let place = Place::open();
@@ -76,6 +77,7 @@ fn owners_are_chosen_as_by_gnu_tar() {
     );
 }
 
+// Promises: types-supports-files
 #[test]
 fn every_type_is_written_with_its_attributes() {
     let root = temporary();
@@ -131,6 +133,7 @@ fn every_type_is_written_with_its_attributes() {
     assert!(root.path().join(OsStr::from_bytes(b"caf\xe9")).exists());
 }
 
+// Promises: extended-materialize-writes, differences-extended-attributes
 #[test]
 fn attributes_and_acls_replace_inherited_ones() {
     let root = temporary();
@@ -214,6 +217,7 @@ fn owners_are_set_if_new_files_have_another_owner() {
     }
 }
 
+// Promises: existing-destination-full, existing-message-says
 #[test]
 fn full_destination_stops_run_and_reports_missing_bytes() {
     let root = temporary();
@@ -243,6 +247,7 @@ fn full_destination_stops_run_and_reports_missing_bytes() {
     );
 }
 
+// Promises: existing-destination-full
 #[test]
 fn read_only_destination_stops_run() {
     let root = temporary();

@@ -9,6 +9,9 @@ use crate::support::fixture::TestMount;
 use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
 
+// Promises: implied-directories-time, implied-mount-directories, implied-materialize-creates
+// Promises: implied-materialize-remembers, implied-root-time, implied-materialize-gives
+// Promises: differences-implied-directories
 #[test]
 fn implied_directories_are_the_same_in_every_listing() {
     let place = TestMount::new(&["out"]);

@@ -51,6 +51,7 @@ fn mount(place: &Place, more: &[&str]) {
     place.succeeds(&[&["mount", &url, "mnt", "--wait-index"], more].concat());
 }
 
+// Promises: status-mountpoint-utf
 #[test]
 fn mountpoint_that_is_not_utf8_is_named_by_its_bytes() {
     let place = place();
@@ -120,6 +121,8 @@ fn metrics(address: &str, mountpoint: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
+// Promises: status-counters-bytes, status-json-shows, status-read-kernel, status-verbose-json, metrics-addr-port
+// Promises: metrics-counter-name, metrics-port-selects
 #[test]
 fn status_and_metrics_report_mount_activity() {
     let (place, tree) = (place(), Tree::mixed());
@@ -239,6 +242,7 @@ fn now() -> u64 {
     since.expect("after 1970").as_secs()
 }
 
+// Promises: errors-failed-read
 #[test]
 fn failed_read_is_reported_with_time_and_counted() {
     let place = place();
@@ -269,6 +273,7 @@ fn failed_read_is_reported_with_time_and_counted() {
     assert_eq!(metrics.get("tarfs_failed_reads_total"), Some(&failed));
 }
 
+// Promises: metrics-daemon-binds
 #[test]
 fn mount_fails_if_metrics_cannot_be_served() {
     let place = place();
@@ -293,6 +298,8 @@ fn mount_fails_if_metrics_cannot_be_served() {
     assert_eq!(output.status.code(), Some(64), "{}", stderr_text(&output));
 }
 
+// Promises: prefetch-status-says, access-record-file, access-profile-written, access-mount-records
+// Promises: access-ranges-missing
 #[test]
 fn recorded_mount_is_replayed_and_reported() {
     let (place, tree) = (place(), Tree::mixed());
@@ -346,6 +353,7 @@ fn recorded_mount_is_replayed_and_reported() {
     );
 }
 
+// Promises: trusted-runtime-directory
 #[test]
 fn runtime_directory_of_another_user_is_not_used() {
     let directory = TestDir::new(&["run", "run/tarfs", "mnt"]);

@@ -523,6 +523,7 @@ impl Place {
     }
 }
 
+// Promises: killed-under-faults, killed-mount-unmounted, killed-mount-starts
 #[test]
 #[expect(
     clippy::print_stderr,

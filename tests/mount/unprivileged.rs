@@ -70,6 +70,7 @@ fn archive() -> Vec<u8> {
         .end()
 }
 
+// Promises: hidden-process-program, hidden-saved-indexes, ordinary-user-mounts, ordinary-process-needs
 #[test]
 fn ordinary_user_mounts_reads_and_unmounts() {
     let place = Place::new();
@@ -87,6 +88,7 @@ fn ordinary_user_mounts_reads_and_unmounts() {
     assert_eq!(said, expected);
 }
 
+// Promises: hidden-process-program, hidden-process-user
 #[test]
 fn process_with_secrets_has_no_core_dump_or_ptrace() {
     let place = Place::new();
@@ -104,6 +106,7 @@ fn process_with_secrets_has_no_core_dump_or_ptrace() {
     assert_eq!(said, "open\n0\nrefused\n");
 }
 
+// Promises: ordinary-users-enter, ordinary-allow-modes
 #[test]
 fn allow_other_needs_fuse_conf_and_checks_permissions() {
     let place = Place::new();
@@ -125,6 +128,7 @@ fn allow_other_needs_fuse_conf_and_checks_permissions() {
     assert_eq!(said, "open\nopen\nkept out\nkept out as well\n");
 }
 
+// Promises: ordinary-fusermount3-missing
 #[test]
 fn missing_fusermount_error_says_how_to_install_it() {
     let place = Place::new();
@@ -144,6 +148,7 @@ fn missing_fusermount_error_says_how_to_install_it() {
     }
 }
 
+// Promises: ordinary-user-mount
 #[test]
 fn unwritable_mountpoint_error_says_what_to_do() {
     for (how, words) in [
@@ -173,6 +178,7 @@ fn unwritable_mountpoint_error_says_what_to_do() {
     }
 }
 
+// Promises: ordinary-supervisor-restarted
 #[test]
 fn service_with_ambient_capability_leaves_no_dead_mount() {
     let place = Place::new();
@@ -216,6 +222,7 @@ fn failed_link_does_not_affect_upper_layer() {
     assert_eq!(said, "d2\n", "nothing of what is hidden is made");
 }
 
+// Promises: trusted-control-socket, trusted-variable-run, trusted-directory-belong
 #[test]
 fn runtime_directory_created_by_others_is_not_used() {
     for trap in [

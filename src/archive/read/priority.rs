@@ -86,6 +86,7 @@ mod tests {
 
     use super::*;
 
+    // Promises: read-prefetch-starts
     #[test]
     fn prefetch_waits_for_active_reads() {
         let read_priority = ReadPriority::default();
@@ -104,6 +105,7 @@ mod tests {
         });
     }
 
+    // Promises: read-prefetch-starts
     #[test]
     fn closed_archive_ends_all_waits() {
         let read_priority = ReadPriority::default();

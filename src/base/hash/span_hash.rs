@@ -151,6 +151,7 @@ mod tests {
         );
     }
 
+    // Promises: limits-block-bytes
     #[test]
     fn only_zeros_have_the_checksum_of_zeros() {
         for len in [1, 16 << 10, 40_000] {

@@ -228,6 +228,7 @@ mod tests {
         left.collect()
     }
 
+    // Promises: status-either-flag
     #[test]
     fn memory_is_reclaimed_in_order_and_restored() {
         let (memories, broker) = memories([10, 20]);
@@ -260,6 +261,7 @@ mod tests {
         assert_eq!(left(&memories), [10, 20]);
     }
 
+    // Promises: unmount-waits-memory
     #[test]
     fn close_ends_a_wait_for_a_grant() {
         let broker = MemoryBroker::with_limit(10);

@@ -239,6 +239,7 @@ mod tests {
         Glob::new(pattern.as_bytes()).matches(path.as_bytes())
     }
 
+    // Promises: differences-path-arguments
     #[test]
     fn a_pattern_matches_any_run_of_components_and_everything_below() {
         assert!(matches("b", "a/b/c"));
@@ -285,6 +286,7 @@ mod tests {
         assert!(!matches("caf??", "café"));
     }
 
+    // Promises: extended-pattern-match
     #[test]
     fn name_is_matched_as_a_whole() {
         let matches =

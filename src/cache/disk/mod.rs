@@ -635,6 +635,7 @@ mod tests {
         (0..20).filter(is_kept).collect()
     }
 
+    // Promises: status-verbose-json, cached-disk-cache, cached-data-write
     #[test]
     fn inserted_span_is_readable_at_once_and_after_reopen() {
         let directory = directory();
@@ -656,6 +657,7 @@ mod tests {
         assert_eq!(cache.disk_usage(), expected);
     }
 
+    // Promises: limits-runs-zeros
     #[test]
     fn zero_runs_take_no_disk_and_are_read_as_zeros() {
         let directory = directory();
@@ -702,6 +704,7 @@ mod tests {
         assert_eq!(cache.read(hole), None);
     }
 
+    // Promises: limits-speeds-measured
     #[test]
     fn first_writes_measure_the_speed_of_reads() {
         let directory = directory();
@@ -711,6 +714,7 @@ mod tests {
         assert!(cache.read_rate() > Some(0));
     }
 
+    // Promises: limits-unused-archives
     #[test]
     fn least_recently_read_span_is_evicted_for_a_new_read() {
         let directory = directory();
@@ -733,6 +737,7 @@ mod tests {
         assert_eq!(kept(&cache), [8, 9, 10, 11]);
     }
 
+    // Promises: limits-scan-evicts
     #[test]
     fn scanned_span_evicts_nothing_when_cache_is_full() {
         let directory = directory();
@@ -747,6 +752,7 @@ mod tests {
         assert!(problems.contains("1114112 bytes"), "{problems}");
     }
 
+    // Promises: limits-unused-archives
     #[test]
     fn unused_archives_are_evicted_first_in_lru_order() {
         let directory = directory();
@@ -768,6 +774,7 @@ mod tests {
         assert_eq!(evicted_bytes(&cache), 3 * SPAN);
     }
 
+    // Promises: limits-archives-use
     #[test]
     fn archives_in_use_share_the_disk_limit() {
         let directory = directory();
@@ -785,6 +792,7 @@ mod tests {
         assert_eq!([&first, &second].map(evicted_bytes), [6 * SPAN, 10 * SPAN]);
     }
 
+    // Promises: reads-disk-cache
     #[test]
     fn two_openers_of_one_archive_share_its_cache_file() {
         let directory = directory();
@@ -802,6 +810,7 @@ mod tests {
         }
     }
 
+    // Promises: limits-cache-evicted
     #[test]
     fn only_copy_stays_whole_while_in_use() {
         let directory = directory();
@@ -827,6 +836,7 @@ mod tests {
         assert_eq!(kept(&other), [5, 6, 7], "all of it goes at once");
     }
 
+    // Promises: limits-cache-size
     #[test]
     fn lowered_limit_is_enforced_on_open() {
         let directory = directory();
@@ -878,6 +888,7 @@ mod tests {
         assert_eq!(cache_dir.files().len(), 1);
     }
 
+    // Promises: reads-disk-cache
     #[test]
     fn deleted_disk_cache_file_is_recreated_on_write() {
         let directory = directory();
@@ -891,6 +902,7 @@ mod tests {
         assert_eq!(kept(&open(&cache_dir, "a")), [2, 3]);
     }
 
+    // Promises: directories-data-archives
     #[test]
     fn disk_caches_share_the_memory_of_queued_spans() {
         let directory = directory();
@@ -920,6 +932,7 @@ mod tests {
         assert_eq!(options.write_pool.used_bytes(), 0);
     }
 
+    // Promises: slow-data-disk
     #[test]
     fn write_lock_timeout_skips_all_pending_spans() {
         let directory = directory();
@@ -941,6 +954,7 @@ mod tests {
         assert_eq!(kept(&cache), [0, 9]);
     }
 
+    // Promises: reads-next-process
     #[test]
     fn unfinished_files_of_dead_processes_are_removed() {
         let directory = directory();

@@ -184,6 +184,7 @@ mod tests {
     }
 
     /// Programs read these names. New ones may be added, but none may change or disappear.
+    // Promises: reading-json-prints
     #[test]
     fn image_json_field_names_are_stable() {
         let image = image(
@@ -199,6 +200,7 @@ mod tests {
         );
     }
 
+    // Promises: reading-image-prints
     #[test]
     fn control_characters_of_an_image_are_escaped() {
         let config = r#"{"config":{"Cmd":["a b","c'd","","\u001b[2J"],"Env":["A=\u0007"],

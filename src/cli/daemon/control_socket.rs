@@ -747,6 +747,7 @@ mod tests {
         assert_eq!(list_statuses(directory.path()).expect("readable"), []);
     }
 
+    // Promises: status-answered-paths
     #[test]
     fn status_with_long_texts_is_sent_truncated() {
         let directory = private_directory();
@@ -771,6 +772,7 @@ mod tests {
         assert!(path.len() <= MAX_TEXT_BYTES + 3 && path.starts_with('é') && path.ends_with('…'));
     }
 
+    // Promises: status-mounts-asked
     #[test]
     fn silent_process_delays_no_answer_of_another() {
         let directory = private_directory();
@@ -816,6 +818,7 @@ mod tests {
         assert!(!socket.exists());
     }
 
+    // Promises: trusted-mistaken-socket
     #[test]
     fn pidfd_is_opened_only_in_the_same_pid_namespace() {
         let own = PathBuf::from(socket_name());
@@ -828,6 +831,7 @@ mod tests {
     }
 
     /// Between bind(2) and listen(2), a socket looks stale.
+    // Promises: trusted-socket-name
     #[test]
     fn socket_being_created_is_not_removed_as_stale() {
         let directory = private_directory();
@@ -855,6 +859,7 @@ mod tests {
     }
 
     /// The directory disappears when the user who mounted it logs out.
+    // Promises: trusted-socket-name, trusted-mount-socket
     #[test]
     fn control_socket_stops_when_its_file_is_gone() {
         let directory = private_directory();
@@ -892,6 +897,7 @@ mod tests {
         assert_eq!(list_statuses(directory.path()).expect("readable").len(), 1);
     }
 
+    // Promises: status-asks-mount
     #[test]
     fn directory_accessible_to_others_is_rejected() {
         let directory = private_directory();
@@ -909,6 +915,7 @@ mod tests {
     }
 
     /// Programs read these names. New ones may be added, but none may change or disappear.
+    // Promises: status-json-mount, status-field-names
     #[test]
     fn status_json_field_names_are_stable() {
         let status = Status {

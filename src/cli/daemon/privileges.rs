@@ -109,6 +109,7 @@ mod tests {
         mount: MountArgs,
     }
 
+    // Promises: ordinary-copy-keeps, ordinary-writable-keeps, ordinary-namespace-keeps, ordinary-restart-metrics
     #[test]
     fn each_mount_flag_keeps_the_capabilities_it_needs() {
         let none = CapabilitySet::empty();
@@ -138,6 +139,7 @@ mod tests {
         }
     }
 
+    // Promises: ordinary-mount-keeps, ordinary-keeps-cap, ordinary-threads-same, ordinary-process-mount
     #[test]
     fn unneeded_capabilities_are_dropped_and_none_added() {
         let had = CapabilitySets {

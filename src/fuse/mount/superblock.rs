@@ -53,6 +53,7 @@ mod tests {
 
     use super::*;
 
+    // Promises: end-supervisor-removes, end-leaves-directory
     #[test]
     #[ignore = "needs root"]
     fn superblock_watch_reports_end_after_last_user() {

@@ -137,6 +137,7 @@ mod tests {
     use super::*;
     use crate::index::test_support::{file, index, symlink};
 
+    // Promises: listings-path-ls, listings-lookup-directory, listings-slash-behind, reading-name-link
     #[test]
     fn path_through_links_resolves_as_in_a_mount() {
         let index = index(&[

@@ -357,6 +357,7 @@ mod tests {
 
     use super::*;
 
+    // Promises: atomic-failed-run
     #[test]
     fn remove_tree_with_closed_modes_leaves_link_targets() {
         let place = tempfile::tempdir().expect("a directory");
@@ -384,6 +385,7 @@ mod tests {
         assert!(outside.join("kept").exists());
     }
 
+    // Promises: atomic-failed-run
     #[test]
     fn remove_tree_works_at_any_depth() {
         let place = tempfile::tempdir().expect("a directory");

@@ -129,6 +129,7 @@ mod tests {
 
     use super::*;
 
+    // Promises: owner-dir-created, owner-existing-dir, owner-list-complete, owner-dir-was, owner-mounts-cannot
     #[test]
     fn copy_directory_is_locked_and_bound_to_one_archive() {
         let base = tempfile::tempdir().expect("a directory");
@@ -178,6 +179,7 @@ mod tests {
         ));
     }
 
+    // Promises: reads-file-differs
     #[test]
     fn copy_entries_are_not_opened_through_symlinks() {
         let base = tempfile::tempdir().expect("a directory");

@@ -188,6 +188,7 @@ mod tests {
         }
     }
 
+    // Promises: owners-root-materialize, owners-user-materialize, owners-same-owner
     #[test]
     fn mode_is_archived_or_masked_by_umask() {
         let mut policy = AttributePolicy {
@@ -199,6 +200,7 @@ mod tests {
         assert_eq!(policy.mode(&owned(0o6777)), 0o6777);
     }
 
+    // Promises: owners-name-owner
     #[test]
     fn known_account_name_overrides_the_number() {
         let mut policy = AttributePolicy {
@@ -212,6 +214,7 @@ mod tests {
         assert_eq!(policy.owner(&owned(0o644)), Some((4242, 77)));
     }
 
+    // Promises: owners-before-new, differences-user-attributes
     #[test]
     fn final_mode_is_set_at_creation_only_if_safe() {
         let policy = AttributePolicy {

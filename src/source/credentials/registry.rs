@@ -377,6 +377,7 @@ mod tests {
         }
     }
 
+    // Promises: logins-requested-nothing
     #[test]
     fn token_request_has_scope_service_and_password() {
         let login = Login::Password("me".to_owned(), "pass".to_owned());
@@ -427,6 +428,7 @@ mod tests {
         }
     }
 
+    // Promises: logins-registry-answers
     #[tokio::test]
     async fn login_is_read_again_at_each_refusal() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -476,6 +478,7 @@ mod tests {
         assert!(!should_resend(&forbidden).await);
     }
 
+    // Promises: logins-identity-token
     #[test]
     fn identity_token_is_sent_in_the_body() {
         let login = Login::IdentityToken("s&cret".to_owned());

@@ -380,6 +380,7 @@ mod tests {
 
     use super::*;
 
+    // Promises: tls-file-certificates
     #[test]
     fn unusable_certificates_are_rejected() {
         let read = |pem: &[u8]| Certificates::from_pem(pem).map(|_| ());
@@ -392,6 +393,7 @@ mod tests {
         assert_eq!(read(b"-----BEGIN CERTIFICATE-----\nAAAA\n"), malformed);
     }
 
+    // Promises: tls-free-descriptor
     #[test]
     fn certificates_that_lack_a_descriptor_are_not_taken_for_missing() {
         let load = |number| {
@@ -418,6 +420,7 @@ mod tests {
         );
     }
 
+    // Promises: tls-relative-paths
     #[test]
     fn relative_paths_of_certificates_stay_in_the_first_directory() {
         let here = std::env::current_dir().expect("a directory");
@@ -426,6 +429,7 @@ mod tests {
         assert_eq!(named.directories, [here.join("b"), "/c".into()]);
     }
 
+    // Promises: tls-about-certificate
     #[test]
     fn certificate_names_lose_their_type() {
         for (name, expected) in [

@@ -72,6 +72,7 @@ mod tests {
 
     use super::*;
 
+    // Promises: directories-local-directory
     #[test]
     fn archives_below_the_directory_are_listed_without_links_out_of_it() {
         let outer = tempfile::tempdir().expect("a directory");
@@ -102,6 +103,7 @@ mod tests {
         assert_eq!(paths, ["a.tar", "deep/er/b.tgz", "link.tar"]);
     }
 
+    // Promises: kinds-path-member
     #[test]
     fn archives_with_other_names_are_counted() {
         let top = tempfile::tempdir().expect("a directory");

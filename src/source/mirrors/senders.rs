@@ -30,6 +30,7 @@ impl Senders {
 mod tests {
     use super::*;
 
+    // Promises: mirrors-url-sent
     #[test]
     fn senders_of_the_last_ranges_are_known() {
         let mut senders = Senders::default();

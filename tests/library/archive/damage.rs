@@ -147,6 +147,7 @@ fn requests_for(env: &TestEnv, place: u64, from: usize) -> Vec<RecordedRequest> 
 
 const SEEKABLE: [Packing; 3] = [Packing::Lz4, Packing::Gzip, Packing::ZstdFrames];
 
+// Promises: checks-span-source, checks-damaged-spans, checks-span-verified, checks-verified-read
 #[test]
 fn data_damaged_in_transit_is_refetched_by_another_route() {
     for packing in SEEKABLE {
@@ -174,6 +175,7 @@ fn data_damaged_in_transit_is_refetched_by_another_route() {
     }
 }
 
+// Promises: checks-differs-again, checks-damaged-spans
 #[test]
 fn data_still_damaged_after_two_fetches_is_an_error() {
     for packing in SEEKABLE {
@@ -190,6 +192,7 @@ fn data_still_damaged_after_two_fetches_is_an_error() {
     }
 }
 
+// Promises: checks-xxh3-64, checks-damaged-lost, checks-cache-damaged
 #[test]
 fn only_the_damaged_disk_cache_block_is_decoded_again() {
     let env = TestEnv::with_archive(packed(Packing::Lz4));
@@ -362,6 +365,7 @@ fn open_error_names_what_is_not_an_archive() {
     ));
 }
 
+// Promises: truncated-mount-ends
 #[test]
 fn damage_fails_early_opening_only_before_the_first_member() {
     let cut = raw::Archive::new().file("a", "1").unfinished();

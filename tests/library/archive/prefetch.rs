@@ -90,6 +90,7 @@ fn assert_economy(env: &TestEnv, numbers: &[usize]) {
     );
 }
 
+// Promises: read-prefetch-ahead, read-set-files
 #[test]
 fn reading_some_files_fetches_little_more_than_their_spans() {
     let env = TestEnv::with_archive(large_lz4());
@@ -112,6 +113,7 @@ fn reading_some_files_fetches_little_more_than_their_spans() {
     }
 }
 
+// Promises: read-prefetch-ahead, read-reader-everything, read-neighbouring-spans
 #[test]
 fn sequential_reader_is_prefetched_and_fetches_archive_once() {
     let tree = Tree::large();
@@ -196,6 +198,7 @@ impl PageCache for SlowPages {
     }
 }
 
+// Promises: page-scan-waits
 #[test]
 fn scan_waits_for_slow_page_cache_stores() {
     let (tree, env) = (Tree::large(), TestEnv::new());
@@ -250,6 +253,7 @@ fn state(archive: &Archive) -> PrefetchState {
     archive.prefetch_progress().expect("started").state
 }
 
+// Promises: prefetch-fetches-archive, prefetch-disk-cache, prefetch-afterwards-nothing
 #[test]
 fn full_prefetch_fetches_everything_once() {
     let tree = Tree::mixed();
@@ -282,6 +286,7 @@ fn full_prefetch_fetches_everything_once() {
     }
 }
 
+// Promises: prefetch-disk-cache, prefetch-status-says
 #[test]
 fn full_prefetch_without_space_stops_and_is_reported() {
     let env = TestEnv::with_archive(large_lz4());
@@ -297,6 +302,7 @@ fn full_prefetch_without_space_stops_and_is_reported() {
     assert!(progress.done_spans < progress.total_spans, "{progress:?}");
 }
 
+// Promises: read-prefetch-none
 #[test]
 fn nothing_is_prefetched_if_prefetch_is_off() {
     let tree = Tree::large();
@@ -315,6 +321,7 @@ fn nothing_is_prefetched_if_prefetch_is_off() {
     assert_eq!(state(&archive), PrefetchState::Off);
 }
 
+// Promises: read-waits-limit
 #[test]
 fn rate_limited_prefetch_does_not_block_reads() {
     let tree = Tree::large();
@@ -381,6 +388,7 @@ fn record(env: &TestEnv, numbers: &[usize]) -> Vec<AccessedRange> {
     recorded
 }
 
+// Promises: access-replay-file
 #[test]
 fn replayed_access_log_leaves_no_fetch_to_reads() {
     let env = TestEnv::with_archive(large_lz4());

@@ -81,6 +81,7 @@ fn disk_cache_read_bytes(archive: &Archive) -> u64 {
     archive.stats().disk_cache_read_bytes.get()
 }
 
+// Promises: reads-short-read
 #[test]
 fn short_read_of_cached_packed_archive_reads_few_bytes() {
     for packing in [Packing::Gzip, Packing::Zstd, Packing::Lz4, Packing::Xz] {
@@ -97,6 +98,7 @@ fn short_read_of_cached_packed_archive_reads_few_bytes() {
     }
 }
 
+// Promises: slow-archive-local
 #[test]
 fn spans_dropped_by_disk_cache_are_stored_on_later_read() {
     let (env, tree) = (TestEnv::new(), tree());
@@ -128,6 +130,7 @@ fn spans_dropped_by_disk_cache_are_stored_on_later_read() {
     assert_eq!(stats.decoded_spans.get(), decoded);
 }
 
+// Promises: reads-short-read
 #[test]
 fn short_read_of_cached_plain_archive_reads_few_bytes() {
     let (env, tree) = (TestEnv::new(), tree());
@@ -198,6 +201,7 @@ fn disk_cache_changed_during_verification_is_never_served() {
     }
 }
 
+// Promises: reads-block-read
 #[test]
 fn changed_byte_of_disk_cache_is_never_served() {
     for packing in [Packing::Gzip, Packing::Zstd] {
@@ -216,6 +220,7 @@ fn changed_byte_of_disk_cache_is_never_served() {
     }
 }
 
+// Promises: checks-cache-damaged
 #[test]
 fn partly_cached_span_is_not_damaged() {
     let (env, tree) = (TestEnv::new(), tree());

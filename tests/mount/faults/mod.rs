@@ -1,7 +1,7 @@
 //! Network faults, one by one, under reads of real mounts and under `materialize`.
 //!
-//! Each must give the right bytes or an error that names the cause, in time. The table in
-//! docs/semantics.md lists these tests.
+//! Each must give the right bytes or an error that names the cause, in time. A table in
+//! docs/semantics.md has a row for each.
 
 mod fixture;
 mod unmounts;
@@ -84,6 +84,7 @@ fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
+// Promises: network-late-responses
 #[test]
 fn late_responses_are_awaited() {
     check_all_ways(
@@ -94,12 +95,14 @@ fn late_responses_are_awaited() {
     );
 }
 
+// Promises: network-slow-connections
 #[test]
 fn slow_steady_connections_are_awaited() {
     let fault = Fault::Paced(32 << 10, millis(10));
     check_all_ways(AMPLE_TIMEOUT_SECONDS, every_request(fault), Ok(()), Ok(()));
 }
 
+// Promises: deadlines-slow-steady, network-occasional-single
 #[test]
 fn trickling_server_times_out_at_the_deadline() {
     let fault = Fault::Paced(1, millis(100));
@@ -111,6 +114,8 @@ fn trickling_server_times_out_at_the_deadline() {
     );
 }
 
+// Promises: network-mount-index, network-scan-survives, network-responses-501, network-scan-continues
+// Promises: network-show-row, network-501-some
 #[test]
 fn server_errors_are_retried() {
     check_all_ways(
@@ -128,6 +133,7 @@ fn server_errors_are_retried() {
     );
 }
 
+// Promises: retries-server-unavailable, network-500-502
 #[test]
 fn outage_is_retried_until_the_deadline() {
     let gateway = |number: usize, _: &Request| {
@@ -144,6 +150,7 @@ fn outage_is_retried_until_the_deadline() {
     );
 }
 
+// Promises: network-429-503
 #[test]
 fn retry_after_is_honoured_up_to_the_deadline() {
     let fault = Fault::Busy(503, "1".to_owned());
@@ -163,6 +170,7 @@ fn retry_after_is_honoured_up_to_the_deadline() {
     );
 }
 
+// Promises: network-resets-inside
 #[test]
 fn connections_reset_anywhere_only_cost_time() {
     let cuts = |number: usize, _: &Request| Some(Fault::Reset(number * 7_919 % 200_000 + 70_000));
@@ -175,6 +183,7 @@ fn connections_reset_anywhere_only_cost_time() {
     );
 }
 
+// Promises: network-mount-fault, network-reads-after, network-tests-show, network-server-reset
 #[test]
 fn unreachable_server_is_retried_until_the_deadline() {
     check_all_ways(
@@ -191,6 +200,7 @@ fn unreachable_server_is_retried_until_the_deadline() {
     );
 }
 
+// Promises: network-bodies-too
 #[test]
 fn short_bodies_are_completed() {
     let cuts = |number: usize, _: &Request| Some(Fault::Short(number * 104_729 % 200_000 + 70_000));
@@ -204,6 +214,7 @@ fn short_bodies_are_completed() {
     );
 }
 
+// Promises: deadlines-read-source, deadlines-silence-before, deadlines-connection-established, network-response-ever
 #[test]
 fn silent_server_times_out_at_the_deadline() {
     check_all_ways(
@@ -222,6 +233,7 @@ fn silent_server_times_out_at_the_deadline() {
 
 /// After a failed read-ahead the kernel retries the single wanted page. The caller waits for one
 /// timeout only.
+// Promises: network-after-read
 #[test]
 fn read_times_out_once() {
     let place = Place::serve(&strong());
@@ -257,6 +269,7 @@ fn read_times_out_once() {
     );
 }
 
+// Promises: deadlines-read-source, deadlines-silence-before, network-stall-body
 #[test]
 fn stalled_body_times_out_at_the_deadline() {
     check_all_ways(
@@ -273,6 +286,7 @@ fn stalled_body_times_out_at_the_deadline() {
     );
 }
 
+// Promises: network-content-range
 #[test]
 fn wrong_range_is_never_taken_for_the_requested_one() {
     check_all_ways(
@@ -289,6 +303,7 @@ fn wrong_range_is_never_taken_for_the_requested_one() {
     );
 }
 
+// Promises: network-200-whole
 #[test]
 fn whole_body_is_never_taken_for_a_range() {
     check_all_ways(
@@ -306,6 +321,7 @@ fn whole_body_is_never_taken_for_a_range() {
     );
 }
 
+// Promises: network-416-existing
 #[test]
 fn rejected_range_is_requested_again() {
     check_all_ways(
@@ -323,6 +339,7 @@ fn rejected_range_is_requested_again() {
     );
 }
 
+// Promises: network-head-refused
 #[test]
 fn server_without_head_works() {
     check_all_ways(
@@ -333,6 +350,7 @@ fn server_without_head_works() {
     );
 }
 
+// Promises: network-chunked-bodies
 #[test]
 fn chunked_bodies_work() {
     check_all_ways(
@@ -343,6 +361,7 @@ fn chunked_bodies_work() {
     );
 }
 
+// Promises: network-content-encoding
 #[test]
 fn encoded_bodies_are_never_taken_for_bytes() {
     check_all_ways(
@@ -360,6 +379,7 @@ fn encoded_bodies_are_never_taken_for_bytes() {
     );
 }
 
+// Promises: network-mount-index, network-permanent-fault, network-show-row, network-401-403, network-404-410
 #[test]
 fn access_denied_midway_is_reported() {
     for status in [401, 403] {
@@ -396,6 +416,8 @@ fn check_version_change(before: &Resource, after: Resource, read: Read, written:
     materialize_tree(before, AMPLE_TIMEOUT_SECONDS, late, written);
 }
 
+// Promises: network-mount-fault, network-tests-show, network-mount-index, network-permanent-fault, network-last-row
+// Promises: network-show-row, network-version-entity, network-weak-entity
 #[test]
 fn versions_are_never_mixed() {
     let other = || Resource::new(archive(2));
@@ -415,6 +437,7 @@ fn versions_are_never_mixed() {
 }
 
 /// Without versions, the checksums of the archive and of the index detect the change.
+// Promises: checks-checksums-packed, network-mount-fault, network-tests-show, network-last-row, network-bytes-same
 #[test]
 fn changed_bytes_without_version_are_damage() {
     let [before, after] = [1, 2].map(|version| Packing::Lz4.pack(&archive(version).into()));
@@ -458,6 +481,7 @@ fn read_once(resource: Resource, cut: usize) -> (Place, Output) {
     (place, output)
 }
 
+// Promises: encodings-stream-breaks, encodings-strong-entity, network-ranges-right
 #[test]
 fn server_without_ranges_is_restarted_if_cut_off() {
     let cut = 3_000_000;
@@ -498,6 +522,7 @@ fn server_without_ranges_is_restarted_if_cut_off() {
     }
 }
 
+// Promises: redirects-header-password, redirects-keeps-cookies, network-redirects-host
 #[test]
 fn redirect_to_another_host_sends_no_secrets() {
     let place = Place::serve(&strong());
@@ -530,6 +555,7 @@ fn redirect_to_another_host_sends_no_secrets() {
     }
 }
 
+// Promises: retries-makes-five
 #[test]
 fn retries_are_limited_by_flag() {
     for (words, requests) in [

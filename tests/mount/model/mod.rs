@@ -217,6 +217,7 @@ fn options() -> OpenOptions {
     }
 }
 
+// Promises: tree-ls-mount
 #[test]
 #[expect(
     clippy::print_stderr,
