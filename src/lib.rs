@@ -66,7 +66,7 @@
 //! ```text
 //! source ── fetch ── codec ── tar ── index ─┬─ archive ─┬─ fuse (mount)
 //! ranges    chunks   plain    members tree  │  spans    ├─ materialize (writers)
-//!           in order bytes +          +     │  + cache  └─ list (ls)
+//!           in order bytes +          +     │  + cache  └─ tree, list (ls)
 //!                    seek pts         seek  │
 //!                                     points┘
 //! ```
@@ -93,6 +93,9 @@ pub mod layers;
 
 pub mod fuse;
 pub mod image;
+pub mod tree;
+
+pub mod change;
 pub mod list;
 pub mod materialize;
 

@@ -6,8 +6,7 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use super::item::Item;
-use super::tree::{FileId, FileKind, Tree};
+use crate::tree::{FileId, FileKind, Item, Tree};
 
 /// The paths of files with several names. The other names are links to the first one.
 #[derive(Debug, Default)]

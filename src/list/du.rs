@@ -14,10 +14,7 @@ use std::vec;
 
 use crate::base::sync::Mutex;
 
-use super::item::Item;
-use super::output::SharedOutput;
-use super::parallel_walk::{Level, Visit, Visitor};
-use super::tree::{FileId, FileKind, Metadata, Tree};
+use crate::tree::{FileId, FileKind, Item, Level, Metadata, SharedOutput, Tree, Visit, Visitor};
 
 /// Lines that wait for earlier ones, in bytes. If there are more, the later ones are written first.
 const MAX_WAITING_BYTES: usize = 64 << 20;

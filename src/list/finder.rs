@@ -5,10 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::find::{Expression, Outcome};
-use super::item::Item;
-use super::output::SharedOutput;
-use super::parallel_walk::{Level, Visit, Visitor};
-use super::tree::{FileKind, Tree};
+use crate::tree::{FileKind, Item, Level, SharedOutput, Tree, Visit, Visitor};
 
 /// Evaluates an expression on the files of a walk.
 #[derive(Debug)]

@@ -19,10 +19,9 @@
 
 use std::io::{self, Write};
 
-use super::item::Item;
-use super::tree::{FileKind, Tree};
 use crate::base::escape::is_control;
 use crate::tar::Timestamp;
+use crate::tree::{FileKind, Item, Tree};
 
 /// Appends the object for `item`, called `path`: one line, with a line feed.
 ///
@@ -122,12 +121,12 @@ fn write_text(output: &mut Vec<u8>, bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::push_component;
-    use super::super::{IndexTree, Name, metadata};
     use super::*;
     use crate::index::test_support::{file, index, member, symlink};
     use crate::index::{Index, Ino, LazyIndex};
     use crate::tar::{Device, Member, MemberKind, Timestamp};
+    use crate::tree::push_component;
+    use crate::tree::{IndexTree, Name, metadata};
 
     /// The objects of the entries below the root, as text.
     fn texts(index: &Index) -> Vec<String> {

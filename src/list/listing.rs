@@ -9,12 +9,12 @@ use crate::base::sync::Mutex;
 use crate::tar::Timestamp;
 
 use super::composefs::Dump;
-use super::item::{Item, Place};
 use super::json;
 use super::long::{Columns, Style};
-use super::output::SharedOutput;
-use super::parallel_walk::{Level, OpenLevels, Start, Visit, Visitor};
-use super::tree::{Batch, FileKind, Metadata, Tree, push_component};
+use crate::tree::{
+    Batch, FileKind, Item, Level, Metadata, OpenLevels, Place, SharedOutput, Start, Tree, Visit,
+    Visitor, push_component,
+};
 
 /// Bytes of lines that are written at once.
 const WRITE_BYTES: usize = 64 << 10;
@@ -130,7 +130,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
     }
 
     /// Whether the lines need no order and no widths, so that several threads may write them
-    /// ([`walk_parallel`](super::walk_parallel)).
+    /// ([`walk_parallel`](crate::tree::walk_parallel)).
     pub fn is_unordered(&self) -> bool {
         let needs_order = self.options.order != Order::Stored || self.options.composefs;
         !needs_order && !self.needs_widths()

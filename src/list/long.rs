@@ -4,10 +4,9 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 
 use super::human_size::human_size;
-use super::item::Item;
-use super::tree::{FileKind, Tree};
 use crate::base::escape::{escape, owner_text};
 use crate::base::time::Civil;
+use crate::tree::{FileKind, Item, Tree, mode_string, type_letter};
 
 /// Widths of the columns. Measure every file first, then format the lines.
 ///
@@ -174,42 +173,13 @@ fn unknown_texts() -> [String; 7] {
     ["?", "?", "?", "?", "?", "", ""].map(str::to_owned)
 }
 
-fn type_letter(kind: FileKind) -> char {
-    match kind {
-        FileKind::File => '-',
-        kind => kind.letter(),
-    }
-}
-
-/// Type and permissions in ten letters, as `ls -l` writes them: `drwxrwxrwt`.
-pub(crate) fn mode_string(kind: FileKind, mode: u32) -> String {
-    let mut letters = String::with_capacity(10);
-    letters.push(type_letter(kind));
-    for (shift, special, with_execute, without) in [
-        (6, 0o4000, 's', 'S'),
-        (3, 0o2000, 's', 'S'),
-        (0, 0o1000, 't', 'T'),
-    ] {
-        let bits = mode >> shift;
-        letters.push(if bits & 4 != 0 { 'r' } else { '-' });
-        letters.push(if bits & 2 != 0 { 'w' } else { '-' });
-        letters.push(match (mode & special != 0, bits & 1 != 0) {
-            (true, true) => with_execute,
-            (true, false) => without,
-            (false, true) => 'x',
-            (false, false) => '-',
-        });
-    }
-    letters
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{Batch, IndexTree, metadata};
     use super::*;
     use crate::index::test_support::{directory, file, index, member, symlink};
     use crate::index::{Index, Ino, LazyIndex};
     use crate::tar::{Device, Member, MemberKind, Timestamp};
+    use crate::tree::{Batch, IndexTree, metadata};
 
     const LONG_ESCAPED: Style = Style {
         long: true,

@@ -22,11 +22,11 @@ use super::write::{
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::{Condvar, Mutex};
-use crate::list::{
+use crate::tar::{Device, Member, MemberKind, Timestamp};
+use crate::tree::{
     DirectoryTree, FileKind, Level, Metadata, Name, OpenDirectory, Start, Tree, Visit, Visitor,
     metadata_of, walk_parallel,
 };
-use crate::tar::{Device, Member, MemberKind, Timestamp};
 
 /// Names of a directory that a thread copies at once. It adds threads only between such tasks.
 const CHUNK: usize = 64;

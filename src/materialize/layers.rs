@@ -22,8 +22,8 @@ use crate::index::{
     MergedIndex, Options, Origin, Placement,
 };
 use crate::layers::{WhiteoutFormat, merge};
-use crate::list::change::remove_tree;
 use crate::tar::Member;
+use crate::tree::remove_tree;
 
 const MOVE_FILE: &str = "move the file to its place";
 const CREATE_LINK: &str = "create the hard link";

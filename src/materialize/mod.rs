@@ -56,8 +56,5 @@ pub use crate::base::xattr::filter::XattrFilter;
 /// # Errors
 /// When an entry cannot be removed, or something is mounted below. Everything else is removed.
 pub fn remove_tree(parent: impl AsFd, name: &std::ffi::OsStr) -> std::io::Result<()> {
-    Ok(crate::list::change::remove_tree(
-        parent,
-        name.as_encoded_bytes(),
-    )?)
+    Ok(crate::tree::remove_tree(parent, name.as_encoded_bytes())?)
 }

@@ -19,7 +19,7 @@ use crate::base::mount_point::is_mount;
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
-use crate::list::change::remove_tree;
+use crate::tree::remove_tree;
 
 const MAX_NAME_ATTEMPTS: usize = 16;
 /// Bounds the removal of a tree that a writer may still use.

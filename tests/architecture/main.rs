@@ -60,11 +60,6 @@ const LAYERS: &[Layer] = &[
         name: "fuse",
         imports: &["base", "tar", "index", "archive"],
     },
-    // `layers` for what a layer says of those below it, `list` for the walk over a directory and what differs from it.
-    Layer {
-        name: "materialize",
-        imports: &["base", "tar", "index", "archive", "layers", "list"],
-    },
     // `fetch` and `codec` for a document's bytes, and for whether a layer is packed, `index` for its store.
     Layer {
         name: "image",
@@ -72,8 +67,22 @@ const LAYERS: &[Layer] = &[
     },
     // `tar` for its types: a time.
     Layer {
-        name: "list",
+        name: "tree",
         imports: &["base", "tar", "index"],
+    },
+    // `tar` for its types: a time.
+    Layer {
+        name: "list",
+        imports: &["base", "tar", "tree"],
+    },
+    Layer {
+        name: "change",
+        imports: &["base", "tree"],
+    },
+    // `layers` for what a layer says of those below it.
+    Layer {
+        name: "materialize",
+        imports: &["base", "tar", "index", "archive", "layers", "tree"],
     },
     // `fetch` and `codec` for whether an archive around SOURCE is packed, `tar` for its options.
     Layer {
@@ -107,8 +116,10 @@ const LAYERS: &[Layer] = &[
             "layers",
             "fuse",
             "image",
-            "materialize",
+            "tree",
             "list",
+            "change",
+            "materialize",
             "locate",
         ],
     },
@@ -125,14 +136,10 @@ const PURE_LAYERS: &[(&str, &[&str])] = &[
     ("index", &["store.rs"]),
     ("layers", &["open.rs"]),
     (
-        "list",
-        &[
-            "directory_tree.rs",
-            "parallel_walk.rs",
-            "attributes.rs",
-            "remove.rs",
-        ],
+        "tree",
+        &["directory_tree.rs", "parallel_walk.rs", "remove.rs"],
     ),
+    ("list", &[]),
 ];
 const IMPURITIES: &[&str] = &[
     "std::fs",

@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime};
 
 use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Error, Expression, ParseContext};
-use tarfs::list::{Batch, DirectoryTree, FileKind, Item, Name, Place, Tree, metadata_of};
 use tarfs::tar::Timestamp;
+use tarfs::tree::{Batch, DirectoryTree, FileKind, Item, Name, Place, Tree, metadata_of};
 
 use crate::support::cli;
 use crate::support::rng::Rng;

@@ -11,7 +11,7 @@ use super::status;
 use crate::cli::args::{self, CacheDirArgs, Size};
 use crate::cli::ui::output;
 use tarfs::archive::cache_inventory::{self, CacheEntry, Kind};
-use tarfs::list::escape;
+use tarfs::internal::escape::escape;
 
 /// Arguments of `tarfs cache`.
 #[derive(Debug, Args)]

@@ -15,7 +15,7 @@ use crate::cli::ui::output;
 use tarfs::archive::{TreeOrigin, Volume};
 use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
-use tarfs::list::{FileKind, IndexTree};
+use tarfs::tree::{FileKind, IndexTree};
 
 /// Maximum bytes of one read.
 const READ_BYTES: u32 = 1 << 20;

@@ -15,8 +15,8 @@ use tarfs::Stats;
 use tarfs::archive::scan::{self, Digest, ScanError};
 use tarfs::archive::{Error, VerifySink};
 use tarfs::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
+use tarfs::internal::escape::escape;
 use tarfs::layers::{Layer, WhiteoutFormat, merge};
-use tarfs::list::escape;
 use tarfs::locate::TreeSpec;
 
 /// Arguments of `tarfs verify`.

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use tarfs::ArchivePath;
 use tarfs::archive::AccessedRange;
 use tarfs::index::Index;
-use tarfs::list::escape;
+use tarfs::internal::escape::escape;
 
 const HEADER_LINE: &str = "# tarfs profile 1";
 

@@ -7,9 +7,8 @@ use super::pattern::{Pattern, Regex};
 use super::permissions::Permissions;
 use super::printf::{self, Format};
 use crate::base::escape::without_controls;
-use crate::list::item::Item;
-use crate::list::tree::{FileId, FileKind, Metadata, Tree};
 use crate::tar::Timestamp;
+use crate::tree::{FileId, FileKind, Item, Metadata, Tree};
 
 /// A part of an expression.
 #[derive(Debug)]

@@ -31,10 +31,8 @@ use evaluate::{Action, Evaluation, Node};
 use parse::Parser;
 
 pub use parse::{Error, ParseContext, WalkOptions};
-pub use permissions::apply_mode;
 
-use super::item::Item;
-use super::tree::Tree;
+use crate::tree::{Item, Tree};
 
 /// A parsed expression. Several threads may evaluate it at the same time.
 #[derive(Debug)]

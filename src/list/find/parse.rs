@@ -13,8 +13,8 @@ use super::evaluate::Node;
 use super::number::{DAY, nanoseconds};
 use crate::base::escape::escape;
 use crate::base::xattr::posix_acl::IdResolver;
-use crate::list::tree::Metadata;
 use crate::tar::Timestamp;
+use crate::tree::Metadata;
 
 /// The reason why words are no expression, or one that is not supported.
 #[derive(Debug, Error)]

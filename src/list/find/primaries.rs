@@ -13,8 +13,8 @@ use super::printf::Format;
 use crate::base::error_chain::error_chain;
 use crate::base::escape::escape;
 use crate::base::time::parse_rfc3339;
-use crate::list::tree::{FileKind, Metadata};
 use crate::tar::Timestamp;
+use crate::tree::{FileKind, Metadata};
 
 type Parsed = Result<Option<Node>, Error>;
 

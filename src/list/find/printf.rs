@@ -5,10 +5,8 @@ use std::io::{self, Write};
 
 use super::strftime;
 use crate::base::escape::{escape, owner_text, without_controls};
-use crate::list::item::Item;
-use crate::list::long::mode_string;
-use crate::list::tree::{FileKind, Metadata, Tree};
 use crate::tar::Timestamp;
+use crate::tree::{FileKind, Item, Metadata, Tree, mode_string};
 
 /// A parsed format of `-printf`.
 #[derive(Debug)]

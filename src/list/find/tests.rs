@@ -6,9 +6,8 @@ use std::path::Path;
 
 use super::{Error, Expression, Outcome, ParseContext};
 use crate::base::passwd::Accounts;
-use crate::list::item::{Item, Place};
-use crate::list::tree::{Batch, FileKind, Metadata, Name, Tree};
 use crate::tar::Timestamp;
+use crate::tree::{Batch, FileKind, Item, Metadata, Name, Place, Tree};
 
 /// 2026-05-20 16:27:29 UTC.
 const NOW: i64 = 1_779_294_449;

@@ -13,7 +13,6 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::mount_point::is_mount;
 use crate::base::resolve::ResolveError;
 use crate::index::{Entry, EntryKind, Index, Ino};
-use crate::list::change::remove_tree;
 use crate::materialize::entry_reader::{EntryError, EntryReader, check_names, compare};
 use crate::materialize::error::{Error, StepError, WithAction};
 use crate::materialize::materializer::Materializer;
@@ -23,6 +22,7 @@ use crate::materialize::write::{
     ReplaceRules, lstat_at, name_of, parent_of,
 };
 use crate::tar::{Member, MemberKind};
+use crate::tree::remove_tree;
 
 /// Number of damaged files, or why the archive was not read to its end.
 type Read = Result<u64, EntryError<Error>>;

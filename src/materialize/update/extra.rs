@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
-use crate::list::{FileKind, Level, Name, Start, Tree, Visit, Visitor, walk_parallel};
+use crate::tree::{FileKind, Level, Name, Start, Tree, Visit, Visitor, walk_parallel};
 
 /// Entries that a deletion removes with all below them, and mount points, which stay.
 #[derive(Default, Debug)]

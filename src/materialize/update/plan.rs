@@ -13,10 +13,10 @@ use std::sync::Arc;
 use super::extra::Deletion;
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
-use crate::list::{Difference, Differences, FileId, FileKind, Item, Metadata, Property, Tree};
 use crate::materialize::options::Options;
 use crate::materialize::write::{AttributePolicy, Directory, is_temporary};
 use crate::tar::Timestamp;
+use crate::tree::{Difference, Differences, FileId, FileKind, Item, Metadata, Property, Tree};
 
 type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
 

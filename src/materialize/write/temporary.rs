@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use super::directory::{Directory, is_directory, lstat_at};
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
-use crate::list::change::remove_tree;
+use crate::tree::remove_tree;
 
 /// Prefix of temporary names in a tree that is updated.
 const PREFIX: &[u8] = b".tarfs-update-";

@@ -3,7 +3,8 @@
 use tarfs::Plain;
 use tarfs::index::{EntryKind, Index, Ino, LazyIndex, MemoryLimit, format};
 use tarfs::layers::{WhiteoutFormat, merge};
-use tarfs::list::{Columns, IndexTree, Item, Name, Style, json, metadata};
+use tarfs::list::{Columns, Style, json};
+use tarfs::tree::{IndexTree, Item, Name, metadata};
 
 use super::knobs::Knobs;
 use super::walk::walk;

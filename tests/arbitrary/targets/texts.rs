@@ -2,9 +2,9 @@
 
 use tarfs::ArchivePath;
 use tarfs::codec::{Detected, detect};
+use tarfs::internal::escape::escape;
 use tarfs::internal::passwd::Accounts;
 use tarfs::internal::posix_acl::{Kind, find};
-use tarfs::list::escape;
 use tarfs::source::{self, Validator};
 
 /// Prefix of the passwords in URLs of the seeds.

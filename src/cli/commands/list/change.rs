@@ -9,9 +9,9 @@ use std::sync::Arc;
 use super::open_place::{self, EXIT_PARTIAL};
 use crate::cli::args::JobsArg;
 use crate::cli::ui::output;
+use tarfs::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
 use tarfs::internal::error_chain::error_chain;
-use tarfs::list::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
-use tarfs::list::{DirectoryTree, Metadata, Start, Visitor, metadata_of, walk_parallel};
+use tarfs::tree::{DirectoryTree, Metadata, Start, Visitor, metadata_of, walk_parallel};
 
 /// Flags of `tarfs chmod` and `tarfs chown`.
 #[derive(clap::Args, Clone, Debug)]

@@ -8,8 +8,8 @@ use rustix::fs::Mode;
 use rustix::process::umask;
 
 use super::change::{self, ChangeFlags};
-use tarfs::list::change::Attributes;
-use tarfs::list::find::apply_mode;
+use tarfs::change::Attributes;
+use tarfs::tree::apply_mode;
 
 /// Arguments of `tarfs chmod`.
 #[derive(clap::Args, Debug)]

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 
 use super::change::{self, ChangeFlags};
 use crate::cli::ui::output;
+use tarfs::change::{Attributes, Owner, quote};
+use tarfs::internal::escape::escape;
 use tarfs::internal::passwd::{AccountNames, Accounts, parse_lines};
 use tarfs::internal::posix_acl::IdResolver;
-use tarfs::list::change::{Attributes, Owner, quote};
-use tarfs::list::escape;
 
 /// Number of the field with the group of a user in `/etc/passwd`.
 const GROUP_FIELD: usize = 3;

@@ -9,8 +9,9 @@ use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
 use crate::cli::args::{LayerArgs, TreeArgs};
 use crate::cli::ui::output;
 use tarfs::index::Ino;
-use tarfs::list::{Comparison, DiffPrinter, Name, SharedOutput, Tree};
+use tarfs::list::DiffPrinter;
 use tarfs::locate::SourceSpec;
+use tarfs::tree::{Comparison, Name, SharedOutput, Tree};
 
 /// Exit code if something differs, as of diff(1).
 const EXIT_DIFFERENT: u8 = 1;

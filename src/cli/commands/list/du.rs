@@ -8,7 +8,8 @@ use std::sync::Arc;
 use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
 use crate::cli::args::TreeArgs;
 use tarfs::index::Ino;
-use tarfs::list::{DiskUsage, DuOptions, Item, Measure, Tree, human_size};
+use tarfs::list::{DiskUsage, DuOptions, Measure, human_size};
+use tarfs::tree::{Item, Tree};
 
 /// Arguments of `tarfs du`.
 #[derive(clap::Args, Debug)]

@@ -14,10 +14,11 @@ use crate::cli::ui::output;
 use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
 use tarfs::internal::passwd::Accounts;
+use tarfs::list::Finder;
 use tarfs::list::find::{Expression, ParseContext};
-use tarfs::list::{Finder, Item, Tree, metadata_of};
 use tarfs::locate::SourceSpec;
 use tarfs::tar::Timestamp;
+use tarfs::tree::{Item, Tree, metadata_of};
 
 /// Arguments of `tarfs find`.
 #[derive(clap::Args, Debug)]

@@ -15,7 +15,8 @@ use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
-use tarfs::list::{FileKind, Item, ListOptions, Lister, Order, Style, Tree};
+use tarfs::list::{ListOptions, Lister, Order, Style};
+use tarfs::tree::{FileKind, Item, Tree};
 
 /// Exit code if one of the PATHs is missing, as of ls(1).
 const EXIT_MISSING: u8 = 2;

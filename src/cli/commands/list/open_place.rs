@@ -24,11 +24,12 @@ use tarfs::archive::{TreeOrigin, Volume};
 use tarfs::index::format::Error as Cause;
 use tarfs::index::store::{self, RowsToLoad};
 use tarfs::index::{Index, LazyIndex, MemoryLimit, ShardPlan};
-use tarfs::list::{
-    DirectoryTree, FileKind, IndexTree, Item, Name, OpenDirectory, SharedOutput, Start, Tree,
-    Visitor, metadata_of, walk_parallel, without_dots,
-};
+use tarfs::internal::resolve::without_dots;
 use tarfs::locate::SourceSpec;
+use tarfs::tree::{
+    DirectoryTree, FileKind, IndexTree, Item, Name, OpenDirectory, SharedOutput, Start, Tree,
+    Visitor, metadata_of, walk_parallel,
+};
 
 /// Number of FUSE as a type of file systems, as in statfs(2).
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
@@ -435,7 +436,7 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> O
 /// Prints an error about the entry at `path` of an archive.
 pub(crate) fn report_entry(path: &[u8], error: &io::Error) {
     if error.kind() == io::ErrorKind::NotFound {
-        let path = tarfs::list::escape(path);
+        let path = tarfs::internal::escape::escape(path);
         let reason = "not in the archive (`tarfs find` shows what is)";
         return output::print_error(format_args!("{path}: {reason}"));
     }
@@ -444,7 +445,7 @@ pub(crate) fn report_entry(path: &[u8], error: &io::Error) {
 
 /// Prints an error about the file at `path`.
 pub(crate) fn report(path: &[u8], error: &io::Error) {
-    let path = tarfs::list::escape(path);
+    let path = tarfs::internal::escape::escape(path);
     output::print_error(format_args!("{path}: {}", output::describe(error)));
 }
 

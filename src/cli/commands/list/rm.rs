@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::change::Run;
 use crate::cli::args::JobsArg;
-use tarfs::list::DirectoryTree;
-use tarfs::list::change::{RemoveOptions, Remover, Verbosity};
+use tarfs::change::Verbosity;
+use tarfs::tree::{DirectoryTree, RemoveOptions, Remover};
 
 /// Maximum number of files that `-I` removes without a question.
 const MAX_UNASKED: usize = 3;

@@ -21,8 +21,8 @@ use tarfs::Plain;
 use tarfs::archive::scan::{self, ScanError, Sink};
 use tarfs::archive::{Error, OpenOptions, SavedIndex};
 use tarfs::codec::Compression;
+use tarfs::internal::escape::escape;
 use tarfs::layers::{Layer, WhiteoutFormat};
-use tarfs::list::escape;
 use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
     self, Cause, ContentSink, DestinationLock, DryRunSink, Materializer, Options, PathLinks,

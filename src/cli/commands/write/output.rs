@@ -14,7 +14,7 @@ use crate::cli::ui::output;
 use tarfs::ArchivePath;
 use tarfs::Stats;
 use tarfs::internal::error_chain::error_chain;
-use tarfs::list::escape;
+use tarfs::internal::escape::escape;
 use tarfs::materialize::{self, Cause, Materializer, Options, Problem, Reporter, Staging, Summary};
 
 /// Whether the source had no errors, and the result of the writer.

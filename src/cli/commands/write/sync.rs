@@ -23,11 +23,12 @@ use crate::cli::open_archive;
 use crate::cli::shards;
 use crate::cli::ui::output;
 use tarfs::index::Ino;
-use tarfs::list::{Comparison, DirectoryTree, IndexTree, Name, Tree, escape};
+use tarfs::internal::escape::escape;
 use tarfs::materialize::{
     DestinationLock, Materializer, Options, Step, Summary, UpdatePlan, UpdatePlanner,
 };
 use tarfs::source::local_path;
+use tarfs::tree::{Comparison, DirectoryTree, IndexTree, Name, Tree};
 
 /// Arguments of `tarfs sync`.
 #[derive(clap::Args, Debug)]

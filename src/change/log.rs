@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::base::escape::{escape, is_control};
 
-use super::super::output::SharedOutput;
+use crate::tree::SharedOutput;
 
 /// The files that have a line.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::io;
 
-use super::tree::{Batch, Content, FileKind, Metadata, Name, Tree, Xattr, push_component};
+use super::interface::{Batch, Content, FileKind, Metadata, Name, Tree, Xattr, push_component};
 
 /// A file in a directory, whose attributes are read at most once.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl<'a, T: Tree> Item<'a, T> {
 
     /// The same file, at this path.
     #[must_use]
-    pub(super) fn called(self, path: &[u8]) -> Self {
+    pub(crate) fn called(self, path: &[u8]) -> Self {
         Self {
             above: Some(b""),
             path: OnceCell::from(path.to_owned()),
@@ -80,17 +80,17 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// Replaces its attributes.
-    pub(super) fn set_metadata(&mut self, metadata: Metadata) {
+    pub(crate) fn set_metadata(&mut self, metadata: Metadata) {
         self.metadata = OnceCell::from(metadata);
     }
 
     /// Opens a regular file for reading.
-    pub(super) fn content(&self) -> io::Result<Box<dyn Content + '_>> {
+    pub(crate) fn content(&self) -> io::Result<Box<dyn Content + '_>> {
         self.tree.content(self.directory, self.name)
     }
 
     /// Whether only paths of other files imply the directory.
-    pub(super) fn is_implied(&self) -> io::Result<bool> {
+    pub(crate) fn is_implied(&self) -> io::Result<bool> {
         self.tree.is_implied(self.name)
     }
 
@@ -111,7 +111,7 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// Whether it has an ACL, as far as that can be read.
-    pub(super) fn has_acl(&self) -> io::Result<bool> {
+    pub(crate) fn has_acl(&self) -> io::Result<bool> {
         self.tree.has_acl(self.directory, self.name)
     }
 
@@ -121,12 +121,12 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// The number of its directory; 0 for a starting point that names none.
-    pub(super) fn parent(&self) -> u64 {
+    pub(crate) fn parent(&self) -> u64 {
         self.parent
     }
 
     /// Offset of its first stored byte in the plain archive, if it has any.
-    pub(super) fn offset(&self) -> io::Result<Option<u64>> {
+    pub(crate) fn offset(&self) -> io::Result<Option<u64>> {
         self.tree.offset(self.name)
     }
 
@@ -143,7 +143,7 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// Appends the path to `output`.
-    pub(super) fn push_path(&self, output: &mut Vec<u8>) {
+    pub(crate) fn push_path(&self, output: &mut Vec<u8>) {
         let start = output.len();
         output.extend_from_slice(self.above.unwrap_or_default());
         if output.len() == start {
@@ -192,22 +192,22 @@ impl<'a, T: Tree> Item<'a, T> {
     }
 
     /// The target of a symbolic link.
-    pub(super) fn target(&self) -> io::Result<Cow<'_, [u8]>> {
+    pub(crate) fn target(&self) -> io::Result<Cow<'_, [u8]>> {
         self.tree.target(self.directory, self.name)
     }
 
     /// The owner's name, if any.
-    pub(super) fn user(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
+    pub(crate) fn user(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
         self.tree.user(&self.metadata()?)
     }
 
     /// The group's name, if any.
-    pub(super) fn group(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
+    pub(crate) fn group(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
         self.tree.group(&self.metadata()?)
     }
 
     /// Whether a directory has no names. Not for other types.
-    pub(super) fn is_empty_directory(&self) -> io::Result<bool> {
+    pub(crate) fn is_empty_directory(&self) -> io::Result<bool> {
         let directory = self.tree.open(self.directory, self.name)?;
         let mut batch = Batch::default();
         self.tree.read(&directory, &mut 0, &mut batch)?;

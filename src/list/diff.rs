@@ -6,14 +6,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::super::item::Item;
-use super::super::json;
-use super::super::output::SharedOutput;
-use super::super::tree::{FileId, Metadata, Tree};
-use super::compare::{Difference, Differences, Property};
+use super::json;
 use crate::base::escape::escape;
 use crate::base::sync::Mutex;
 use crate::base::time::Civil;
+use crate::tree::{Difference, Differences, FileId, Item, Metadata, Property, SharedOutput, Tree};
 
 /// Lines that are sorted by path at the end, in bytes. If there are more, they are printed as they come.
 const MAX_WAITING_BYTES: usize = 64 << 20;

@@ -9,9 +9,9 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::super::item::{Item, Place};
-use super::super::parallel_walk::{Level, OpenLevels, Start, Visit, Visitor, walk_parallel};
-use super::super::tree::{Batch, Content, FileKind, Metadata, Name, Tree};
+use super::interface::{Batch, Content, FileKind, Metadata, Name, Tree};
+use super::item::{Item, Place};
+use super::parallel_walk::{Level, OpenLevels, Start, Visit, Visitor, walk_parallel};
 
 /// Trees of which a comparison keeps directories open.
 const OPEN_TREES: usize = 2;

@@ -23,7 +23,7 @@ use crate::base::passwd::AccountNames;
 use crate::base::xattr::posix_acl;
 use crate::tar::Timestamp;
 
-use super::tree::{Batch, Content, FileId, FileKind, Metadata, Name, Tree, Xattr};
+use super::interface::{Batch, Content, FileId, FileKind, Metadata, Name, Tree, Xattr};
 
 /// Room for the names that one system call reads, in bytes. Half a page less than what the allocator maps anew.
 const READ_BYTES: usize = 126 << 10;
@@ -305,12 +305,12 @@ pub fn metadata_of(path: &Path) -> io::Result<Metadata> {
 ///
 /// # Errors
 /// As fstat(2).
-pub(super) fn metadata_of_open(file: impl AsFd) -> io::Result<Metadata> {
+pub(crate) fn metadata_of_open(file: impl AsFd) -> io::Result<Metadata> {
     stat(file, b"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }
 
 /// Whether these are the attributes of `/`.
-pub(super) fn is_root(found: &Metadata) -> bool {
+pub(crate) fn is_root(found: &Metadata) -> bool {
     let root = metadata_of(Path::new("/"));
     root.is_ok_and(|root| root.id() == found.id())
 }

@@ -12,13 +12,12 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::base::AttributeTarget;
 
-use super::super::directory_tree::{DirectoryTree, is_root, metadata_of, metadata_of_open};
-use super::super::find::apply_mode;
-use super::super::long::mode_string;
-use super::super::parallel_walk::{Level, Start, Visit, Visitor};
-use super::super::tree::{FileKind, Metadata, Tree};
 use super::log::{ChangeLog, Verbosity, quote};
 use crate::base::escape::{escape, owner_text};
+use crate::tree::{
+    DirectoryTree, FileKind, Level, Metadata, Start, Tree, Visit, Visitor, apply_mode, is_root,
+    metadata_of, metadata_of_open, mode_string,
+};
 
 /// An owner and a group; `None` for any, or to keep it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -11,7 +11,7 @@ use crate::base::passwd::Accounts;
 use crate::base::xattr::posix_acl::{self, Kind};
 use crate::index::{Entry, EntryKind, Index, Ino, LazyIndex};
 
-use super::tree::{Batch, Content, FileKind, Metadata, Name, Tree, Xattr};
+use super::interface::{Batch, Content, FileKind, Metadata, Name, Tree, Xattr};
 
 /// Names that are read at once.
 const READ_NAMES: usize = 32 << 10;

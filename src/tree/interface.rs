@@ -26,7 +26,7 @@ pub enum FileKind {
 
 impl FileKind {
     /// The type that a mode of stat(2) has.
-    pub(super) fn from_mode(mode: u32) -> Option<Self> {
+    pub(crate) fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170_000 {
             0o100_000 => Self::File,
             0o040_000 => Self::Directory,
@@ -45,12 +45,12 @@ impl FileKind {
     }
 
     /// The name in JSON.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         self.forms().1
     }
 
     /// The bits in a mode of stat(2).
-    pub(super) fn bits(self) -> u32 {
+    pub(crate) fn bits(self) -> u32 {
         self.forms().2
     }
 
@@ -165,7 +165,7 @@ impl Batch {
     }
 
     /// Takes the names of files whose types cannot be found out, with the reasons.
-    pub(super) fn take_failed(&mut self) -> Vec<(Vec<u8>, io::Error)> {
+    pub(crate) fn take_failed(&mut self) -> Vec<(Vec<u8>, io::Error)> {
         std::mem::take(&mut self.failed)
     }
 
@@ -204,7 +204,7 @@ impl Batch {
 }
 
 /// Appends `name` to `path`, with a slash between them if there is none.
-pub(super) fn push_component(path: &mut Vec<u8>, name: &[u8]) {
+pub(crate) fn push_component(path: &mut Vec<u8>, name: &[u8]) {
     if path.last().is_some_and(|&last| last != b'/') {
         path.push(b'/');
     }

@@ -1,22 +1,18 @@
 //! Removal of trees.
 
-use std::ffi::OsStr;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::fd::AsFd;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat};
+use rustix::fs::{AtFlags, unlinkat};
 use rustix::io::Errno;
 
-use super::super::directory_tree::{DirectoryTree, OpenDirectory, is_root, metadata_of};
-use super::super::parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
-use super::super::tree::{FileKind, Name, Tree};
-use super::log::{ChangeLog, Verbosity, quote};
+use super::directory_tree::{DirectoryTree, OpenDirectory};
+use super::interface::{FileKind, Name, Tree};
+use super::parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
 use crate::base::mount_point::is_mount;
 use crate::base::sync::Mutex;
 
@@ -31,22 +27,6 @@ pub trait RemovalLog: Send + Sync + 'static {
 
     /// The file at `path` remains.
     fn fail(&self, path: &[u8], error: &io::Error);
-}
-
-impl RemovalLog for ChangeLog {
-    fn note_removed(&self, kind: &str, path: &[u8]) {
-        let line = || format!("removed {kind}{}", quote(path));
-        self.write(Verbosity::Changes, line);
-    }
-
-    fn fail(&self, path: &[u8], error: &io::Error) {
-        if error.kind() == io::ErrorKind::CrossesDevices {
-            let path = quote(path);
-            let text = format!("skipping {path}, since it's on a different device");
-            return self.fail_with(&text);
-        }
-        Self::fail(self, "cannot remove", path, error);
-    }
 }
 
 /// The first error of a removal. One about a mount is replaced by another one.
@@ -112,9 +92,9 @@ pub struct RemoveOptions {
 /// Removes the files of a walk.
 #[derive(Debug)]
 pub struct Remover<L> {
-    tree: Arc<DirectoryTree>,
-    options: RemoveOptions,
-    log: Arc<L>,
+    pub(crate) tree: Arc<DirectoryTree>,
+    pub(crate) options: RemoveOptions,
+    pub(crate) log: Arc<L>,
 }
 
 /// A directory that is being removed.
@@ -131,67 +111,6 @@ pub struct Removed {
 
 type Directory = Level<DirectoryTree, Removed>;
 
-impl Remover<ChangeLog> {
-    /// Removes the file at `path`, or returns the directory at which a walk must start.
-    pub fn start(&self, path: &[u8]) -> Option<Start<DirectoryTree, Removed>> {
-        match self.try_start(path) {
-            Ok(start) => start,
-            Err(error) => {
-                self.report(path, error);
-                None
-            }
-        }
-    }
-
-    fn try_start(&self, path: &[u8]) -> io::Result<Option<Start<DirectoryTree, Removed>>> {
-        let end = path.iter().rposition(|&byte| byte != b'/');
-        let clean = path.get(..end.map_or(0, |end| end + 1)).unwrap_or(path);
-        let slash = clean.iter().rposition(|&byte| byte == b'/');
-        let (above, name) = clean.split_at(slash.map_or(0, |slash| slash + 1));
-        let found = metadata_of(as_path(if clean.is_empty() { path } else { clean }))?;
-        if found.kind != FileKind::Directory {
-            if clean.len() < path.len() {
-                return Err(Errno::NOTDIR.into());
-            }
-            let above = open_above(above)?;
-            self.note(self.unlink(&above, name, AtFlags::empty()), "", path);
-            return Ok(None);
-        }
-        if !self.options.recursive && !self.options.empty_directories {
-            return Err(Errno::ISDIR.into());
-        }
-        if matches!(name, b"." | b"..") {
-            let text = "refusing to remove '.' or '..' directory: skipping";
-            self.log.fail_with(&format!("{text} {}", quote(path)));
-            return Ok(None);
-        }
-        if self.options.recursive && !self.options.root && is_root(&found) {
-            self.log.fail_on_root(path);
-            return Ok(None);
-        }
-        let name = if name.is_empty() { b"." } else { name };
-        let parent = open_above(above)?;
-        if !self.options.recursive {
-            let result = self.unlink(&parent, name, AtFlags::REMOVEDIR);
-            self.note(result, "directory ", path);
-            return Ok(None);
-        }
-        let opened = self.tree.open(&parent, Name::directory(name, found.inode));
-        Ok(match opened {
-            Ok(directory) => Some(Start {
-                path: path.to_owned(),
-                inode: found.inode,
-                directory,
-                state: Removed::start(parent, name),
-            }),
-            Err(error) => {
-                self.remove_closed(&parent, name, path, error);
-                None
-            }
-        })
-    }
-}
-
 impl<L: RemovalLog> Remover<L> {
     /// Reports each file to `log`. A `tree` that stays on one file system keeps it from crossing mount points.
     pub fn new(tree: Arc<DirectoryTree>, options: RemoveOptions, log: Arc<L>) -> Self {
@@ -199,7 +118,7 @@ impl<L: RemovalLog> Remover<L> {
     }
 
     /// Logs the outcome of a removal. Returns whether the file is gone.
-    fn note(&self, result: io::Result<()>, kind: &str, path: &[u8]) -> bool {
+    pub(crate) fn note(&self, result: io::Result<()>, kind: &str, path: &[u8]) -> bool {
         match result {
             Ok(()) => {
                 self.log.note_removed(kind, path);
@@ -213,7 +132,12 @@ impl<L: RemovalLog> Remover<L> {
         }
     }
 
-    fn unlink(&self, directory: impl AsFd, name: &[u8], flags: AtFlags) -> io::Result<()> {
+    pub(crate) fn unlink(
+        &self,
+        directory: impl AsFd,
+        name: &[u8],
+        flags: AtFlags,
+    ) -> io::Result<()> {
         Ok(match unlinkat(&directory, name, flags) {
             Err(Errno::BUSY) if self.tree.is_one_file_system && is_mount(&directory, name) => {
                 Err(Errno::XDEV)
@@ -223,7 +147,7 @@ impl<L: RemovalLog> Remover<L> {
     }
 
     /// Removes a directory that could not be opened, if it is empty. Returns whether it is gone.
-    fn remove_closed(
+    pub(crate) fn remove_closed(
         &self,
         directory: &OpenDirectory,
         name: &[u8],
@@ -241,16 +165,6 @@ impl<L: RemovalLog> Remover<L> {
         let kinds = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
         self.options.force && kinds.contains(&error.kind())
     }
-}
-
-fn as_path(path: &[u8]) -> &Path {
-    Path::new(OsStr::from_bytes(path))
-}
-
-fn open_above(path: &[u8]) -> io::Result<OpenDirectory> {
-    let path = if path.is_empty() { b"." } else { path };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(openat(CWD, path, flags, Mode::empty())?.into())
 }
 
 impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
@@ -329,7 +243,7 @@ impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
 
 impl Removed {
     /// Of the starting point `name` in `parent`.
-    fn start(parent: OpenDirectory, name: &[u8]) -> Self {
+    pub(crate) fn start(parent: OpenDirectory, name: &[u8]) -> Self {
         Self {
             start: Some((parent, name.to_owned())),
             ..Self::default()
@@ -354,6 +268,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use rustix::fd::OwnedFd;
+    use rustix::fs::{Mode, OFlags, openat};
 
     use super::*;
 

@@ -17,8 +17,8 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::base::sync::{Condvar, Mutex};
 use crate::base::thread::Thread;
 
+use super::interface::{Batch, Name, Tree, push_component};
 use super::item::{Item, Place};
-use super::tree::{Batch, Name, Tree, push_component};
 
 /// Names of a directory that one thread visits at once, if that takes system calls.
 const CALL_CHUNK: usize = 64;
@@ -57,14 +57,14 @@ struct Handle<T: Tree> {
 
 /// The directories below starting points that were opened last. Others are closed, so that a tree may be deeper
 /// than the limit of open files.
-pub(super) struct OpenLevels<T: Tree, S> {
+pub(crate) struct OpenLevels<T: Tree, S> {
     max: usize,
     levels: Mutex<VecDeque<Weak<Level<T, S>>>>,
 }
 
 impl<T: Tree, S> OpenLevels<T, S> {
     /// Keeps open as many directories of `tree` as a walk may that keeps open directories of `trees` trees.
-    pub(super) fn new(tree: &T, trees: usize) -> Arc<Self> {
+    pub(crate) fn new(tree: &T, trees: usize) -> Arc<Self> {
         let max = tree.max_open();
         Arc::new(Self {
             max: max.map_or(usize::MAX, |max| (max / trees.max(1)).max(2)),
@@ -119,7 +119,7 @@ impl<T: Tree, S> Level<T, S> {
     }
 
     /// The open directory `start`.
-    pub(super) fn at_start(start: Start<T, S>, open: &Arc<OpenLevels<T, S>>) -> Arc<Self> {
+    pub(crate) fn at_start(start: Start<T, S>, open: &Arc<OpenLevels<T, S>>) -> Arc<Self> {
         let name = Name::directory(&start.path, start.inode);
         let level = Self::new(None, name, open, start.state);
         level.handle.lock().directory = Some(Arc::new(start.directory));
@@ -130,7 +130,7 @@ impl<T: Tree, S> Level<T, S> {
     ///
     /// # Errors
     /// As [`Tree::open`].
-    pub(super) fn open_child(
+    pub(crate) fn open_child(
         self: &Arc<Self>,
         tree: &T,
         name: Name<'_>,

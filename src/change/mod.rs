@@ -8,4 +8,3 @@ mod remove;
 
 pub use attributes::{Attributes, Change, Changer, LateChange, Owner};
 pub use log::{ChangeLog, Verbosity, quote};
-pub use remove::{RemovalLog, RemoveOptions, Removed, Remover, remove_tree};

@@ -1,0 +1,28 @@
+//! Trees of files: archives by their indexes, and directories of this machine.
+//!
+//! [`Tree`] is the interface of both. [`walk_parallel`] visits the files of one by several threads, [`Comparison`]
+//! compares two, and [`Remover`] removes a directory.
+
+mod compare;
+mod directory_tree;
+mod index_tree;
+mod interface;
+mod item;
+mod mode;
+mod output;
+mod parallel_walk;
+mod remove;
+
+pub use compare::{Comparison, Difference, Differences, Pair, Property};
+pub use directory_tree::{DirectoryTree, OpenDirectory, metadata_of};
+pub(crate) use directory_tree::{is_root, metadata_of_open};
+pub use index_tree::{IndexTree, ResolvedFile, metadata};
+pub(crate) use interface::push_component;
+pub use interface::{Batch, Content, FileId, FileKind, Metadata, Name, Tree, Xattr};
+pub use item::{Item, Place};
+pub use mode::apply_mode;
+pub(crate) use mode::{ALL_MODE_BITS, mode_string, type_letter};
+pub use output::SharedOutput;
+pub(crate) use parallel_walk::OpenLevels;
+pub use parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
+pub use remove::{RemovalLog, RemoveOptions, Removed, Remover, remove_tree};
