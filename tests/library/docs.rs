@@ -356,3 +356,97 @@ fn documents_name_example_hosts_only() {
         }
     }
 }
+
+/// The numbers in `text`. Commas between digits are left out.
+fn numbers(text: &str) -> impl Iterator<Item = String> {
+    let is_part = |letter: char| letter.is_ascii_digit() || ".,".contains(letter);
+    let parts = text.split(move |letter| !is_part(letter));
+    let numbers = parts.map(|part| part.trim_matches(['.', ',']).replace(',', ""));
+    numbers.filter(|number| !number.is_empty())
+}
+
+/// The numbers in the tables of docs/performance.md.
+fn measured_numbers() -> BTreeSet<String> {
+    let text = read(&root().join("docs/performance.md"));
+    let rows = text.lines().filter(|line| line.starts_with('|'));
+    rows.flat_map(numbers).collect()
+}
+
+/// Each chart that a document shows, with its alternative text.
+fn shown_charts() -> Vec<(PathBuf, String)> {
+    let mut charts = Vec::new();
+    for document in documents() {
+        let text = read(&document);
+        let folder = document.parent().expect("a folder");
+        for image in text.split("![").skip(1) {
+            let (alternative, rest) = image.split_once("](").expect("an image");
+            let target = rest.split(')').next().expect("a target");
+            let path = folder.join(target).canonicalize();
+            charts.push((path.expect("an existing image"), alternative.to_owned()));
+        }
+    }
+    charts
+}
+
+#[test]
+fn charts_are_drawn_from_tables() {
+    let script = Command::new(root().join("scripts/bench/charts"))
+        .arg("--check")
+        .output();
+    let output = script.expect("started");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn charts_show_measured_numbers() {
+    let measured = measured_numbers();
+    let shown = shown_charts();
+    let mut wrong = Vec::new();
+    for chart in files(&root().join("docs/charts"), ".svg") {
+        let text = read(&chart);
+        let values: Vec<_> = text.split("class=\"value\"").skip(1).collect();
+        assert!(
+            values.len() > 3,
+            "{}: {} figures",
+            chart.display(),
+            values.len()
+        );
+        for value in values {
+            let value = value.split(['>', '<']).nth(1).unwrap_or_default();
+            let unknown = numbers(value).filter(|number| !measured.contains(number));
+            wrong.extend(unknown.map(|number| format!("{}: {number}", chart.display())));
+        }
+        let is_shown = shown.iter().any(|(path, _)| *path == chart);
+        assert!(is_shown, "{}: no document shows it", chart.display());
+    }
+    for (path, alternative) in &shown {
+        assert!(
+            !alternative.is_empty(),
+            "{}: no alternative text",
+            path.display()
+        );
+        let unknown = numbers(alternative).filter(|number| !measured.contains(number));
+        wrong.extend(unknown.map(|number| format!("alternative of {}: {number}", path.display())));
+    }
+    assert!(
+        wrong.is_empty(),
+        "numbers that no table has:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn readme_has_measured_times() {
+    let text = read(&root().join("README.md"));
+    let measured = measured_numbers();
+    let (_, rest) = text.split_once("![Bars").expect("a chart");
+    let (figures, _) = rest
+        .split_once("Methods, machines")
+        .expect("a link to the methods");
+    let mut unknown = numbers(figures).filter(|number| !measured.contains(number));
+    assert_eq!(unknown.next(), None, "a number that no table has");
+}
