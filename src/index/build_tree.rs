@@ -8,7 +8,6 @@ use super::memory::MemoryLimit;
 use super::rows::{DIRECTORY, Dirent, FORWARD_LINK, InodeRow, NONE, SYMLINK};
 use super::tree::{Index, Ino, Origin, Totals};
 use super::whiteouts::WhiteoutFormat;
-use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Packed;
 use crate::base::resolve::{self, PathError, ResolveError, Step};
 use crate::tar::MemberKind;
@@ -436,12 +435,7 @@ impl resolve::Tree for CreatingResolver<'_> {
         Ok(self.0.step_through(number))
     }
 
-    fn imply(
-        &mut self,
-        parent: &u32,
-        name: &[u8],
-        _: impl FnOnce() -> ArchivePath,
-    ) -> Result<u32, MemberError> {
+    fn imply(&mut self, parent: &u32, name: &[u8]) -> Result<u32, MemberError> {
         self.0.count_member()?;
         self.0.add(*parent, name, implied_directory())
     }
@@ -484,12 +478,7 @@ impl resolve::Tree for TargetResolver<'_> {
         })
     }
 
-    fn imply(
-        &mut self,
-        _: &Option<u32>,
-        _: &[u8],
-        _: impl FnOnce() -> ArchivePath,
-    ) -> Result<Option<u32>, NameError> {
+    fn imply(&mut self, _: &Option<u32>, _: &[u8]) -> Result<Option<u32>, NameError> {
         if self.0.is_layer() {
             Ok(None)
         } else {

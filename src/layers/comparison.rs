@@ -357,12 +357,7 @@ impl resolve::Tree for LayersTree<'_, '_> {
         Ok(Step::Directory(directories.into()))
     }
 
-    fn imply(
-        &mut self,
-        _: &Self::Directory,
-        _: &[u8],
-        _: impl FnOnce() -> ArchivePath,
-    ) -> Result<Self::Directory, Missing> {
+    fn imply(&mut self, _: &Self::Directory, _: &[u8]) -> Result<Self::Directory, Missing> {
         Err(Missing)
     }
 }

@@ -6,15 +6,14 @@
 //! gets its attributes when all its entries exist. No path of a layer is ever looked up on disk.
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
 
 use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 
 use super::error::{Cause, Error, StepError, WithAction};
 use super::write::{
-    ADD_ENTRY, AttributeTarget, Destination, Directory, Identity, Job, PendingDirectory,
-    TreeWriter, member_of,
+    ADD_ENTRY, Destination, Directory, Identity, Job, PendingDirectory, TreeWriter, member_of,
+    mtime_of,
 };
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
@@ -275,18 +274,11 @@ fn find_unused_name(index: &Index, name: Vec<u8>, is_there: bool, tree: &TreeWri
     }
 }
 
-/// Sets the destination's attributes, or only its time if no member describes it.
+/// Sets the destination's attributes, if a member describes it.
 pub(super) fn finish_root(index: &Index, tree: &TreeWriter) {
-    let top = &tree.destination.top;
-    let Some(entry) = index.entry(Ino::ROOT) else {
-        return;
-    };
-    if entry.is_implied() {
-        // Another user may own it, so a failure is no problem.
-        let target = AttributeTarget::Open(top.as_fd());
-        target.set_times(entry.mtime(), None).ok();
-    } else {
-        finish_directory(entry, top, &ArchivePath::root(), tree);
+    let entry = index.entry(Ino::ROOT);
+    if let Some(entry) = entry.filter(|entry| !entry.is_implied()) {
+        finish_directory(entry, &tree.destination.top, &ArchivePath::root(), tree);
     }
 }
 
@@ -296,8 +288,13 @@ fn finish_directory(
     path: &ArchivePath,
     tree: &TreeWriter,
 ) {
-    let (identity, member) = (directory.identity(), member_of(entry));
+    let (identity, mut member) = (directory.identity(), member_of(entry));
     let context = &tree.context;
+    if entry.is_implied()
+        && let Ok(stat) = rustix::fs::fstat(directory)
+    {
+        member.mtime = mtime_of(&stat);
+    }
     let pending = PendingDirectory::new(path.clone(), identity, true, member, &context.policy);
     if let Err(error) = pending.apply_to(directory, context) {
         context.problems.add(path, error);

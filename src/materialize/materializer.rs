@@ -14,8 +14,7 @@ use super::resume::is_tree_unchanged;
 use super::resume::journal::Journal;
 use super::staging::Staging;
 use super::write::{
-    AttributeTarget, CHANGE_MODE, Context, Directory, Job, TreeWriter, Unwritable,
-    is_empty_directory, sync_file_system,
+    AttributeTarget, CHANGE_MODE, Context, Directory, Job, TreeWriter, Unwritable, sync_file_system,
 };
 use crate::archive::ResumePoint;
 use crate::archive::scan::{PayloadEnd, Sink};
@@ -77,7 +76,6 @@ impl Materializer {
         if let Some(unwritable) = unwritable {
             drop(materializer.tree.context.unwritable.set(unwritable));
         }
-        materializer.tree.was_empty = is_empty_directory(destination);
         materializer.sync = sync;
         Ok(materializer)
     }
@@ -92,7 +90,6 @@ impl Materializer {
         let problems = Problems::with_stop_error(stop_error, options.reporter.clone());
         let mut materializer = Self::start(top, problems, options, stats)?;
         materializer.root_mode = Some(mode);
-        materializer.tree.was_empty = true;
         Ok(materializer)
     }
 
@@ -297,7 +294,6 @@ impl Sink for Materializer {
             {
                 return Ok(());
             }
-            tree.defer_root_mtime();
             let problems = &tree.context.problems;
             let selected = tree.selection.select_member(&member, problems);
             selected.and_then(|output_path| {

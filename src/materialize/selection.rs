@@ -304,12 +304,7 @@ impl resolve::Tree for SeenLinks<'_> {
         Ok(target.map_or(Step::Directory(path), Step::Link))
     }
 
-    fn imply(
-        &mut self,
-        parent: &ArchivePath,
-        _: &[u8],
-        _: impl FnOnce() -> ArchivePath,
-    ) -> Result<ArchivePath, PathError> {
+    fn imply(&mut self, parent: &ArchivePath, _: &[u8]) -> Result<ArchivePath, PathError> {
         Ok(parent.clone())
     }
 }

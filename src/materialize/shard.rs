@@ -84,15 +84,14 @@ impl Materializer {
                 continue;
             };
             match self.check(entry, path) {
+                // It keeps the attributes that it was made with.
+                Ok(_) if entry.is_implied() => compare(volume, index, path)?,
                 Ok(stat) if entry.kind() == EntryKind::Directory => {
                     compare(volume, index, path)?;
                     let (path, identity) = (path.clone(), Identity::of(&stat));
-                    let policy = &self.tree.context.policy;
-                    directories.push(if entry.is_implied() {
-                        PendingDirectory::implied(path, identity)
-                    } else {
-                        PendingDirectory::new(path, identity, false, member_of(entry), policy)
-                    });
+                    let (member, policy) = (member_of(entry), &self.tree.context.policy);
+                    let pending = PendingDirectory::new(path, identity, false, member, policy);
+                    directories.push(pending);
                 }
                 Ok(stat) => self.restore_links((volume, index), entry, (path, links), &stat)?,
                 Err(cause) => self.report(path, cause),

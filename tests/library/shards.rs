@@ -326,6 +326,9 @@ fn sample() -> Vec<u8> {
         .end()
 }
 
+/// Later times are those of writing, which directories have that no member describes.
+const LATEST_MEMBER_TIME: i64 = 1_600_000_000;
+
 /// All visible facts of the entries below `top`. Times of directories only with `directory_times`.
 fn facts(top: &Path, directory_times: bool) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::new();
@@ -353,7 +356,8 @@ fn facts(top: &Path, directory_times: bool) -> BTreeMap<String, String> {
             kind if kind.is_symlink() => format!("{:?}", fs::read_link(&path)),
             _ => String::new(),
         };
-        let time = (directory_times || !stat.is_dir()).then(|| (stat.mtime(), stat.mtime_nsec()));
+        let has_time = directory_times && stat.mtime() <= LATEST_MEMBER_TIME || !stat.is_dir();
+        let time = has_time.then(|| (stat.mtime(), stat.mtime_nsec()));
         let fact = format!("{:o} {time:?} {first} {content}", stat.mode());
         facts.insert(name, fact);
     }
@@ -398,12 +402,20 @@ fn shards_and_finish_write_the_tree_of_one_run() {
         let mode = fs::Permissions::from_mode(0o711);
         fs::set_permissions(place.path(name), mode).expect("ours");
     }
+    let time = || {
+        fs::metadata(place.path("out/implied"))
+            .expect("there")
+            .modified()
+            .ok()
+    };
+    let written = time();
     for _ in 0..2 {
         place.succeeds(&FINISH);
         assert_eq!(
             facts(&place.path("out"), true),
             facts(&place.path("whole"), true)
         );
+        assert_eq!(time(), written, "of a directory that no member describes");
     }
 }
 

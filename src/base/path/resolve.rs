@@ -30,12 +30,11 @@ pub(crate) trait Tree {
         name: &[u8],
     ) -> Result<Step<Self::Directory>, Self::Error>;
 
-    /// Creates the directory `name` in `parent`, which a member below it implies. `parent_path` has no links.
+    /// Creates the directory `name` in `parent`, which a member below it implies.
     fn imply(
         &mut self,
         parent: &Self::Directory,
         name: &[u8],
-        parent_path: impl FnOnce() -> ArchivePath,
     ) -> Result<Self::Directory, Self::Error>;
 }
 
@@ -231,8 +230,7 @@ impl<D: Clone> Walk<D> {
                 }
                 Step::Directory(directory) => self.ancestors.push((name, directory)),
                 Step::Missing => {
-                    let made = tree.imply(&current, &name, || self.path());
-                    let made = made.map_err(ResolveError::Tree)?;
+                    let made = tree.imply(&current, &name).map_err(ResolveError::Tree)?;
                     self.ancestors.push((name, made));
                 }
                 Step::Other => return Err(ResolveError::Path(PathError::NotADirectory)),
@@ -309,12 +307,7 @@ mod tests {
             Ok(self.steps.get(&path).cloned().unwrap_or(Step::Missing))
         }
 
-        fn imply(
-            &mut self,
-            parent: &String,
-            name: &[u8],
-            _: impl FnOnce() -> ArchivePath,
-        ) -> Result<String, Infallible> {
+        fn imply(&mut self, parent: &String, name: &[u8]) -> Result<String, Infallible> {
             let path = format!("{parent}/{}", String::from_utf8_lossy(name));
             self.steps
                 .insert(path.clone(), Step::Directory(path.clone()));

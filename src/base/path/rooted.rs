@@ -47,12 +47,7 @@ impl resolve::Tree for RootedTree {
         })
     }
 
-    fn imply(
-        &mut self,
-        _: &Place,
-        _: &[u8],
-        _: impl FnOnce() -> ArchivePath,
-    ) -> Result<Place, Errno> {
+    fn imply(&mut self, _: &Place, _: &[u8]) -> Result<Place, Errno> {
         Ok(None)
     }
 }

@@ -66,12 +66,7 @@ impl resolve::Tree for IndexResolver<'_> {
         })
     }
 
-    fn imply(
-        &mut self,
-        _: &Ino,
-        _: &[u8],
-        _: impl FnOnce() -> ArchivePath,
-    ) -> Result<Ino, Missing> {
+    fn imply(&mut self, _: &Ino, _: &[u8]) -> Result<Ino, Missing> {
         // No directory has this number, so nothing exists below.
         self.passes_missing.then_some(Ino(0)).ok_or(Missing)
     }

@@ -366,12 +366,7 @@ impl resolve::Tree for Resolver<'_, '_> {
         Ok(Step::Link(target.to_vec()))
     }
 
-    fn imply(
-        &mut self,
-        _: &u32,
-        _: &[u8],
-        _: impl FnOnce() -> ArchivePath,
-    ) -> Result<u32, WalkError> {
+    fn imply(&mut self, _: &u32, _: &[u8]) -> Result<u32, WalkError> {
         Err(WalkError::Missing)
     }
 }

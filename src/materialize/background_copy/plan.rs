@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::base::archive_path::ArchivePath;
-use crate::index::{Entry, EntryKind, Index, Ino};
+use crate::index::{EntryKind, Index, Ino};
 
 const BATCH_ENTRIES: usize = 256;
 
@@ -128,13 +128,4 @@ impl CopyPlan {
 fn first_span(index: &Index, ino: Ino) -> Option<u32> {
     let piece = index.entry(ino)?.pieces(0, u64::MAX).next()?;
     index.span_at(piece.plain.start())
-}
-
-/// Whether the root of an index has default attributes. If so, the copy's directory keeps its own.
-pub(in crate::materialize) fn is_implied(entry: Entry<'_>) -> bool {
-    entry.mode() == 0o755
-        && (entry.uid(), entry.gid()) == (0, 0)
-        && entry.user().is_empty()
-        && entry.group().is_empty()
-        && entry.xattrs().next().is_none()
 }

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::directory::is_file;
 use super::ledger::{Ledger, LedgerRow};
-use super::plan::{self, CopyPlan, Name};
+use super::plan::{CopyPlan, Name};
 use super::status::{CopyState, CopyStatus};
 use crate::archive::scan::{PayloadEnd, Sink};
 use crate::archive::{ReadError, TreePart, Volume};
@@ -199,7 +199,7 @@ impl CopyTask {
             return ControlFlow::Break(());
         };
         let root = self.index.entry(self.root);
-        let root = root.filter(|root| !plan::is_implied(*root));
+        let root = root.filter(|root| !root.is_implied());
         if let Some(root) = root
             && !refused.contains(&self.root)
         {

@@ -35,7 +35,7 @@ use crate::tar::limits::{MAX_NAME_BYTES, MAX_XATTR_BYTES, MAX_XATTRS};
 
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
-const MAGIC: &[u8] = b"TARFSRUN 1";
+const MAGIC: &[u8] = b"TARFSRUN 2";
 /// Bytes at the start of a journal that hold the magic.
 const MAX_MAGIC_OFFSET: usize = 64;
 /// Maximum size of an item. A larger one invalidates the journal.

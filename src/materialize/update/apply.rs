@@ -58,8 +58,6 @@ impl Materializer {
         if let Err(error) = compare_names(volume, index, plan) {
             return (Err(error), self.finish());
         }
-        let root = index.entry(Ino::ROOT);
-        self.tree.was_empty &= root.is_some_and(|root| root.is_implied());
         self.prepare(plan, delete);
         let read = self.write_entries(volume, index, plan);
         self.cut_payload();
@@ -80,7 +78,6 @@ impl Materializer {
         plan: &UpdatePlan,
         delete: bool,
     ) -> Result<Summary, Error> {
-        self.tree.was_empty = false;
         self.prepare(plan, delete);
         let written: HashSet<_> = plan.written.keys().cloned().collect();
         if !written.is_empty() {

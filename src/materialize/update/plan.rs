@@ -240,6 +240,7 @@ impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
         if is_implied {
             let made = self.made_directory;
             (first.mode, first.uid, first.gid) = made.unwrap_or_default();
+            first.mtime = second.mtime;
             return Ok(made.is_some());
         }
         let ids = (first.uid, first.gid);

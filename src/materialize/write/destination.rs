@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::process::Resource;
 
 use super::context::Context;
-use super::directory::{Directory, Identity, lstat_at, name_of, parent_of};
+use super::directory::{Directory, lstat_at, name_of, parent_of};
 use super::pool::WriterPool;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step, Tree};
@@ -23,15 +23,6 @@ use crate::materialize::error::{StepError, WithAction};
 const MAX_CACHED_DIRECTORIES: usize = 128;
 /// Longer paths are not cached; each member walks them again.
 const MAX_CACHED_PATH_BYTES: usize = 4096;
-/// Maximum bytes of recorded implied paths. A small member can imply very many directories.
-const MAX_IMPLIED_BYTES: usize = 64 << 20;
-
-/// A directory that a member's path implies.
-#[derive(Debug)]
-pub(super) struct Implied {
-    pub(super) path: ArchivePath,
-    pub(super) identity: Identity,
-}
 
 /// The destination directory, with a cache of open directories below it, and the writers.
 #[derive(Debug)]
@@ -47,9 +38,6 @@ pub(crate) struct Destination {
     seen_replacements: usize,
     /// Whether a lookup has ever followed links.
     has_followed_links: bool,
-    /// Implied directories that the caller has not taken yet, without those above [`MAX_IMPLIED_BYTES`].
-    pub(super) implied: Vec<Implied>,
-    implied_bytes: usize,
 }
 
 impl Destination {
@@ -68,8 +56,6 @@ impl Destination {
                 .clamp(32, 4096),
             seen_replacements: 0,
             has_followed_links: false,
-            implied: Vec::new(),
-            implied_bytes: 0,
         }
     }
 
@@ -142,13 +128,6 @@ impl Destination {
         self.last = None;
     }
 
-    fn note_implied(&mut self, path: ArchivePath, identity: Identity) {
-        self.implied_bytes = self.implied_bytes.saturating_add(path.as_bytes().len());
-        if self.implied_bytes <= MAX_IMPLIED_BYTES {
-            self.implied.push(Implied { path, identity });
-        }
-    }
-
     /// Walks from the deepest cached directory. At a link it restarts from the root, for a `..` behind it.
     fn walk(
         &mut self,
@@ -166,9 +145,7 @@ impl Destination {
             here = match step {
                 Step::Directory(directory) => directory,
                 Step::Missing => {
-                    let above = || ArchivePath::sanitize(path.get(..depth).unwrap_or_default());
-                    let mut resolver = self.resolver(missing);
-                    let made = resolver.imply(&here, name, || above().path);
+                    let made = self.resolver(missing).imply(&here, name);
                     made.map_err(ResolveError::Tree)?
                 }
                 Step::Other => {
@@ -283,12 +260,7 @@ impl Tree for Resolver<'_> {
         }
     }
 
-    fn imply(
-        &mut self,
-        parent: &Directory,
-        name: &[u8],
-        parent_path: impl FnOnce() -> ArchivePath,
-    ) -> Result<Directory, StepError> {
+    fn imply(&mut self, parent: &Directory, name: &[u8]) -> Result<Directory, StepError> {
         const ACTION: &str = "create a parent directory";
         if self.missing == IfMissing::Fail {
             return Err(Errno::NOENT).with_action("open a directory on the way");
@@ -302,13 +274,7 @@ impl Tree for Resolver<'_> {
             made => made.with_action(ACTION).map(|()| true)?,
         };
         let made = self.destination.open_child(parent, name, is_new);
-        let made = made.with_action("open a parent directory")?;
-        if is_new {
-            let mut path = parent_path();
-            path.push(name);
-            self.destination.note_implied(path, made.identity());
-        }
-        Ok(made)
+        made.with_action("open a parent directory")
     }
 }
 

@@ -39,8 +39,6 @@ pub(crate) struct PendingDirectory {
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Removes the extended attributes of an earlier tree. Not in the journal, because only updates do that.
     removes_xattrs: bool,
-    /// No member describes it. Only its time is set.
-    is_implied: bool,
 }
 
 enum RestoreError {
@@ -56,6 +54,14 @@ impl From<StepError> for RestoreError {
             Errno::NOENT | Errno::NOTDIR | Errno::LOOP => Self::Replaced,
             _ => Self::Step(error),
         }
+    }
+}
+
+/// Time of last modification.
+pub(crate) fn mtime_of(stat: &Stat) -> Timestamp {
+    Timestamp {
+        seconds: stat.st_mtime,
+        nanoseconds: u32::try_from(stat.st_mtime_nsec).unwrap_or_default(),
     }
 }
 
@@ -92,29 +98,12 @@ impl PendingDirectory {
             atime: None,
             xattrs: member.xattrs,
             removes_xattrs: false,
-            is_implied: false,
         }
     }
 
     /// Keeps its time of last access.
     pub(crate) fn with_atime(self, atime: Option<Timestamp>) -> Self {
         Self { atime, ..self }
-    }
-
-    /// A directory that only paths of members imply.
-    pub(crate) fn implied(path: ArchivePath, identity: Identity) -> Self {
-        Self {
-            path,
-            identity,
-            is_new: false,
-            mode: 0,
-            owner: None,
-            mtime: Timestamp::default(),
-            atime: None,
-            xattrs: Vec::new(),
-            removes_xattrs: false,
-            is_implied: true,
-        }
     }
 
     /// A directory that was there before the run. It gets its attributes of then, except those that are given.
@@ -124,16 +113,16 @@ impl PendingDirectory {
         (owner, mode): (Option<(u32, u32)>, Option<u32>),
         mtime: Option<Timestamp>,
     ) -> Self {
-        let before = || Timestamp {
-            seconds: stat.st_mtime,
-            nanoseconds: u32::try_from(stat.st_mtime_nsec).unwrap_or_default(),
-        };
         Self {
+            path,
+            identity: Identity::of(stat),
+            is_new: false,
             mode: mode.unwrap_or(stat.st_mode & 0o7777),
             owner,
-            mtime: mtime.unwrap_or_else(before),
-            is_implied: false,
-            ..Self::implied(path, Identity::of(stat))
+            mtime: mtime.unwrap_or_else(|| mtime_of(stat)),
+            atime: None,
+            xattrs: Vec::new(),
+            removes_xattrs: false,
         }
     }
 
@@ -150,7 +139,6 @@ impl PendingDirectory {
         fields.number(self.identity.device);
         fields.number(self.identity.inode);
         fields.number(self.is_new);
-        fields.number(self.is_implied);
         fields.number(self.mode);
         let (user, group) = self.owner.unwrap_or_default();
         fields.number(self.owner.is_some());
@@ -174,7 +162,6 @@ impl PendingDirectory {
                 inode: fields.number()?,
             },
             is_new: fields.number()? != 0,
-            is_implied: fields.number()? != 0,
             mode: small(fields.number()?)?,
             owner: {
                 let is_some = fields.number()? != 0;
@@ -203,8 +190,6 @@ impl PendingDirectory {
         let problems = &destination.context.problems;
         match applied {
             Ok(()) => {}
-            // The directory was replaced, or another user owns it.
-            Err(_) if self.is_implied => {}
             Err(RestoreError::Replaced) => problems.warn(&format!(
                 "{}: the directory was replaced before it got its attributes, left as it is",
                 self.path
@@ -215,12 +200,7 @@ impl PendingDirectory {
 
     fn reopen_and_apply(&self, destination: &mut Destination) -> Result<(), RestoreError> {
         if self.path.is_root() {
-            let top = &destination.top;
-            let applied = if self.is_implied {
-                self.set_times(AttributeTarget::Open(top.as_fd()))
-            } else {
-                self.apply_to(top, &destination.context)
-            };
+            let applied = self.apply_to(&destination.top, &destination.context);
             return applied.map_err(RestoreError::Step);
         }
         let name = name_of(&self.path);
@@ -241,10 +221,12 @@ impl PendingDirectory {
             && !(self.is_new && parent.inherits_acl())
             && self.new_owner(&stat).is_none()
             && self.final_mode(stat.st_mode, policy) == stat.st_mode & 0o7777;
-        if self.is_implied || needs_only_mtime {
+        if needs_only_mtime {
             // No need to open it.
             let target = AttributeTarget::named(&parent, name);
-            return self.set_times(target).map_err(RestoreError::Step);
+            let changed = target.set_times(self.mtime, self.atime);
+            let changed = changed.with_action(CHANGE_TIMES);
+            return changed.map_err(RestoreError::Step);
         }
         let directory = destination
             .open_child(&parent, name, false)
@@ -254,11 +236,6 @@ impl PendingDirectory {
         }
         self.apply(&directory, &stat, &destination.context)
             .map_err(RestoreError::Step)
-    }
-
-    fn set_times(&self, target: AttributeTarget<'_>) -> Result<(), StepError> {
-        let changed = target.set_times(self.mtime, self.atime);
-        changed.with_action(CHANGE_TIMES)
     }
 
     fn new_owner(&self, stat: &Stat) -> Option<(u32, u32)> {

@@ -21,7 +21,7 @@ pub(super) use self::attributes::{
 };
 pub(super) use self::context::{Context, FileObserver};
 pub(super) use self::destination::{Destination, IfMissing};
-pub(super) use self::directories::PendingDirectory;
+pub(super) use self::directories::{PendingDirectory, mtime_of};
 pub(super) use self::directory::{
     Directory, Identity, WeakDirectory, lstat_at, name_of, parent_of,
 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::context::Context;
 use super::destination::{Destination, IfMissing};
 use super::directories::PendingDirectory;
-use super::directory::{Directory, Identity, lstat_at, name_of, parent_of};
+use super::directory::{Directory, lstat_at, name_of, parent_of};
 use super::job::{DeferredLink, Job};
 use super::pool::WriterPool;
 use super::{directories, file_system};
@@ -38,8 +38,6 @@ pub(crate) struct TreeWriter {
     directories: Vec<PendingDirectory>,
     pub(crate) links: Vec<DeferredLink>,
     reported_prefixes: Vec<Vec<u8>>,
-    /// Whether the destination was empty and no member has arrived yet.
-    pub(crate) was_empty: bool,
 }
 
 impl TreeWriter {
@@ -62,7 +60,6 @@ impl TreeWriter {
             directories: Vec::new(),
             links: Vec::new(),
             reported_prefixes: Vec::new(),
-            was_empty: false,
         })
     }
 
@@ -143,10 +140,6 @@ impl TreeWriter {
         let parent = self
             .destination
             .resolve_directory(parent_of(path), IfMissing::Create);
-        // They get the time 0 at the end, as in an index.
-        for implied in std::mem::take(&mut self.destination.implied) {
-            self.defer_implied_mtime(implied.path, implied.identity);
-        }
         match parent {
             Ok(directory) => return Some(directory),
             Err(ResolveError::Path(refusal)) => {
@@ -164,19 +157,6 @@ impl TreeWriter {
     pub(crate) fn reopen_parent_directory(&mut self, path: &ArchivePath) -> Option<Directory> {
         self.destination.invalidate(path.as_bytes());
         self.parent_directory(path, 0)
-    }
-
-    /// Gives an empty destination the time 0 at the end, as in an index.
-    pub(crate) fn defer_root_mtime(&mut self) {
-        if std::mem::take(&mut self.was_empty) {
-            let identity = self.destination.top.identity();
-            self.defer_implied_mtime(ArchivePath::root(), identity);
-        }
-    }
-
-    /// Gives an implied directory the time 0 at the end, unless a member describes it.
-    fn defer_implied_mtime(&mut self, path: ArchivePath, identity: Identity) {
-        self.defer_attributes(PendingDirectory::implied(path, identity), None);
     }
 
     /// Sets the attributes of a directory at the end. That of the current member is in `parent`.

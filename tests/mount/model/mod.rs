@@ -133,11 +133,11 @@ impl Round {
         assert_eq!(output.status.code(), Some(code), "{}", stderr_text(&output));
         let found = on_disk(&self.place.path("own"), self.tree.has_root());
         let (mut found, mut expected) = (found.expect("readable"), self.sight.clone());
-        // Implied directories have the mode that mkdir(1) gives.
+        // Implied directories have the mode that mkdir(1) gives, and the time of writing.
         for path in self.tree.implied() {
             for sight in [&mut found, &mut expected] {
                 if let Some((_, attributes, _)) = sight.get_mut(&path) {
-                    attributes.mode = 0;
+                    (attributes.mode, attributes.mtime) = (0, (0, 0));
                 }
             }
         }
