@@ -10,9 +10,10 @@ apt_update() {
     apt_get update -qq
 }
 
-# One at a time, because scripts run at the same time.
+# One at a time, because scripts run at the same time. The lock is on a directory that every Debian has, also in
+# a container without /run/lock. dpkg's own locks are on files in it.
 apt_get() {
-    as_root env DEBIAN_FRONTEND=noninteractive flock /run/lock/tarfs-tests apt-get "$@" </dev/null >&2
+    as_root env DEBIAN_FRONTEND=noninteractive flock /var/lib/dpkg apt-get "$@" </dev/null >&2
 }
 
 apt_install() {
@@ -21,7 +22,7 @@ apt_install() {
         is_installed "$package" || missing+=("$package")
     done
     [[ ${#missing[@]} -gt 0 ]] || return 0
-    say "installing ${missing[*]}"
+    announce "installing ${missing[*]}" "a minute"
     apt_update
     apt_get install -y -qq --no-install-recommends "${missing[@]}"
 }

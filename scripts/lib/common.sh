@@ -42,6 +42,9 @@ seconds_since() {
     printf '%d.%02d' $((micros / 1000000)) $((micros / 10000 % 100))
 }
 
+# Says before the long step $1 how long it takes: $2, on two processors.
+announce() { say "$1 (takes about $2)"; }
+
 # Runs a command and says on stderr, under the name $1, how long it took.
 timed() {
     local name=$1 start=$EPOCHREALTIME

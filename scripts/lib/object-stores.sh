@@ -31,7 +31,7 @@ go_program() {
     local directory=${XDG_CACHE_HOME:-$HOME/.cache}/tarfs-tests/$1-$3
     if [[ ! -x $directory/$1 ]]; then
         need_go
-        say "building $1 $3"
+        announce "building $1 $3" "a minute"
         mkdir -p "$directory"
         GOBIN=$directory GOFLAGS=-mod=mod "$go" install "$2@$3" >&2
     fi
@@ -72,7 +72,7 @@ need_azurite() {
     azurite=$directory/node_modules/.bin/azurite-blob
     [[ ! -x $azurite ]] || return 0
     command -v npm >/dev/null || apt_install nodejs npm
-    say "installing azurite $azurite_version"
+    announce "installing azurite $azurite_version" "a minute"
     mkdir -p "$directory"
     # No script of a package runs.
     npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$directory" \

@@ -11,7 +11,10 @@ python_environment() {
     python3 -c "import venv, ensurepip" 2>/dev/null ||
         apt_install python3 python3-venv
     PYTHON=$place/bin/python
-    [[ -x $PYTHON ]] || python3 -m venv "$place"
+    if [[ ! -x $PYTHON ]]; then
+        announce "installing Python packages: ${*:-those of the tests}" "30 seconds"
+        python3 -m venv "$place"
+    fi
     "$PYTHON" -m pip install --quiet --disable-pip-version-check --constraint "$pins" \
         "${@:---requirement=$pins}"
     export PYTHON

@@ -21,8 +21,9 @@ need_cargo_or_tarfs() {
 find_tarfs() {
     if [[ -z ${TARFS:-} ]]; then
         need_cargo
+        TARFS=$(cd "$project" && realpath -m "${CARGO_TARGET_DIR:-target}")/release/tarfs
+        [[ -x $TARFS ]] || announce "building tarfs" "5 minutes"
         (cd "$project" && cargo build --release --locked)
-        TARFS=$(cd "$project" && realpath "${CARGO_TARGET_DIR:-target}")/release/tarfs
     fi
     [[ -x $TARFS ]] || fail "TARFS=$TARFS is not a program"
     TARFS=$(realpath "$TARFS")
@@ -34,7 +35,8 @@ find_tarfs() {
 find_benches() {
     if [[ -z ${BENCHES:-} ]]; then
         need_cargo
-        BENCHES=$(cd "$project" && realpath "${CARGO_TARGET_DIR:-target}")/release/benches
+        BENCHES=$(cd "$project" && realpath -m "${CARGO_TARGET_DIR:-target}")/release/benches
+        [[ -d $BENCHES ]] || announce "building the benchmarks" "5 minutes"
         mkdir -p "$BENCHES"
         local name program
         while read -r name program; do
@@ -62,6 +64,14 @@ need_fuse() {
     # The file can be there and yet be closed to this container.
     (: <>/dev/fuse) 2>/dev/null || as_root bash -c ': <>/dev/fuse' 2>/dev/null ||
         fail "/dev/fuse is there, but opening it is not permitted"
+}
+
+# Fails unless mount namespaces can be made. unshare makes the root private, which must be a mount point for that.
+need_mount_namespaces() {
+    local said
+    said=$(as_root unshare --mount true 2>&1) ||
+        fail "mount namespaces cannot be made ($said). In a chroot, bind-mount the root directory onto itself" \
+            "before chroot; in a container, add --cap-add SYS_ADMIN."
 }
 
 # Unmounts $1 however its daemon fares; nothing to do when it is no mount.
