@@ -359,7 +359,7 @@ fn member_text(member: Option<&[u8]>) -> String {
 mod tests {
     use super::*;
 
-    // Promises: limits-flag-far
+    // Promises: limit-error
     #[test]
     fn limit_error_hint_names_the_flag_that_raises_the_limit() {
         let hint = |which| {

@@ -372,7 +372,7 @@ mod tests {
         assert!(placed.expect("growing").is_ok());
     }
 
-    // Promises: reads-lookup-waits, reads-call-waits
+    // Promises: scan-waits
     #[test]
     fn callback_runs_once_its_entry_exists_and_not_before() {
         let (live_index, done) = (live_index(), Arc::<AtomicUsize>::default());
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(live_index.grow(|_| ()), None);
     }
 
-    // Promises: memory-lookup-waits
+    // Promises: memory-lock
     #[test]
     fn names_are_found_while_the_index_is_completed() {
         let live_index = live_index();
@@ -486,7 +486,7 @@ mod tests {
         live_index.wait_for(WaitFor::Index);
     }
 
-    // Promises: reads-entries-found, reads-after-failure
+    // Promises: scan-fails
     #[test]
     fn failed_scan_keeps_the_entries_found() {
         let live_index = live_index();
@@ -498,7 +498,7 @@ mod tests {
         live_index.wait_for(WaitFor::End);
     }
 
-    // Promises: killed-cancelled-waiters
+    // Promises: caller-killed
     #[test]
     fn sweep_removes_cancelled_waiters_and_no_others() {
         let (live_index, done) = (live_index(), Arc::<AtomicUsize>::default());
@@ -526,7 +526,7 @@ mod tests {
         assert_eq!(live_index.waiter_count.load(Ordering::SeqCst), 0);
     }
 
-    // Promises: killed-cancelled-waiters
+    // Promises: caller-killed
     #[test]
     fn cancelled_waiters_stay_few_after_many_waiters() {
         let (live_index, done) = (live_index(), Arc::<AtomicUsize>::default());

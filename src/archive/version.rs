@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    // Promises: shards-version-content
+    // Promises: shard-version
     #[test]
     fn content_decides_if_both_know_it() {
         assert!(version(Some(1), 2).is_same(&version(Some(1), 3)));

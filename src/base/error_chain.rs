@@ -41,7 +41,7 @@ mod tests {
     #[error("{0}")]
     struct Outer(&'static str, #[source] io::Error);
 
-    // Promises: errors-error-line
+    // Promises: error-line
     #[test]
     fn each_cause_is_printed_once_and_without_its_number() {
         let cause = || io::Error::from_raw_os_error(111);

@@ -202,7 +202,7 @@ impl IdMap {
 mod tests {
     use super::*;
 
-    // Promises: owners-materialize-looks, differences-names-owners
+    // Promises: owner-names, gnu-owner-names
     #[test]
     fn first_line_of_a_name_wins() {
         let accounts = Accounts::parse(
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(accounts.group(b"odd"), None);
     }
 
-    // Promises: acls-user-namespace
+    // Promises: acl-impossible
     #[test]
     fn ids_within_the_ranges_of_a_map_exist() {
         let map =

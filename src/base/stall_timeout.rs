@@ -58,7 +58,7 @@ mod tests {
         })
     }
 
-    // Promises: deadlines-kib-arrive, deadlines-slow-steady
+    // Promises: time-deadline
     #[test]
     fn stalled_and_trickling_links_time_out_and_slow_ones_do_not() {
         assert_eq!(seconds_until_timeout(0, 1), Some(60));

@@ -266,7 +266,7 @@ mod tests {
     }
 
     /// Programs depend on these names. Counters may be added, but none may be renamed or removed.
-    // Promises: status-field-names
+    // Promises: status-json
     #[test]
     fn names_of_counters_are_stable() {
         let names: BTreeSet<_> = Stats::COUNTERS.iter().map(|counter| counter.name).collect();

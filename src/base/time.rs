@@ -206,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: updating-times-equal
+    // Promises: sync-differs
     #[test]
     fn times_are_the_same_as_file_systems_store_them() {
         let time = |seconds, nanoseconds| Timestamp {

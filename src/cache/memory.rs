@@ -179,7 +179,7 @@ mod tests {
         }
     }
 
-    // Promises: memory-128-mib
+    // Promises: memory-bound
     #[test]
     fn span_cache_never_exceeds_its_budget() {
         let memory = SpanCache::new(100_000);
@@ -236,7 +236,7 @@ mod tests {
         );
     }
 
-    // Promises: memory-decoder-take
+    // Promises: memory-decoder
     #[test]
     fn granted_memory_is_evicted_and_unused_until_returned() {
         let memory = SpanCache::new(100_000);
@@ -258,7 +258,7 @@ mod tests {
         assert!(fill() > 80_000);
     }
 
-    // Promises: memory-least-recently
+    // Promises: memory-decoder
     #[test]
     fn lent_memory_evicts_the_least_recently_used_spans() {
         let memory = SpanCache::new(1_000_000);

@@ -111,7 +111,7 @@ mod tests {
         command().debug_assert();
     }
 
-    // Promises: archive-whole-index
+    // Promises: writable-index
     #[test]
     fn writable_mount_waits_for_the_whole_index() {
         let waits = |line: &str| match parse_line(line).expect("valid") {
@@ -122,7 +122,7 @@ mod tests {
         assert!(!waits("tarfs mount a.tar mnt"));
     }
 
-    // Promises: header-malformed-repeated
+    // Promises: header-malformed
     #[test]
     fn invalid_header_is_not_printed() {
         let words = ["tarfs", "ls", "http://host/a", "--header", "secret"];

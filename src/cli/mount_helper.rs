@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(helper_arguments(&words(&["tarfs", "S", "D"])), None);
     }
 
-    // Promises: mount-allow-suid
+    // Promises: helper-flags
     #[test]
     fn options_added_by_mount_fuse_are_stripped() {
         assert_eq!(strip_mount_fuse_options("dev,suid"), "");
@@ -435,7 +435,7 @@ mod tests {
         assert_eq!(strip_mount_fuse_options("nodev,nosuid"), "nodev,nosuid");
     }
 
-    // Promises: mount-every-long
+    // Promises: helper-flags
     #[test]
     fn each_long_flag_is_a_mount_option() {
         assert_eq!(
@@ -461,7 +461,7 @@ mod tests {
         assert!(count > 20, "only {count} flags");
     }
 
-    // Promises: mount-comma-value
+    // Promises: helper-flags
     #[test]
     fn mount_options_are_passed_on_unchanged() {
         assert_eq!(
@@ -486,7 +486,7 @@ mod tests {
         assert_eq!(flags("allow_suid,allow_dev"), ["-o", "suid", "-o", "dev"]);
     }
 
-    // Promises: mount-helper-ignores
+    // Promises: helper-unknown
     #[test]
     fn fstab_options_for_other_programs_are_ignored() {
         let options = "_netdev,nofail,noauto,user,users,user=joe,owner,group,defaults,comment=x,iversion,\
@@ -495,7 +495,7 @@ mod tests {
         assert_eq!(flags("ro,rw"), [""; 0], "mount(8) adds it by itself");
     }
 
-    // Promises: mount-option-error
+    // Promises: helper-unknown
     #[test]
     fn invalid_option_fails_and_sloppy_ignores_unknown_ones() {
         let refused = |options: &str| translated(&["S", "D", "-o", options]).expect_err(options);
@@ -517,7 +517,7 @@ mod tests {
         assert!(translated(&["S", "D", "-s", "-o", "uid=x"]).is_err());
     }
 
-    // Promises: mount-ro-asks
+    // Promises: helper-writable
     #[test]
     fn last_of_rw_and_ro_decides_whether_to_write() {
         let wants = |options| {

@@ -359,7 +359,7 @@ mod tests {
     use super::*;
     use crate::cli::args::parse_source;
 
-    // Promises: limits-metadata-kept
+    // Promises: limit-metadata
     #[test]
     fn metadata_bytes_limit_grows_with_memory() {
         let kept = |flags: &[&str]| {

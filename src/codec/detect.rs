@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(Compression::from_code(u64::MAX), None);
     }
 
-    // Promises: detection-gzip-lz4, detection-compression-overrides
+    // Promises: format-detected, format-override
     #[test]
     fn every_magic_is_recognised_and_none_is_a_prefix_of_another() {
         for (number, (magic, detected)) in MAGICS.iter().enumerate() {
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(detect(b"BZh0"), Detected::Unknown);
     }
 
-    // Promises: detection-error-recognised
+    // Promises: format-error
     #[test]
     fn lzma_is_recognised_without_a_magic() {
         let lzma = b"\x5d\0\0\x80\0\xff\xff\xff\xff\xff\xff\xff\xff\0";
@@ -345,7 +345,7 @@ mod tests {
         );
     }
 
-    // Promises: detection-error-html
+    // Promises: format-error
     #[test]
     fn web_pages_are_recognised() {
         for page in ["<!DOCTYPE html>", "\u{feff}\n <html lang=en>"] {
@@ -353,7 +353,7 @@ mod tests {
         }
     }
 
-    // Promises: detection-error-encrypted
+    // Promises: format-error
     #[test]
     fn openpgp_messages_are_recognised_by_their_first_packet() {
         let encrypted = Detected::Encrypted(Encryption::OpenPgp);
@@ -378,7 +378,7 @@ mod tests {
         }
     }
 
-    // Promises: detection-gzip-lz4
+    // Promises: format-detected
     #[test]
     fn frame_after_skippable_frames_decides_the_format() {
         let lz4 = b"\x04\x22\x4d\x18";
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(detect(&skippable(0, lz4)[..7]), ZSTD);
     }
 
-    // Promises: detection-gzip-lz4
+    // Promises: format-detected
     #[test]
     fn tar_headers_of_every_format_are_plain() {
         assert_eq!(detect(&v7(b"file")), PLAIN);
@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(detect(&v7(b"BZh9")), PLAIN, "a name may look like a magic");
     }
 
-    // Promises: detection-tar-header
+    // Promises: format-checksum-field
     #[test]
     fn bytes_after_the_checksum_do_not_hide_an_archive() {
         let mut record = v7(b"file");
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(detect(&record), PLAIN);
     }
 
-    // Promises: detection-file-empty
+    // Promises: format-error
     #[test]
     fn zeros_are_an_empty_archive_and_no_bytes_are_unknown() {
         assert_eq!(detect(&[0; 512]), PLAIN);

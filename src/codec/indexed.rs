@@ -451,7 +451,7 @@ mod tests {
         }
     }
 
-    // Promises: materialize-every-span
+    // Promises: index-materialize
     #[test]
     fn bytes_that_differ_from_the_index_fail_after_valid_bytes() {
         for (compression, packed, plain) in streams() {

@@ -947,7 +947,7 @@ mod tests {
         server: Server::Ready,
     };
 
-    // Promises: concurrent-server-answers
+    // Promises: request-rejected
     #[test]
     fn serial_server_gets_one_request_at_once() {
         let simulation = Simulation {
@@ -967,7 +967,7 @@ mod tests {
         assert!(transfer.concurrency.is_serial && !transfer.concurrency.is_confirmed_serial());
     }
 
-    // Promises: concurrent-server-where
+    // Promises: request-limits
     #[test]
     fn server_with_parallel_latency_gets_many_requests() {
         let simulation = Simulation {
@@ -980,7 +980,7 @@ mod tests {
         assert_eq!(transfer.requests_without_trial(), 16);
     }
 
-    // Promises: concurrent-server-where
+    // Promises: request-limits
     #[test]
     fn server_that_decompresses_from_the_start_gets_one_request() {
         let simulation = Simulation {
@@ -996,7 +996,7 @@ mod tests {
         assert!(transfer.now < stream * 5 / 4, "{} ms", transfer.now);
     }
 
-    // Promises: concurrent-server-answers
+    // Promises: request-rejected
     #[test]
     fn each_stream_request_is_four_times_as_long() {
         let simulation = Simulation {

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::base::thread::Thread;
 
-    // Promises: logs-work-mount
+    // Promises: log-panic
     #[test]
     fn blocked_read_is_cancelled_when_the_runtime_ends() {
         let runtime = Builder::new_multi_thread()

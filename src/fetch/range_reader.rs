@@ -237,7 +237,7 @@ mod tests {
         );
     }
 
-    // Promises: slow-most-read
+    // Promises: request-slow
     #[test]
     fn at_most_one_read_in_twenty_is_hedged() {
         let mut latency_stats = LatencyStats::default();

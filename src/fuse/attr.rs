@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(rdev(EntryKind::File), 0);
     }
 
-    // Promises: types-modification-times
+    // Promises: times-nanoseconds
     #[test]
     fn time_before_1970_adds_nanoseconds() {
         let time = |seconds, nanoseconds| {
@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    // Promises: owners-uid-gid
+    // Promises: owner-mount
     #[test]
     fn umask_clears_permissions_and_keeps_set_user_id() {
         assert_eq!(permissions(0o4777, 0o022), 0o4755);

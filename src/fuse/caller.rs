@@ -54,7 +54,7 @@ fn mask_of(status: &str, names: &[&str]) -> u64 {
 mod tests {
     use super::*;
 
-    // Promises: extended-ext4-process
+    // Promises: xattr-trusted
     #[test]
     fn cap_sys_admin_counts_only_in_initial_user_namespace() {
         let all = "         0          0 4294967295\n";
@@ -68,7 +68,7 @@ mod tests {
 
     const TERM: u64 = 1 << 14;
     const QUIT: u64 = 1 << 2;
-    // Promises: killed-caller-waits, killed-daemon-polls, killed-poll-needs
+    // Promises: caller-killed
     #[test]
     fn fatal_signals_are_found_in_proc_status() {
         let status = |thread: u64, process: u64, caught: u64| {

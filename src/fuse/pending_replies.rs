@@ -346,7 +346,7 @@ mod tests {
         )
     }
 
-    // Promises: killed-caller-gets, killed-holds-caller, killed-later-call
+    // Promises: caller-timeout
     #[test]
     fn pending_reply_without_progress_times_out_once() {
         let pending_replies = pending_replies();
@@ -365,7 +365,7 @@ mod tests {
         assert!(pending_replies.state.lock().requests.is_empty());
     }
 
-    // Promises: killed-time-process
+    // Promises: caller-frozen
     #[test]
     fn time_while_process_is_suspended_does_not_count() {
         let pending_replies = pending_replies();
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(errors.try_recv(), Ok(WaitError::TimedOut));
     }
 
-    // Promises: killed-caller-gets
+    // Promises: caller-timeout
     #[test]
     fn pending_reply_with_progress_stays_pending() {
         let pending_replies = pending_replies();
@@ -400,7 +400,7 @@ mod tests {
         assert!(errors.try_recv().is_err(), "it was answered");
     }
 
-    // Promises: killed-single-bytes
+    // Promises: caller-extended
     #[test]
     fn trickle_of_bytes_does_not_extend_timeout() {
         for reason in [WaitReason::Scan, WaitReason::Bytes] {
@@ -416,7 +416,7 @@ mod tests {
         }
     }
 
-    // Promises: killed-progress-scan
+    // Promises: caller-extended
     #[test]
     fn other_progress_does_not_extend_wait_for_running_scan() {
         let outcome = |scan_position: Option<u64>, reason| {

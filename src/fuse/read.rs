@@ -145,7 +145,7 @@ mod tests {
         Arc::new(Error::Empty)
     }
 
-    // Promises: errors-estale-archive, errors-etimedout-server, errors-eacces-server, errors-eio-failure
+    // Promises: error-estale, error-etimedout, error-eacces, error-eio
     #[test]
     fn read_errors_map_to_errnos() {
         for (error, number) in [

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use std::io;
 
-    // Promises: errors-status-names
+    // Promises: error-reported
     #[test]
     fn repeated_error_is_counted_and_oldest_is_dropped() {
         let recent_errors = RecentErrors::default();

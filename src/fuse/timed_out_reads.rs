@@ -82,7 +82,7 @@ mod tests {
         }
     }
 
-    // Promises: network-after-read
+    // Promises: fault-read-ahead
     #[test]
     fn retry_within_timed_out_read_is_recognized_once() {
         let (timed_out_reads, start) = (TimedOutReads::default(), Instant::now());

@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(get(b"user.missing"), None);
     }
 
-    // Promises: acls-posix-acl, acls-acl-repeats
+    // Promises: acl-forms, acl-mode
     #[test]
     fn acl_is_shown_only_as_posix_acl_xattr() {
         let bytes = get(b"system.posix_acl_access").expect("convertible");
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(value(xattrs(), b"system.posix_acl_access", &accounts), None);
     }
 
-    // Promises: extended-attributes-linux
+    // Promises: xattr-impossible
     #[test]
     fn xattr_support_depends_on_kind_of_entry() {
         let kinds = [
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(listed(true), [plain, b"trusted.note\0", acl].concat());
     }
 
-    // Promises: extended-mount-leaves
+    // Promises: xattr-impossible
     #[test]
     fn names_over_64_kib_are_not_listed() {
         let listed = |count| {
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!((listed(256), listed(257)), (XATTR_LIST_MAX, 0));
     }
 
-    // Promises: acls-member-forms
+    // Promises: acl-forms
     #[test]
     fn acl_in_both_forms_is_listed_once() {
         let bytes = get(b"system.posix_acl_access").expect("convertible");

@@ -134,7 +134,7 @@ impl Config {
 mod tests {
     use super::*;
 
-    // Promises: selection-null-configuration
+    // Promises: image-old-types
     #[test]
     fn missing_or_null_config_fields_are_empty() {
         let empty = Config::parse(b"{}").expect("a config");

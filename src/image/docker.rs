@@ -119,7 +119,7 @@ mod tests {
         }
     }
 
-    // Promises: selection-tag-name, selection-name-needed
+    // Promises: image-selected
     #[test]
     fn image_is_found_by_every_form_of_its_name() {
         let images = vec![
@@ -149,7 +149,7 @@ mod tests {
         ));
     }
 
-    // Promises: selection-image-unique
+    // Promises: image-selected
     #[test]
     fn unnamed_image_is_found_by_its_digest() {
         let hex = "ab".repeat(32);
@@ -170,7 +170,7 @@ mod tests {
         ));
     }
 
-    // Promises: digests-file-name
+    // Promises: image-digests
     #[test]
     fn digest_is_read_from_file_names() {
         let hex = "ab".repeat(32);

@@ -375,7 +375,7 @@ mod tests {
         format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layer}]}}"#)
     }
 
-    // Promises: limits-layers-encrypted
+    // Promises: image-refused
     #[test]
     fn only_file_system_layer_types_are_accepted() {
         for kind in LAYER_MEDIA_TYPES {
@@ -399,7 +399,7 @@ mod tests {
         }
     }
 
-    // Promises: digests-sha-256
+    // Promises: image-digests
     #[test]
     fn malformed_or_unsafe_digest_is_rejected() {
         let upper = HEX.to_uppercase();
@@ -431,7 +431,7 @@ mod tests {
         );
     }
 
-    // Promises: limits-document-index
+    // Promises: image-refused
     #[test]
     fn document_that_is_both_index_and_manifest_is_rejected() {
         let both = format!(
@@ -447,7 +447,7 @@ mod tests {
         assert!(matches!(old, Err(Cause::Unsupported(_))));
     }
 
-    // Promises: selection-attestations-images
+    // Promises: image-platform
     #[test]
     fn attestations_and_foreign_media_types_are_not_images() {
         let text = format!(
@@ -469,7 +469,7 @@ mod tests {
         );
     }
 
-    // Promises: registries-artifact-manifest, registries-artifact-file
+    // Promises: registry-artifact
     #[test]
     fn artifact_has_a_single_file_of_any_type() {
         let parse = |config: &str, layers: &str| {

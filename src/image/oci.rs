@@ -335,7 +335,7 @@ mod tests {
         choose_for_platform(found, wanted.as_ref()).map(|one| one.names)
     }
 
-    // Promises: selection-platform-selects
+    // Promises: image-platform
     #[test]
     fn platform_selects_the_manifest_and_unspecified_is_last() {
         let found = [
@@ -358,7 +358,7 @@ mod tests {
         );
     }
 
-    // Promises: selection-first-manifest
+    // Promises: image-platform
     #[test]
     fn first_manifest_of_an_image_is_selected() {
         let found = [2, 1, 3].map(|number| Candidate {
@@ -368,7 +368,7 @@ mod tests {
         assert_eq!(chosen(&found, Some("linux/amd64")).expect("one"), ["2"]);
     }
 
-    // Promises: selection-single-image
+    // Promises: image-platform
     #[test]
     fn only_image_is_selected_unless_a_platform_is_requested() {
         let found = [candidate(1, "only", Some("plan9/mips"))];
@@ -376,7 +376,7 @@ mod tests {
         assert!(chosen(&found, Some("linux/amd64")).is_err());
     }
 
-    // Promises: selection-name-needed
+    // Promises: image-selected
     #[test]
     fn several_images_are_ambiguous_but_several_names_are_not() {
         let twice = [candidate(1, "a", None), candidate(1, "b", None)];
@@ -402,7 +402,7 @@ mod tests {
         assert!(matches!(named("c"), Err(Cause::NoSuchName { .. })));
     }
 
-    // Promises: selection-image-unique
+    // Promises: image-selected
     #[test]
     fn image_without_a_unique_name_is_listed_by_digest() {
         let mut silent = candidate(4, "", None);

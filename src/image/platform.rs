@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    // Promises: selection-platform-selects, selection-processor-runs
+    // Promises: image-platform
     #[test]
     fn lower_variants_and_other_names_of_a_platform_are_served() {
         let distance = |own: &str, wanted: &str| platform(own).distance(&platform(wanted));

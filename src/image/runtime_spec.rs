@@ -327,7 +327,7 @@ mod tests {
         serde_json::from_str(&text).expect("JSON")
     }
 
-    // Promises: contents-container-runs, contents-labels-begin
+    // Promises: bundle-content, bundle-labels
     #[test]
     fn runtime_spec_runs_the_command_of_the_image() {
         let config = r#"{"os":"linux","architecture":"amd64","config":{"Entrypoint":["/e","-x"],
@@ -370,7 +370,7 @@ mod tests {
         );
     }
 
-    // Promises: contents-container-runs
+    // Promises: bundle-content
     #[test]
     fn arguments_replace_cmd_after_the_entrypoint() {
         let mut bundle = root();
@@ -390,7 +390,7 @@ mod tests {
         assert!(super::runtime_spec(&empty, &bundle).is_ok());
     }
 
-    // Promises: contents-terminal-term
+    // Promises: bundle-terminal
     #[test]
     fn term_is_set_for_a_terminal_unless_the_image_sets_it() {
         let mut bundle = root();
@@ -412,7 +412,7 @@ mod tests {
         );
     }
 
-    // Promises: volumes-volume-image, volumes-volume-stays
+    // Promises: volume-content
     #[test]
     fn volumes_are_mounted_from_outside_the_root() {
         for rootless in [None, Some((1000, 1000))] {
@@ -440,7 +440,7 @@ mod tests {
         assert!(Config::parse(config.as_bytes()).is_err());
     }
 
-    // Promises: volumes-volume-root, volumes-volume-leads
+    // Promises: volume-refused
     #[test]
     fn volumes_never_hide_system_directories() {
         for path in [
@@ -458,7 +458,7 @@ mod tests {
         }
     }
 
-    // Promises: users-root-start
+    // Promises: bundle-users
     #[test]
     fn process_of_non_root_user_has_no_effective_capabilities() {
         let mut bundle = root();
@@ -470,7 +470,7 @@ mod tests {
         assert_eq!(capabilities["bounding"], json!(DEFAULT_CAPABILITIES));
     }
 
-    // Promises: users-bundle-made
+    // Promises: bundle-rootless
     #[test]
     fn rootless_bundle_maps_the_user_in_a_user_namespace() {
         let mut bundle = root();

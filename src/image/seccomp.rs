@@ -188,7 +188,7 @@ mod tests {
         rules.map(action).collect()
     }
 
-    // Promises: capabilities-seccomp-filter
+    // Promises: bundle-seccomp
     #[test]
     fn seccomp_rules_depend_on_capabilities_and_architecture() {
         let profile = SeccompProfile::built_in().expect("a profile");
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    // Promises: capabilities-architectures-x86
+    // Promises: bundle-seccomp
     #[test]
     fn seccomp_filter_has_the_architectures_of_the_kernel() {
         let profile = SeccompProfile::built_in().expect("a profile");
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(of("x\n"), Value::Null);
     }
 
-    // Promises: capabilities-security-opt
+    // Promises: bundle-seccomp
     #[test]
     fn seccomp_filter_keeps_only_keys_that_runtimes_know() {
         let text = r#"{"defaultAction":"SCMP_ACT_ALLOW","comment":"x","defaultErrno":"EPERM","archMap":null,

@@ -108,7 +108,7 @@ mod tests {
         (user.uid, user.gid, user.groups, user.home)
     }
 
-    // Promises: users-user-groups
+    // Promises: bundle-users
     #[test]
     fn users_and_groups_are_found_by_name_and_by_number() {
         let home = |path: &str| Some(path.to_owned());
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(find(":7"), (0, 7, vec![], home("/root")));
     }
 
-    // Promises: users-unknown-user
+    // Promises: bundle-users
     #[test]
     fn unknown_user_or_group_is_an_error() {
         for spec in [
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    // Promises: users-number-above
+    // Promises: bundle-users
     #[test]
     fn user_id_larger_than_i32_max_is_rejected() {
         let passwd = b"large:x:2147483648:1::/:\nmember:x:5:4294967295::/:\njoins:x:6:6::/:\n";

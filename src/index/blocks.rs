@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(new.digests.get(1), Some(&expected.finalize_non_root()));
     }
 
-    // Promises: checks-members-scan
+    // Promises: check-digests
     #[test]
     fn skipped_blocks_have_no_digest_and_neighbours_do() {
         let mut builder = Builder::new(Options::default());
@@ -356,7 +356,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        // Promises: checks-every-packed
+        // Promises: check-digests
         #[test]
         fn digests_are_those_of_blake3_however_the_stream_is_cut(
             len in 1_usize..600_000,

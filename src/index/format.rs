@@ -681,7 +681,7 @@ mod tests {
         seen
     }
 
-    // Promises: lookup-index-content
+    // Promises: index-spans
     #[test]
     fn index_reads_back_as_written() {
         let index = sample();
@@ -701,7 +701,7 @@ mod tests {
         assert_eq!(load(&bytes).unwrap().entry_count(), 1);
     }
 
-    // Promises: published-index-keeps
+    // Promises: published-diff-id
     #[test]
     fn digests_of_an_archive_are_optional() {
         let mut index = sample();
@@ -711,7 +711,7 @@ mod tests {
         }
     }
 
-    // Promises: lookup-index-damaged
+    // Promises: index-damaged
     #[test]
     fn every_changed_index_byte_is_detected() {
         let bytes = written(&sample());
@@ -724,7 +724,7 @@ mod tests {
         }
     }
 
-    // Promises: lookup-index-damaged
+    // Promises: index-damaged
     #[test]
     fn every_truncation_and_appended_byte_is_detected() {
         let mut bytes = written(&sample());
@@ -837,7 +837,7 @@ mod tests {
         assert!(matches!(load(b""), Err(Error::NotAnIndex)));
     }
 
-    // Promises: memory-entry-takes
+    // Promises: memory-index
     #[test]
     fn index_entry_takes_at_most_100_bytes_plus_name() {
         let count = 1000;
@@ -847,7 +847,7 @@ mod tests {
         assert!(written(&test_support::index(&members)).len() <= 100 * count + name_bytes);
     }
 
-    // Promises: lookup-index-found, lookup-location-file
+    // Promises: index-found
     #[test]
     fn moving_bytes_between_locator_fields_changes_file_name() {
         let key = |canonical: &str, fingerprint: &str| Locator {

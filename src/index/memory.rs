@@ -130,7 +130,7 @@ impl Drop for Charge {
 mod tests {
     use super::*;
 
-    // Promises: limits-memory-index
+    // Promises: limit-index-memory
     #[test]
     fn indexes_share_a_limit_while_they_live() {
         let limit = MemoryLimit::new(100);
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(limit.used.load(Ordering::Relaxed), 0);
     }
 
-    // Promises: memory-exceeding-limit
+    // Promises: memory-index
     #[test]
     fn rows_beyond_the_limit_are_not_allocated() {
         let limit = MemoryLimit::new(1000);

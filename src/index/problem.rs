@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(shown, "a: bad \\u{1b}]0;title\\u{7} \\u{9b}2J \u{e4}");
     }
 
-    // Promises: truncated-saved-index
+    // Promises: damaged-listed
     #[test]
     fn problems_are_read_as_they_were_written() {
         let problems = [problem("a/b\n", Some(512)), problem("", None)];

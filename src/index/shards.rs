@@ -299,7 +299,7 @@ mod tests {
         plan.shards().iter().map(|shard| shard.entries).collect()
     }
 
-    // Promises: shards-every-entry
+    // Promises: shard-entries
     #[test]
     fn every_entry_is_in_exactly_one_shard() {
         let mut members = files(300, 70);
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(counts(&scattered).iter().max(), Some(&1));
     }
 
-    // Promises: shards-archive-packs, shards-end-packed
+    // Promises: shard-cost, shard-plan
     #[test]
     fn cost_exceeds_the_share_by_at_most_a_file_and_a_seek_distance() {
         // As many plain bytes in spans as the files have in a tar archive.
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    // Promises: shards-same-whether
+    // Promises: shard-cuts
     #[test]
     fn cuts_do_not_depend_on_the_form_of_the_index() {
         let mut members = files(300, 700);
@@ -397,7 +397,7 @@ mod tests {
         }
     }
 
-    // Promises: shards-file-never
+    // Promises: shard-cost
     #[test]
     fn huge_file_leaves_equal_shards_to_the_others() {
         let mut members = vec![file("huge", 0..100_000)];
@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(costs.collect::<Vec<_>>(), [(0, 2350), (2000, 52351)]);
     }
 
-    // Promises: shards-entries-content
+    // Promises: shard-cost
     #[test]
     fn entries_without_content_are_spread_too() {
         let members: Vec<_> = (0..99).map(|n| symlink(&format!("l{n}"), "x")).collect();

@@ -651,7 +651,7 @@ mod tests {
         ));
     }
 
-    // Promises: lookup-index-damaged
+    // Promises: index-damaged
     #[test]
     fn damaged_index_file_is_detected_and_replaced() {
         let cache = tempfile::tempdir().unwrap();
@@ -690,7 +690,7 @@ mod tests {
         assert_eq!(fs::read(&elsewhere).unwrap(), before);
     }
 
-    // Promises: checks-disk-cache, lookup-index-damaged
+    // Promises: check-cache, index-damaged
     #[test]
     fn a_file_that_others_can_write_is_not_used() {
         let cache = tempfile::tempdir().unwrap();
@@ -715,7 +715,7 @@ mod tests {
         assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0);
     }
 
-    // Promises: cache-unfinished-index
+    // Promises: cache-in-use
     #[test]
     fn temporary_files_of_dead_writers_are_removed() {
         let cache = tempfile::tempdir().unwrap();
@@ -748,7 +748,7 @@ mod tests {
         assert!(again.iter().all(|name| !names.contains(name)));
     }
 
-    // Promises: expiry-index-saved
+    // Promises: index-expiry
     #[test]
     fn long_unused_index_is_removed_on_next_publish() {
         let cache = tempfile::tempdir().unwrap();
@@ -784,7 +784,7 @@ mod tests {
         );
     }
 
-    // Promises: cache-list-shows
+    // Promises: cache-list
     #[test]
     fn index_file_reports_origin_and_is_removable_when_unused() {
         let cache = tempfile::tempdir().unwrap();
@@ -806,7 +806,7 @@ mod tests {
         assert!(find(&store, &locator("a")).unwrap().is_none());
     }
 
-    // Promises: cache-entries-use
+    // Promises: cache-in-use
     #[test]
     fn published_index_is_in_use_at_once() {
         let cache = tempfile::tempdir().unwrap();
@@ -818,7 +818,7 @@ mod tests {
         assert!(files[0].remove().unwrap());
     }
 
-    // Promises: expiry-hosts-share, expiry-hosts-together, expiry-same-reason
+    // Promises: index-shared-cache
     #[test]
     fn locks_use_descriptors_that_nfs_accepts() {
         let cache = tempfile::tempdir().unwrap();
@@ -836,7 +836,7 @@ mod tests {
         assert!(can(&alone, OFlags::WRONLY), "an exclusive lock writes");
     }
 
-    // Promises: cache-unfinished-index
+    // Promises: cache-in-use
     #[test]
     fn locked_temporary_file_stays_at_any_age() {
         let cache = tempfile::tempdir().unwrap();
@@ -859,7 +859,7 @@ mod tests {
         assert!(!file.is_in_use() && file.remove().unwrap());
     }
 
-    // Promises: cache-entries-use
+    // Promises: cache-in-use
     #[test]
     fn find_succeeds_while_lock_is_probed() {
         let cache = tempfile::tempdir().unwrap();
@@ -875,7 +875,7 @@ mod tests {
         });
     }
 
-    // Promises: cache-entries-use
+    // Promises: cache-in-use
     #[test]
     fn find_retries_when_index_is_replaced_before_lock() {
         let cache = tempfile::tempdir().unwrap();
@@ -908,7 +908,7 @@ mod tests {
         }
     }
 
-    // Promises: cache-entries-use
+    // Promises: cache-in-use
     #[test]
     fn index_in_use_survives_concurrent_removal() {
         let cache = tempfile::tempdir().unwrap();
@@ -929,7 +929,7 @@ mod tests {
         }
     }
 
-    // Promises: cache-entries-use
+    // Promises: cache-in-use
     #[test]
     fn remove_waits_for_directory_lock() {
         let cache = tempfile::tempdir().unwrap();
@@ -986,7 +986,7 @@ mod tests {
         drop(store.publish(&locator(""), index).unwrap());
     }
 
-    // Promises: published-saved-index
+    // Promises: index-damaged
     #[test]
     fn damage_of_any_part_is_found_when_only_names_are_loaded() {
         let cache = tempfile::tempdir().unwrap();

@@ -92,7 +92,7 @@ mod tests {
     use crate::index::test_support::{directory, file, index, member};
     use crate::tar;
 
-    // Promises: whiteouts-wh-name, whiteouts-wh-wh, whiteouts-whiteout-impossible, whiteouts-name-255
+    // Promises: whiteout-oci, whiteout-literal, whiteout-scope
     #[test]
     fn oci_whiteout_hides_a_name_and_opaque_marker_hides_all() {
         for (name, expected) in [
@@ -113,7 +113,7 @@ mod tests {
         }
     }
 
-    // Promises: whiteouts-overlay-reads, whiteouts-character-device, whiteouts-directory-opaque
+    // Promises: whiteout-overlay
     #[test]
     fn overlay_whiteouts_are_devices_or_xattrs() {
         let device = |name, minor| {

@@ -157,9 +157,7 @@ mod tests {
         objects.map(Result::unwrap).collect()
     }
 
-    // Promises: listings-json-prints, listings-path-path, listings-type-file, listings-mode-twelve, listings-uid-gid
-    // Promises: listings-user-group, listings-size-bytes, listings-nlink-number, listings-fileid-inode
-    // Promises: listings-offset-first
+    // Promises: json-path, json-type, json-mode, json-owner, json-size, json-nlink, json-inodes, json-offset
     #[test]
     fn json_object_of_file_has_all_fields() {
         let member = Member {
@@ -183,7 +181,7 @@ mod tests {
         assert_eq!(objects(&[member]), [expected]);
     }
 
-    // Promises: listings-json-prints, listings-target-target, listings-major-minor
+    // Promises: json-path, json-target, json-device
     #[test]
     fn json_objects_of_links_and_devices_have_extra_fields() {
         let device = Device { major: 1, minor: 3 };
@@ -199,7 +197,7 @@ mod tests {
         );
     }
 
-    // Promises: names-bytes-need, listings-json-prints, listings-path-bytes
+    // Promises: names-bytes, json-path, json-bytes
     #[test]
     fn names_that_are_not_utf8_come_as_bytes_too() {
         let member = Member {
@@ -213,7 +211,7 @@ mod tests {
         assert_eq!(objects[1]["target_bytes"], serde_json::json!([254]));
     }
 
-    // Promises: listings-json-prints
+    // Promises: json-path
     #[test]
     fn control_characters_are_escaped_in_the_text() {
         let text = texts(&index(&[file("a\u{9b}\x7f\x1b", 0..0)])).remove(0);
@@ -223,7 +221,7 @@ mod tests {
         );
     }
 
-    // Promises: listings-atime-mtime
+    // Promises: json-times
     #[test]
     fn times_keep_all_digits_before_and_after_1970() {
         for (seconds, nanoseconds, text) in [

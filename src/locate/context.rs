@@ -620,7 +620,7 @@ fn open_slice(
 mod tests {
     use super::*;
 
-    // Promises: kinds-archive-gets
+    // Promises: nested-everywhere
     #[tokio::test]
     async fn outer_archives_share_one_fraction_of_the_memory() {
         let mut context = OpenContext::new(Handle::current());

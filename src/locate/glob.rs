@@ -55,7 +55,7 @@ pub(super) fn expand(location: &OsStr) -> Result<Vec<OsString>, Error> {
 mod tests {
     use super::*;
 
-    // Promises: kinds-part-path
+    // Promises: nested-join
     #[test]
     fn pattern_names_its_files_in_the_order_of_their_parts() {
         let place = tempfile::tempdir().expect("a directory");

@@ -72,7 +72,7 @@ mod tests {
     use crate::base::error_chain::error_chain;
     use crate::base::thread::classify_spawn_error;
 
-    // Promises: memory-limit-threads
+    // Promises: memory-files
     #[test]
     fn limit_of_threads_is_named() {
         let number = |number| io::Error::from_raw_os_error(number);

@@ -475,7 +475,7 @@ mod tests {
         SourceSpec::Plain(location.into())
     }
 
-    // Promises: kinds-tar-source, kinds-slice-start, kinds-part-comma, kinds-path-contain
+    // Promises: nested-tar, nested-slice, nested-join
     #[test]
     fn part_of_a_source_is_parsed_and_printed() {
         let member = |outer: &str, path: &str| SourceSpec::Member {
@@ -515,7 +515,7 @@ mod tests {
         }
     }
 
-    // Promises: reading-layers-image
+    // Promises: image-layers
     #[test]
     fn image_has_transport_location_and_name() {
         for (text, transport, location, name) in [
@@ -578,7 +578,7 @@ mod tests {
         }
     }
 
-    // Promises: kinds-file-name, reading-layers-image
+    // Promises: nested-tar, image-layers
     #[test]
     fn other_text_is_a_path_or_url() {
         for text in [
@@ -604,7 +604,7 @@ mod tests {
         }
     }
 
-    // Promises: registries-oci-registry, registries-oci-host, registries-artifact-outer
+    // Promises: registry-name, registry-artifact
     #[test]
     fn name_in_a_registry_needs_a_host() {
         for text in [

@@ -71,7 +71,7 @@ mod tests {
     use crate::materialize::test_support::{feed, file, member};
     use crate::materialize::{Glob, SelectedPath};
 
-    // Promises: selection-dry-run
+    // Promises: select-dry-run
     #[test]
     fn dry_run_counts_entries_and_reports_missing_paths() {
         let selection = Selection {

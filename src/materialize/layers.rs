@@ -827,7 +827,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
 
-        // Promises: reading-materialize-streams, reading-files-upper, reading-indexes-layers, reading-written-tree
+        // Promises: layer-written
         #[test]
         fn written_layers_equal_the_merged_index(steps in layers(), oci in any::<bool>()) {
             let whiteouts = if oci { WhiteoutFormat::Oci } else { WhiteoutFormat::Overlay };

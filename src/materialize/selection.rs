@@ -473,7 +473,7 @@ mod tests {
         paths.collect::<Option<_>>().expect("no `..`")
     }
 
-    // Promises: selection-path-refused
+    // Promises: select-parent
     #[test]
     fn selected_path_with_parent_component_is_refused() {
         for path in ["..", "../a", "a/..", "a/../b"] {
@@ -488,7 +488,7 @@ mod tests {
         assert!(Selection::default().selects(&path("./")));
     }
 
-    // Promises: selection-path-selects, selection-leading-slash, differences-path-arguments
+    // Promises: select-path, select-missing, gnu-arguments
     #[test]
     fn selected_path_includes_its_descendants() {
         let mut selection = Selection {
@@ -503,7 +503,7 @@ mod tests {
         assert_eq!(found, [true, false]);
     }
 
-    // Promises: selection-go-through
+    // Promises: select-path
     #[test]
     fn selected_path_goes_through_links_that_were_seen() {
         let problems = Problems::default();
@@ -553,7 +553,7 @@ mod tests {
         }
     }
 
-    // Promises: selection-through-hard
+    // Promises: select-path
     #[test]
     fn hard_link_to_a_symbolic_link_is_followed() {
         let mut selection = following(&["h/f"]);
@@ -566,7 +566,7 @@ mod tests {
         assert!(note(&mut selection, "h/f", MemberKind::File));
     }
 
-    // Promises: symbolic-link-way
+    // Promises: link-itself
     #[test]
     fn link_on_the_way_to_its_own_place_is_removed_first() {
         let mut selection = following(&["e/f"]);
@@ -607,7 +607,7 @@ mod tests {
         assert!(note(&mut selection, "d/f", MemberKind::File));
     }
 
-    // Promises: selection-cost-thousands
+    // Promises: select-limits
     #[test]
     fn links_resolve_only_the_paths_that_go_through_them() {
         let names: Vec<_> = (0..5_000).map(|number| format!("d{number}/f")).collect();
@@ -639,7 +639,7 @@ mod tests {
         );
     }
 
-    // Promises: selection-links-over
+    // Promises: select-limits
     #[test]
     fn memory_of_replaced_links_is_free_again() {
         let mut selection = following(&["l/f"]);
@@ -666,7 +666,7 @@ mod tests {
         assert!(selection.links.bytes < 1024, "{}", selection.links.bytes);
     }
 
-    // Promises: selection-path-leads
+    // Promises: select-limits
     #[test]
     fn links_that_are_replaced_too_often_are_not_followed() {
         let mut selection = following(&["l/f", "k/f"]);
@@ -681,7 +681,7 @@ mod tests {
         assert_eq!(k.resolved, Some(Ok(path("d/f"))));
     }
 
-    // Promises: selection-path-leads
+    // Promises: select-limits
     #[test]
     fn steps_through_long_links_are_bounded() {
         let mut selection = following(&["l0/f"]);
@@ -716,7 +716,7 @@ mod tests {
         resolved.map(|found| found.map(|path| path.to_string()))
     }
 
-    // Promises: selection-target-directory
+    // Promises: select-path
     #[test]
     fn parent_of_a_link_is_that_of_its_target() {
         let (x, l) = (("x", Some("a/b")), ("l", Some("x/../c")));
@@ -733,7 +733,7 @@ mod tests {
         assert_eq!(place_of("l/f", &[x, l, ("l", None)]), None);
     }
 
-    // Promises: selection-path-leads
+    // Promises: select-limits
     #[test]
     fn links_that_lead_nowhere_are_errors() {
         let out = place_of("l/f", &[("l", Some("../f"))]);
@@ -742,7 +742,7 @@ mod tests {
         assert_eq!(round, Some(Err(PathError::TooManyLinks)));
     }
 
-    // Promises: selection-links-over
+    // Promises: select-limits
     #[test]
     fn no_link_is_followed_once_there_are_too_many() {
         let long = "c".repeat((1 << 20) - 200);
@@ -753,7 +753,7 @@ mod tests {
         assert_eq!(place_of("a/x", &members), None);
     }
 
-    // Promises: selection-exclude-beats, differences-include-supported
+    // Promises: select-exclude, gnu-include
     #[test]
     fn exclude_overrides_include() {
         let mut selection = Selection {
@@ -766,7 +766,7 @@ mod tests {
         assert!(!selection.selects(&path("x/doc")));
     }
 
-    // Promises: selection-members-name
+    // Promises: select-strip
     #[test]
     fn strip_components_drops_short_paths() {
         let selection = Selection {

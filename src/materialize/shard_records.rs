@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: shards-shard-checks
+    // Promises: shard-version
     #[test]
     fn record_is_made_once_and_only_a_file_is_one() {
         let place = tempfile::tempdir().expect("a directory");

@@ -206,7 +206,7 @@ mod tests {
         output
     }
 
-    // Promises: selection-stdout-writes
+    // Promises: select-dry-run
     #[test]
     fn to_stdout_concatenates_regular_files_only() {
         let members = vec![

@@ -657,7 +657,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: errors-error-line
+    // Promises: error-line
     #[test]
     fn error_text_has_location_and_attempts_but_no_cause() {
         let mut error = Error::new("http://host/a", Cause::Http(500));
@@ -674,7 +674,7 @@ mod tests {
         assert_eq!(cause.as_deref(), Some("the server answers with status 500"));
     }
 
-    // Promises: retries-after-source
+    // Promises: retry-tls
     #[test]
     fn errors_of_tls_are_final_only_at_open() {
         let met = |obstacle| Cause::Unreachable {
@@ -704,7 +704,7 @@ mod tests {
         assert!(!Cause::NotFound.after_open().is_transient());
     }
 
-    // Promises: retries-server-unavailable
+    // Promises: retry-how-long
     #[test]
     fn statuses_of_gateways_and_rate_limits_are_outages() {
         for status in [
@@ -729,7 +729,7 @@ mod tests {
         }
     }
 
-    // Promises: object-codes-busy, object-code-error
+    // Promises: store-busy, store-errors
     #[test]
     fn described_errors_keep_class_and_code() {
         let described = |status, retry_after, code: &str| {
@@ -769,7 +769,7 @@ mod tests {
         assert!(described(403, pause, "RateLimited").is_outage());
     }
 
-    // Promises: concurrent-429-503
+    // Promises: request-rejected
     #[test]
     fn throttling_is_known_by_status_or_code() {
         let described = |status, code: &str| {
@@ -811,7 +811,7 @@ mod tests {
         assert_eq!(limit.hint().as_deref(), Some(HINT_RAISE_DESCRIPTOR_LIMIT));
     }
 
-    // Promises: retries-silence-broken, retries-invalid-responses
+    // Promises: retry-which
     #[test]
     fn transient_and_permanent_causes_are_distinguished() {
         for status in [408, 421, 425, 501, 505] {

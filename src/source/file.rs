@@ -287,7 +287,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: versions-file-changed, versions-version-file
+    // Promises: version-file
     #[test]
     fn fresh_file_is_opened_after_the_clock_tick_of_its_change() {
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
@@ -302,14 +302,14 @@ mod tests {
         }
     }
 
-    // Promises: versions-version-strong
+    // Promises: version-file
     #[test]
     fn a_file_on_another_file_system_is_doubtful() {
         let source = open(Path::new("/proc/version"), Arc::default()).expect("a file");
         assert_eq!(source.fingerprint().doubt(), Some(Doubt::FileSystem));
     }
 
-    // Promises: versions-version-strong, versions-these-file
+    // Promises: version-file
     #[test]
     fn change_times_of_tmpfs_are_trusted_and_of_proc_are_not() {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -322,7 +322,7 @@ mod tests {
         }
     }
 
-    // Promises: versions-file-changed, versions-version-file
+    // Promises: version-file
     #[test]
     fn a_change_is_settled_when_the_clock_has_ticked() {
         let file = tempfile::tempfile().unwrap();

@@ -268,7 +268,7 @@ mod tests {
         assert!(!http(1, None, Some("Sat, 01 Jan 2000 00:00:00 GMT")).is_strong());
     }
 
-    // Promises: restart-answer-server
+    // Promises: restart-outage
     #[test]
     fn only_strong_entity_tags_are_parsed() {
         let strong = http(5, Some("\"a etag= b\""), None);
@@ -293,7 +293,7 @@ mod tests {
         assert!(!pinned.matches(&http(5, Some("\"b\""), Some("Monday"))));
     }
 
-    // Promises: versions-version-strong
+    // Promises: version-file
     #[test]
     fn a_doubtful_file_state_is_weak_and_has_another_text() {
         let file = |doubt| Fingerprint {
@@ -322,7 +322,7 @@ mod tests {
         assert_ne!(proven.to_string(), doubtful.to_string());
     }
 
-    // Promises: versions-weak-etag
+    // Promises: version-weak
     #[test]
     fn weak_validators_must_agree_in_everything() {
         let pinned = http(5, Some("W/\"a\""), Some("Monday"));
@@ -332,7 +332,7 @@ mod tests {
         assert!(!pinned.matches(&http(6, Some("W/\"a\""), Some("Monday"))));
     }
 
-    // Promises: registries-layer-length
+    // Promises: registry-ranges
     #[test]
     fn digest_agrees_with_any_validator_of_the_same_length() {
         let known = Fingerprint {

@@ -233,7 +233,7 @@ mod tests {
         BufferPool::new(100).acquire(len).expect("open")
     }
 
-    // Promises: kinds-join-part
+    // Promises: nested-join
     #[test]
     fn reads_of_joined_source_span_its_parts() {
         let (join, all) = (join(), b"0123456789");
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    // Promises: mirrors-joined-source
+    // Promises: mirror-same
     #[test]
     fn wrong_bytes_are_blamed_on_servers_of_their_own_part() {
         let servers = |candidates: &[&'static [u8]]| {
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(read.expect("stopped"), b""[..]);
     }
 
-    // Promises: kinds-version-joined
+    // Promises: nested-join-version
     #[test]
     fn joined_source_is_identified_by_all_parts_in_order() {
         let named = |etags: [Option<&str>; 2]| {
@@ -348,7 +348,7 @@ mod tests {
         assert!(!named([Some("\"a\""), None]).fingerprint.is_strong());
     }
 
-    // Promises: kinds-part-readable
+    // Promises: nested-join
     #[test]
     fn file_that_changes_is_named() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(error.location, paths[1].display().to_string());
     }
 
-    // Promises: kinds-part-readable
+    // Promises: nested-join
     #[test]
     fn part_that_is_read_once_cannot_be_joined() {
         let once = Arc::new(Pipe::new("pipe", std::io::empty(), Arc::default()));

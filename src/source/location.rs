@@ -325,7 +325,7 @@ pub(super) fn is_secret(pair: &str) -> bool {
 mod tests {
     use super::*;
 
-    // Promises: object-names-hadoop, object-bucket-s3
+    // Promises: store-hadoop, store-arn
     #[test]
     fn names_of_other_programs_have_one_form() {
         for (name, canonical) in [
@@ -369,7 +369,7 @@ mod tests {
         Location::from_url(&Url::parse(url).expect("well-formed"))
     }
 
-    // Promises: lookup-index-found, lookup-location-url, lookup-location-file
+    // Promises: index-found
     #[test]
     fn locator_of_a_signed_url_ignores_its_signature() {
         let today = at(
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(azure.locator(), "https://x.blob.core.windows.net/c/a.tar");
     }
 
-    // Promises: lookup-location-url
+    // Promises: index-found
     #[test]
     fn locator_hashes_other_query_parameters_in_order() {
         let locator = |query: &str| at(&format!("http://h/d?{query}")).locator().to_owned();
@@ -406,7 +406,7 @@ mod tests {
         );
     }
 
-    // Promises: mount-lists-url, redirects-never-shown, hidden-output-header
+    // Promises: helper-table, auth-origin, secret-hidden
     #[test]
     fn secrets_in_urls_are_redacted() {
         let shown = at("https://me:secret@host:8443/a.tar?token=hidden#x").to_string();

@@ -244,7 +244,7 @@ fn with_scheme(name: &str) -> Option<Url> {
 mod tests {
     use super::*;
 
-    // Promises: access-header-sent
+    // Promises: profile-header
     #[test]
     fn same_origin_compares_scheme_host_and_port() {
         for (one, other, expected) in [

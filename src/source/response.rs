@@ -367,7 +367,7 @@ mod tests {
         );
     }
 
-    // Promises: encodings-content-encoding, encodings-labels-name, encodings-coding-refused
+    // Promises: http-encoding
     #[test]
     fn content_encodings_of_stored_archives_are_pinned() {
         let encoded = |encoding| head(206, &[("content-encoding", encoding)]);
@@ -417,7 +417,7 @@ mod tests {
         assert!(matches!(head(500, &[]).failure_cause(), Cause::Http(500)));
     }
 
-    // Promises: retries-readers-server
+    // Promises: retry-pauses
     #[test]
     fn retry_after_is_parsed_as_seconds_and_as_date() {
         let after = |headers: &[_]| {

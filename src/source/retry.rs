@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    // Promises: retries-maximum-pause
+    // Promises: retry-pauses
     #[test]
     fn pauses_double_up_to_the_maximum() {
         let retry = Retry {
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(pauses, [100, 200, 400, 500, 500].map(Duration::from_millis));
     }
 
-    // Promises: retries-makes-five, retries-after-archive, retries-wrong-address
+    // Promises: retry-which, retry-how-long
     #[test]
     fn retries_end_after_the_limit_except_during_an_outage() {
         let persistent = Retry {
@@ -235,7 +235,7 @@ mod tests {
         assert!(next.is_err(), "the time is over");
     }
 
-    // Promises: retries-retry-after
+    // Promises: retry-pauses
     #[test]
     fn retry_after_is_honoured_within_the_timeout() {
         let next = |retry_after| {
@@ -247,7 +247,7 @@ mod tests {
         assert!(matches!(next(u64::MAX), Err(Cause::Busy(_))));
     }
 
-    // Promises: retries-pause-attempts
+    // Promises: retry-pauses
     #[test]
     fn jitter_spreads_pauses_over_their_whole_length() {
         let pause = Duration::from_millis(100);

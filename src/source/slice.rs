@@ -168,7 +168,7 @@ mod tests {
         read.map_err(|error| error.cause)
     }
 
-    // Promises: reading-archive-around
+    // Promises: image-archive
     #[test]
     fn slice_reads_stay_within_its_bounds() {
         let part = slice(3, 4).expect("inside");
@@ -198,7 +198,7 @@ mod tests {
         assert!(matches!(part, Err(Cause::AlreadyRead)));
     }
 
-    // Promises: digests-index-layer
+    // Promises: image-index
     #[test]
     fn slice_is_identified_by_offset_and_version_or_by_digest() {
         let (one, other) = (slice(3, 4).expect("one"), slice(4, 4).expect("another"));
@@ -215,7 +215,7 @@ mod tests {
         assert!(one.fingerprint().is_strong());
     }
 
-    // Promises: digests-saved-index
+    // Promises: image-index
     #[test]
     fn index_is_found_only_under_its_plain_digest() {
         let named = || slice(3, 4).expect("inside").with_digest(Sha256([7; 32]));

@@ -259,13 +259,13 @@ mod tests {
         ]
     }
 
-    // Promises: shards-shard-tar
+    // Promises: shard-tar
     #[test]
     fn parser_reads_encoded_members_of_every_kind() {
         assert_eq!(parsed(&every_kind()), every_kind());
     }
 
-    // Promises: shards-owners-devices, shards-shard-tar
+    // Promises: shard-tar
     #[test]
     fn parser_reads_values_that_do_not_fit_a_record() {
         for len in [31, 99, 100, 101, 4000] {
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    // Promises: shards-shard-tar
+    // Promises: shard-tar
     #[test]
     fn parser_reads_encoded_attributes() {
         let attribute = |name: &str, value: &[u8]| (name.as_bytes().to_vec(), value.to_vec());
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(parsed(std::slice::from_ref(&member)), [member]);
     }
 
-    // Promises: shards-entries-acls
+    // Promises: shard-tar
     #[test]
     fn numbers_of_acl_entries_are_left_out() {
         for (name, value, expected) in [

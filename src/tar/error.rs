@@ -159,7 +159,7 @@ pub(super) fn printable(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    // Promises: errors-error-limit
+    // Promises: error-line
     #[test]
     fn limit_on_sums_names_no_record() {
         let text = |cause| {
@@ -183,7 +183,7 @@ mod tests {
         );
     }
 
-    // Promises: errors-names-escaped
+    // Promises: error-line
     #[test]
     fn names_are_shown_on_one_line_of_bounded_length() {
         assert_eq!(printable(b"a\nb\xff"), "a\\nb\\377");

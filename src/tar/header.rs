@@ -162,7 +162,7 @@ fn base256(sign: i128, field: &[u8]) -> i128 {
 mod tests {
     use super::*;
 
-    // Promises: differences-base-64
+    // Promises: gnu-base64
     #[test]
     fn base_64_numbers_are_rejected() {
         for field in [b"+AAAAAAB", b"-AAAAAAB"] {

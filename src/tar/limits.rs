@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(Limits::default().stream_bytes(7), u64::MAX);
     }
 
-    // Promises: limits-metadata-kept
+    // Promises: limit-metadata
     #[test]
     fn metadata_limit_grows_with_memory() {
         let usual = Limits::default().metadata_bytes;

@@ -961,7 +961,7 @@ mod tests {
         assert_eq!(parser.offset(), Plain(517));
     }
 
-    // Promises: types-type-flag
+    // Promises: types-flags
     #[test]
     fn typeflags_map_to_kinds() {
         let device = Device { major: 1, minor: 3 };
@@ -985,7 +985,7 @@ mod tests {
         }
     }
 
-    // Promises: types-regular-file
+    // Promises: types-flags
     #[test]
     fn a_trailing_slash_makes_a_file_a_directory() {
         for flag in [0, b'0', b'7'] {
@@ -1001,7 +1001,7 @@ mod tests {
         }
     }
 
-    // Promises: limits-bytes-pax
+    // Promises: limit-pax
     #[test]
     fn large_values_without_effect_do_not_end_an_archive() {
         let dumpdir = extension(b'x', &[("GNU.dumpdir", &"Y".repeat(17 << 20))]);
@@ -1015,7 +1015,7 @@ mod tests {
         assert!(found.remarks[0].contains("com.apple.ResourceFork"));
     }
 
-    // Promises: hard-link-never
+    // Promises: hardlink-content
     #[test]
     fn only_files_have_payloads_whatever_their_headers_say() {
         for flag in *b"123456" {
@@ -1025,7 +1025,7 @@ mod tests {
         }
     }
 
-    // Promises: types-unknown-type
+    // Promises: types-flags
     #[test]
     fn unknown_types_are_files_with_a_warning() {
         let found = read(&[Block::new("a", b'Q', 5).with(b"hello"), zeros()]);
@@ -1034,7 +1034,7 @@ mod tests {
         assert!(found.remarks[0].starts_with("warning"), "{found:?}");
     }
 
-    // Promises: types-type-flag
+    // Promises: types-flags
     #[test]
     fn a_dumpdir_is_a_directory_without_payload() {
         let dumpdir = Block::gnu("d/", b'D', 6).with(b"Ya\0Yb\0");
@@ -1043,7 +1043,7 @@ mod tests {
         assert_eq!(found.members[0].1, b"");
     }
 
-    // Promises: types-volume-label, types-rest-file
+    // Promises: types-volumes
     #[test]
     fn volume_labels_are_no_members_and_continued_files_are_lost() {
         let label = Block::gnu("label", b'V', 5).with(b"hello");
@@ -1073,7 +1073,7 @@ mod tests {
         assert_eq!(found.members[1].0.header, Plain(2560));
     }
 
-    // Promises: types-pax-headers
+    // Promises: types-headers
     #[test]
     fn of_two_pax_headers_the_last_counts_alone() {
         let first = extension(b'x', &[("path", "first"), ("uid", "7")]);
@@ -1086,7 +1086,7 @@ mod tests {
         );
     }
 
-    // Promises: differences-several-global
+    // Promises: gnu-global
     #[test]
     fn global_headers_add_up_and_give_way_to_local_ones() {
         let found = read(&[
@@ -1109,7 +1109,7 @@ mod tests {
         assert_eq!(found.members[0].0.header, Plain(2048));
     }
 
-    // Promises: hostile-headers-disagree, hostile-covers-pax
+    // Promises: hostile-sizes
     #[test]
     fn the_pax_size_wins_but_not_for_extensions_in_between() {
         let archive = [
@@ -1145,7 +1145,7 @@ mod tests {
         assert!(found.remarks[0].starts_with("damaged"), "{found:?}");
     }
 
-    // Promises: truncated-damaged-header
+    // Promises: damaged-header
     #[test]
     fn bad_records_are_skipped_and_reported_once() {
         let pax = extension(b'x', &[("path", "lost")]);
@@ -1173,7 +1173,7 @@ mod tests {
         assert_eq!(read(&[link.done(), zeros()]).one().size, 0);
     }
 
-    // Promises: differences-file-begin
+    // Promises: gnu-searched
     #[test]
     fn stream_without_leading_header_is_not_tar() {
         for bytes in [
@@ -1216,7 +1216,7 @@ mod tests {
         assert_eq!((found.names(), found.remarks.len()), (vec!["a", "b"], 1));
     }
 
-    // Promises: differences-end-inside
+    // Promises: gnu-cut-header
     #[test]
     fn truncated_archive_error_has_the_offset() {
         let archive = [extension(b'x', &[("path", "p")]), file("a", &[b'x'; 700])].concat();
@@ -1249,8 +1249,7 @@ mod tests {
         assert!(parser.pull().is_err());
     }
 
-    // Promises: truncated-claims-archive, limits-bytes-name, limits-bytes-pax, limits-bytes-left
-    // Promises: differences-limits-headers
+    // Promises: hostile-memory, limit-name, limit-pax, limit-global, gnu-limits
     #[test]
     fn limits_stop_an_archive() {
         let limited = |limits: Limits, pieces: &[Vec<u8>]| {
@@ -1343,7 +1342,7 @@ mod tests {
         assert_eq!(found.names(), ["hole"]);
     }
 
-    // Promises: limits-components-path
+    // Promises: limit-components
     #[test]
     fn a_path_that_is_too_deep_loses_its_member_alone() {
         let limits = Limits {
@@ -1384,7 +1383,7 @@ mod tests {
         assert_eq!(found.names(), ["last"], "{found:?}");
     }
 
-    // Promises: limits-metadata-kept
+    // Promises: limit-metadata
     #[test]
     fn metadata_bytes_of_all_members_are_limited() {
         let limits = Limits {
@@ -1464,7 +1463,7 @@ mod tests {
         assert_eq!(found.names(), ["sparse", "b"]);
     }
 
-    // Promises: differences-sparse-pieces
+    // Promises: gnu-sparse-padding
     #[test]
     fn pieces_follow_each_other_without_padding() {
         let keywords = [
@@ -1496,7 +1495,7 @@ mod tests {
         assert_eq!(found.remarks, ["end"]);
     }
 
-    // Promises: differences-unsound-sparse
+    // Promises: gnu-sparse-unsound
     #[test]
     fn invalid_sparse_file_is_skipped_and_next_member_read() {
         let unsound = [

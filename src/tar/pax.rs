@@ -536,7 +536,7 @@ mod tests {
         (keywords, notes)
     }
 
-    // Promises: differences-unknown-pax, differences-libarchive-xattr
+    // Promises: gnu-pax-unknown, gnu-pax-known
     #[test]
     fn unknown_keywords_are_ignored_in_silence_and_star_s_are_known() {
         let body = b"17 comment=a b c\n21 SCHILY.devmajor=8\n21 SCHILY.devminor=1\n";
@@ -585,7 +585,7 @@ mod tests {
         assert_eq!(notes, []);
     }
 
-    // Promises: differences-empty-pax
+    // Promises: gnu-pax-empty
     #[test]
     fn an_empty_value_deletes_what_was_set() {
         let (keywords, notes) = read(b"9 path=x\n8 path=\n8 uid=7\n7 uid=\n");
@@ -638,7 +638,7 @@ mod tests {
         }
     }
 
-    // Promises: differences-libarchive-xattr
+    // Promises: gnu-pax-known
     #[test]
     fn both_xattr_keywords_set_the_same_attribute() {
         let body = b"29 SCHILY.xattr.user.a%3Db=1\n34 LIBARCHIVE.xattr.user.a%3Db=Mg\n";
@@ -674,7 +674,7 @@ mod tests {
         assert_eq!(keywords.xattrs, [acl]);
     }
 
-    // Promises: limits-extended-attributes
+    // Promises: limit-xattrs
     #[test]
     fn extended_attributes_beyond_a_limit_are_left_out() {
         let body = b"25 SCHILY.xattr.user.a=1\n25 SCHILY.xattr.user.b=1\n9 path=x\n";
@@ -706,7 +706,7 @@ mod tests {
         assert_eq!(names(bytes(14)), (b"user.auser.b".to_vec(), vec![]));
     }
 
-    // Promises: extended-value-over
+    // Promises: xattr-impossible
     #[test]
     fn value_too_long_for_linux_is_left_out() {
         let attribute = |len: usize| {

@@ -264,7 +264,7 @@ mod tests {
         );
     }
 
-    // Promises: limits-pieces-sparse
+    // Promises: limit-sparse
     #[test]
     fn a_sparse_map_has_a_limit_and_empty_pieces_are_none() {
         let limits = Limits {

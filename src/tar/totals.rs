@@ -89,7 +89,7 @@ fn metadata_bytes(member: &Member) -> u64 {
 mod tests {
     use super::*;
 
-    // Promises: size-member-counts
+    // Promises: limit-entries
     #[test]
     fn root_directory_names_are_recognised() {
         for name in [".", "./", "", "/", "././/."] {

@@ -360,7 +360,7 @@ mod tests {
         batch.iter().map(|name| name.name.to_owned()).collect()
     }
 
-    // Promises: changes-directory-program
+    // Promises: rm-others
     #[test]
     fn removed_directory_is_read_as_empty() {
         let place = tempfile::tempdir().expect("a directory");

@@ -946,7 +946,7 @@ mod tests {
         assert_eq!(flow, ControlFlow::Continue(()));
     }
 
-    // Promises: changes-reads-directory
+    // Promises: rm-others
     #[test]
     fn directory_that_is_not_done_is_read_again() {
         let index = index(&[file("again/a/f", 0..1), file("b", 0..1)]);

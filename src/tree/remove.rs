@@ -272,7 +272,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: atomic-failed-run
+    // Promises: atomic-ended
     #[test]
     fn remove_tree_with_closed_modes_leaves_link_targets() {
         let place = tempfile::tempdir().expect("a directory");
@@ -300,7 +300,7 @@ mod tests {
         assert!(outside.join("kept").exists());
     }
 
-    // Promises: atomic-failed-run
+    // Promises: atomic-ended
     #[test]
     fn remove_tree_works_at_any_depth() {
         let place = tempfile::tempdir().expect("a directory");

@@ -45,7 +45,7 @@ fn list(source: &str, variables: &[(&str, &str)]) -> Output {
 /// A change of a response.
 type Change = fn(Response) -> Response;
 
-// Promises: encodings-lines-response
+// Promises: http-odd-headers
 #[test]
 fn odd_header_lines_of_a_server_are_ignored() {
     let many = |response: Response| {
@@ -68,7 +68,7 @@ fn odd_header_lines_of_a_server_are_ignored() {
     }
 }
 
-// Promises: encodings-target-redirect
+// Promises: http-odd-headers
 #[test]
 fn redirect_with_letters_beyond_ascii_is_followed() {
     let server = Server::start();
@@ -77,7 +77,7 @@ fn redirect_with_letters_beyond_ascii_is_followed() {
     lists_greeting(&list(&server.url("/old.tar"), &[]), "UTF-8");
 }
 
-// Promises: encodings-labels-name
+// Promises: http-encoding
 #[test]
 fn labels_that_are_no_coding_are_ignored() {
     for label in ["aws-chunked", "none", "utf-8", "binary", "x-tar, utf-8"] {
@@ -90,7 +90,7 @@ fn labels_that_are_no_coding_are_ignored() {
     }
 }
 
-// Promises: encodings-error-proxy
+// Promises: proxy-environment
 #[test]
 fn failures_of_a_proxy_name_the_proxy() {
     let proxy = Server::start();
@@ -112,7 +112,7 @@ fn failures_of_a_proxy_name_the_proxy() {
     }
 }
 
-// Promises: encodings-proxies-those
+// Promises: proxy-environment
 #[test]
 fn no_proxy_of_everything_covers_addresses() {
     let (server, proxy) = (Server::start(), Server::start());
@@ -145,7 +145,7 @@ fn list_configured(config: &str, variables: &[(&str, &str)]) -> Output {
     list("s3://bucket/a.tar", &variables)
 }
 
-// Promises: object-files-aws
+// Promises: s3-credentials
 #[test]
 fn configuration_of_aws_is_read_as_the_aws_cli_reads_it() {
     let server = store();
@@ -172,7 +172,7 @@ fn configuration_of_aws_is_read_as_the_aws_cli_reads_it() {
     }
 }
 
-// Promises: object-endpoint-endpoint
+// Promises: store-endpoint
 #[test]
 fn endpoint_of_s3_is_that_of_the_profile_or_its_services() {
     let server = store();
@@ -193,7 +193,7 @@ fn endpoint_of_s3_is_that_of_the_profile_or_its_services() {
     );
 }
 
-// Promises: object-files-aws
+// Promises: s3-credentials
 #[test]
 fn credential_process_is_split_as_a_shell_does() {
     let (server, place) = (store(), TestDir::new(&["my tools"]));
@@ -217,7 +217,7 @@ fn credential_process_is_split_as_a_shell_does() {
 
 const KEYS: [(&str, &str); 2] = [("AWS_ACCESS_KEY_ID", "AK"), ("AWS_SECRET_ACCESS_KEY", "SK")];
 
-// Promises: object-region-aws
+// Promises: s3-credentials
 #[test]
 fn region_in_the_body_of_a_refusal_is_followed() {
     let server = Server::start();
@@ -236,7 +236,7 @@ fn region_in_the_body_of_a_refusal_is_followed() {
     lists_greeting(&list("s3://bucket/a.tar", &variables), "the region");
 }
 
-// Promises: object-error-store
+// Promises: store-errors
 #[test]
 fn errors_of_stores_are_told_with_their_code_and_advice() {
     for (status, code, message, expected) in [
@@ -269,7 +269,7 @@ fn errors_of_stores_are_told_with_their_code_and_advice() {
     }
 }
 
-// Promises: object-codes-busy
+// Promises: store-busy
 #[test]
 fn transient_codes_of_stores_are_retried_whatever_their_status() {
     for (status, code) in [
@@ -301,7 +301,7 @@ fn transient_codes_of_stores_are_retried_whatever_their_status() {
 }
 
 /// The error of a plain URL has the code of its body, if that is for programs.
-// Promises: object-error-store
+// Promises: store-errors
 #[test]
 fn errors_of_plain_urls_are_told_with_their_code() {
     let xml = "application/xml";
@@ -364,7 +364,7 @@ fn names(registry: &Registry, place: &TestDir, words: &[&str]) -> String {
     String::from_utf8_lossy(&done.stdout).replace('\n', " ")
 }
 
-// Promises: selection-configuration-old
+// Promises: image-old-types
 #[test]
 fn configuration_of_an_old_type_is_that_of_an_image() {
     for config_type in [
@@ -414,7 +414,7 @@ fn registry_for(platforms: &[&str]) -> Registry {
     registry
 }
 
-// Promises: selection-first-manifest
+// Promises: image-platform
 #[test]
 fn first_entry_of_a_platform_is_used() {
     let registry = registry_for(&["linux/s390x", "linux/amd64", "linux/amd64"]);
@@ -423,7 +423,7 @@ fn first_entry_of_a_platform_is_used() {
     assert_eq!(found, "1-linux-amd64 ");
 }
 
-// Promises: logins-answers-token
+// Promises: login-tokens
 #[test]
 fn token_answers_have_several_forms() {
     for (challenge, answer) in [

@@ -20,7 +20,7 @@ use crate::support::program::{is_signal_pending, stderr_text};
 use crate::support::raw::{Header, random_bytes};
 use crate::support::wait;
 
-// Promises: atomic-hidden-directory, atomic-dir-appears, atomic-appear-member
+// Promises: atomic-private, atomic-whole
 #[test]
 fn nothing_appears_before_tree_is_complete() {
     let place = Place::open();
@@ -37,7 +37,7 @@ fn nothing_appears_before_tree_is_complete() {
     assert_eq!(last, random_bytes(3_000_000));
 }
 
-// Promises: atomic-dir-appears, atomic-appear-member, atomic-exit-code
+// Promises: atomic-whole
 #[test]
 fn incomplete_atomic_tree_does_not_appear() {
     let not_whole = "in/out: nothing was written there, because the tree is incomplete";
@@ -68,7 +68,7 @@ fn incomplete_atomic_tree_does_not_appear() {
     assert_eq!(place.names(), Vec::<String>::new());
 }
 
-// Promises: atomic-dir-link
+// Promises: atomic-destination
 #[test]
 fn link_to_empty_directory_stays_and_leads_to_tree() {
     let place = Place::with_archive(whole());
@@ -80,7 +80,7 @@ fn link_to_empty_directory_stays_and_leads_to_tree() {
     assert!(place.path("in/elsewhere/top/z").exists());
 }
 
-// Promises: atomic-entry-created
+// Promises: atomic-not-replaced
 #[test]
 fn destination_created_meanwhile_is_not_replaced() {
     let empty = "mkdir in/out";
@@ -113,7 +113,7 @@ fn destination_created_meanwhile_is_not_replaced() {
     }
 }
 
-// Promises: atomic-file-systems
+// Promises: atomic-not-replaced
 #[test]
 fn atomic_tree_appears_without_rename_noreplace_support() {
     let place = Place::with_archive(whole());
@@ -128,7 +128,7 @@ fn with_default_signals(mut env: Command) -> Command {
     env
 }
 
-// Promises: atomic-failed-run, atomic-signal-ends
+// Promises: atomic-ended
 #[test]
 fn signal_during_atomic_run_leaves_nothing() {
     for (signal, number) in [(Signal::TERM, 15), (Signal::INT, 2), (Signal::HUP, 1)] {
@@ -155,7 +155,7 @@ fn signal_during_atomic_run_leaves_nothing() {
     }
 }
 
-// Promises: atomic-failed-run, atomic-signal-ends
+// Promises: atomic-ended
 #[test]
 fn failed_removal_is_reported_unless_second_signal_comes() {
     assert!(is_interrupted_in_time(false), "nothing was too late");
@@ -203,7 +203,7 @@ fn is_interrupted_in_time(second: bool) -> bool {
     true
 }
 
-// Promises: atomic-signal-ends
+// Promises: atomic-ended
 #[test]
 fn signal_ignored_at_start_stays_ignored() {
     let place = Place::open();
@@ -218,7 +218,7 @@ fn signal_ignored_at_start_stays_ignored() {
     assert_eq!(place.names(), ["out"]);
 }
 
-// Promises: atomic-sigkill-leaves
+// Promises: atomic-ended
 #[test]
 fn leftovers_of_killed_atomic_run_do_not_block_next_run() {
     let place = Place::with_archive(whole());
@@ -233,7 +233,7 @@ fn leftovers_of_killed_atomic_run_do_not_block_next_run() {
     assert!(place.path("in/out/top/z").exists());
 }
 
-// Promises: writers-run-ends, writers-sync-waits
+// Promises: write-sync
 #[test]
 fn sync_runs_once_and_only_with_flag() {
     let synced = |more: &[&str]| {
@@ -251,7 +251,7 @@ fn sync_runs_once_and_only_with_flag() {
     assert!(synced(&["--sync", "--atomic"]));
 }
 
-// Promises: writers-sync-waits, atomic-sync-tree
+// Promises: write-sync, atomic-sync
 #[test]
 fn failed_sync_is_an_error_and_tree_does_not_appear() {
     let errors = &["in/out: cannot sync to disk", "Input/output error"];

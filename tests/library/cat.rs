@@ -31,7 +31,7 @@ fn archive() -> Vec<u8> {
         .end()
 }
 
-// Promises: printing-contents-order, printing-symbolic-links
+// Promises: cat-files
 #[test]
 fn files_are_printed_in_the_order_of_their_paths() {
     let place = Place::new();
@@ -58,7 +58,7 @@ fn files_are_printed_in_the_order_of_their_paths() {
     }
 }
 
-// Promises: printing-path-missing
+// Promises: cat-files
 #[test]
 fn each_path_that_cannot_be_printed_is_named() {
     let place = Place::new();
@@ -110,7 +110,7 @@ fn missing_path_counts_also_if_the_reader_ends() {
     assert_eq!(ended.expect("bash").status.code(), Some(1));
 }
 
-// Promises: printing-symbolic-links
+// Promises: cat-files
 #[test]
 fn files_of_layers_are_those_of_the_merged_tree() {
     let place = Place::new();

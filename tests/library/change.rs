@@ -141,7 +141,7 @@ fn compare(words: &str, command: impl Fn(&Place, bool) -> Command) {
     assert_eq!(ours, theirs, "{words}");
 }
 
-// Promises: changes-chmod-chown, changes-change-what, changes-paths-changed
+// Promises: change-gnu, change-needed, rm-others
 #[test]
 fn chmod_does_what_gnu_chmod_does() {
     for words in [
@@ -180,7 +180,7 @@ fn chmod_does_what_gnu_chmod_does() {
     }
 }
 
-// Promises: changes-mode-forbids
+// Promises: change-closed
 #[test]
 fn chmod_that_forbids_reading_still_reaches_all_files() {
     let place = Place::new();
@@ -213,7 +213,7 @@ fn closed_directories_are_changed_as_by_gnu_programs() {
     }
 }
 
-// Promises: changes-chmod-chown, changes-change-what, changes-owner-group
+// Promises: change-gnu, change-needed
 #[test]
 fn chown_does_what_gnu_chown_does() {
     let mut cases = vec![
@@ -260,7 +260,7 @@ fn chown_does_what_gnu_chown_does() {
     }
 }
 
-// Promises: changes-asks-once
+// Promises: rm-asks
 #[test]
 fn rm_refuses_to_ask_and_removes_nothing() {
     let place = Place::new();
@@ -274,7 +274,7 @@ fn rm_refuses_to_ask_and_removes_nothing() {
     assert!(place.path("f").exists());
 }
 
-// Promises: changes-asks-once
+// Promises: rm-asks
 #[test]
 fn rm_asks_once_when_gnu_rm_does() {
     let script = r#"mkdir -p d/e; touch a b c d/f g; echo "$1" | "$0" rm -I $2 2>errors; echo $? "$(find . | sort)"; cat errors"#;
@@ -304,7 +304,7 @@ fn rm_asks_once_when_gnu_rm_does() {
     }
 }
 
-// Promises: changes-rm-removes, changes-paths-changed
+// Promises: rm-gnu, rm-others
 #[test]
 fn rm_does_what_gnu_rm_does() {
     for words in [
@@ -331,7 +331,7 @@ fn rm_does_what_gnu_rm_does() {
     }
 }
 
-// Promises: changes-removes-nothing
+// Promises: rm-gnu
 #[test]
 fn rm_follows_no_link_with_a_slash() {
     let place = Place::new();
@@ -353,7 +353,7 @@ fn is_success_after(mut rm: Command, change: impl FnOnce()) -> bool {
     rm.wait().expect("ended").success()
 }
 
-// Promises: changes-reads-directory
+// Promises: rm-others
 #[test]
 fn rm_removes_a_large_directory_completely() {
     let place = Place::new();
@@ -370,7 +370,7 @@ fn rm_removes_a_large_directory_completely() {
     assert!(!place.path("out").exists());
 }
 
-// Promises: changes-directory-program
+// Promises: rm-others
 #[test]
 fn rm_beside_another_removal_of_the_same_tree_succeeds() {
     let place = Place::new();
@@ -385,7 +385,7 @@ fn rm_beside_another_removal_of_the_same_tree_succeeds() {
     assert!(is_success_after(rm, remove));
 }
 
-// Promises: changes-removes-name
+// Promises: rm-others
 #[test]
 fn rm_removes_nothing_where_a_directory_was_moved_to() {
     let place = Place::new();

@@ -64,7 +64,7 @@ fn missing_source_error_names_location_and_remedy() {
     place.fails(&["ls", "http://"], &["the URL", "empty host"]);
 }
 
-// Promises: detection-file-empty
+// Promises: format-error
 #[test]
 fn source_that_is_no_archive_has_its_own_error() {
     let place = Place::new();
@@ -113,7 +113,7 @@ fn error_names_lz4_dictionary() {
     );
 }
 
-// Promises: truncated-archive-ends, truncated-mount-wait, truncated-allow-readable, truncated-listing-warning
+// Promises: truncated-error, truncated-allowed
 #[test]
 fn truncated_archive_error_names_position_and_flag() {
     for packer in PACKERS {
@@ -296,7 +296,7 @@ fn network_errors_are_described_in_words() {
     );
 }
 
-// Promises: selection-path-archive, errors-code-failure
+// Promises: select-missing, exit-status
 #[test]
 fn path_missing_in_archive_is_reported() {
     let place = Place::new();
@@ -311,7 +311,7 @@ fn path_missing_in_archive_is_reported() {
     }
 }
 
-// Promises: writers-sets-number, atomic-keep-old, resumed-atomic-keep, errors-exit-code, errors-code-64
+// Promises: write-threads, atomic-conflicts, resume-conflicts, exit-status
 #[test]
 fn usage_errors_exit_with_code_64() {
     let place = Place::new();
@@ -502,7 +502,7 @@ fn entries_are_listed_on_request() {
     assert!(quiet.output.is_empty());
 }
 
-// Promises: listings-times-utc, listings-dirid-inode
+// Promises: ls-gnu, json-inodes
 #[test]
 fn listings_are_plain_long_recursive_or_json() {
     let place = Place::new();
@@ -564,7 +564,7 @@ fn index_file_serves_listings_of_its_archive_only() {
     );
 }
 
-// Promises: published-file-index
+// Promises: publish-verb
 #[test]
 fn written_index_has_the_mode_that_the_umask_permits() {
     let place = Place::new();
@@ -619,7 +619,7 @@ fn link_as_source_or_destination_is_followed() {
     assert!(place.path("out/top/a").exists());
 }
 
-// Promises: access-profile-merges, access-max-size
+// Promises: profile-merge
 #[test]
 fn profiles_are_merged_and_cut() {
     let place = Place::new();
@@ -641,7 +641,7 @@ fn profiles_are_merged_and_cut() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
-// Promises: access-invalid-profile
+// Promises: profile-invalid
 #[test]
 fn invalid_profile_is_not_merged() {
     let place = Place::new();

@@ -36,7 +36,7 @@ fn list_with(flags: &[&str], object: &str, variables: &[(&str, &str)]) -> Output
     command.output().expect("it runs")
 }
 
-// Promises: object-gs-bucket, object-az-account
+// Promises: store-gcs, store-azure
 #[test]
 fn malformed_names_of_objects_are_refused() {
     let server = Server::start();
@@ -86,7 +86,7 @@ fn serve_tokens(server: &Server) {
     });
 }
 
-// Promises: kinds-source-path, object-those-file, object-tokens-read, object-content-encoding
+// Promises: source-kinds, gcs-credentials
 #[test]
 fn objects_of_google_are_requested_with_tokens_of_metadata() {
     let (server, metadata) = (Server::start(), Server::start());
@@ -104,7 +104,7 @@ fn objects_of_google_are_requested_with_tokens_of_metadata() {
     assert_eq!(metadata.requests(METADATA).len(), 1);
 }
 
-// Promises: object-credentials-loaded
+// Promises: store-refresh
 #[test]
 fn refused_token_of_google_is_loaded_again() {
     let (server, metadata) = (Server::start(), Server::start());
@@ -116,7 +116,7 @@ fn refused_token_of_google_is_loaded_again() {
     assert_eq!(metadata.requests(METADATA).len(), 2);
 }
 
-// Promises: object-those-file, object-file-holds, object-tokens-read
+// Promises: gcs-credentials
 #[test]
 fn external_account_of_google_exchanges_its_token() {
     let (server, exchange) = (Server::start(), Server::start());
@@ -193,7 +193,7 @@ fn external_account_of_google_exchanges_its_token() {
     assert!(!text.contains("hunter2"), "{text}");
 }
 
-// Promises: object-error-provider, object-file-holds
+// Promises: store-errors, gcs-credentials
 #[test]
 fn service_account_of_google_signs_its_request_for_a_token() {
     let server = Server::start();
@@ -244,7 +244,7 @@ fn service_account_of_google_signs_its_request_for_a_token() {
     assert_eq!(server.requests("/bucket/a.tar").len(), 0);
 }
 
-// Promises: object-credentials-requests, object-error-names
+// Promises: store-anonymous, store-errors
 #[test]
 fn refusal_of_google_names_credentials_code_and_request() {
     let server = Server::start();
@@ -263,7 +263,7 @@ fn refusal_of_google_names_credentials_code_and_request() {
     }
 }
 
-// Promises: object-storage-emulator
+// Promises: store-endpoint
 #[test]
 fn emulator_of_google_gets_no_credentials() {
     let (server, metadata) = (Server::start(), Server::start());
@@ -286,7 +286,7 @@ fn emulator_of_google_gets_no_credentials() {
     }
 }
 
-// Promises: object-endpoint-url
+// Promises: store-endpoint
 #[test]
 fn endpoint_of_one_cloud_is_not_used_for_another() {
     let server = Server::start();
@@ -325,7 +325,7 @@ fn sent(server: &Server, header: Option<&str>) -> Vec<String> {
     sent.collect()
 }
 
-// Promises: kinds-source-path, object-keys-sas
+// Promises: source-kinds, azure-credentials
 #[test]
 fn objects_of_azure_are_requested_with_signatures() {
     let server = Server::start();
@@ -354,7 +354,7 @@ fn objects_of_azure_are_requested_with_signatures() {
     );
 }
 
-// Promises: object-keys-sas, object-url-connection
+// Promises: azure-credentials, store-endpoint
 #[test]
 fn connection_string_of_azure_has_key_or_token_and_endpoint() {
     let server = Server::start();
@@ -379,7 +379,7 @@ fn connection_string_of_azure_has_key_or_token_and_endpoint() {
     assert_eq!(queries.last().map(String::as_str), Some("sv=1&sig=a%3D"));
 }
 
-// Promises: object-credentials-requests, object-azure-storage
+// Promises: store-anonymous, azure-credentials
 #[test]
 fn credentials_of_another_account_of_azure_are_not_sent() {
     let server = Server::start();
@@ -405,7 +405,7 @@ fn credentials_of_another_account_of_azure_are_not_sent() {
     assert!(sent(&server, None).iter().all(String::is_empty));
 }
 
-// Promises: object-credentials-loaded, object-keys-sas, object-file-read
+// Promises: store-refresh, azure-credentials
 #[test]
 fn refused_sas_token_of_azure_is_read_again() {
     let server = Server::start();
@@ -448,7 +448,7 @@ fn serve_entra_token(server: &Server, path: &str, words: &'static [&str]) {
     });
 }
 
-// Promises: object-those-client
+// Promises: azure-credentials
 #[test]
 fn tokens_of_azure_are_found_as_its_sdks_find_them() {
     let (server, entra) = (Server::start(), Server::start());
@@ -543,7 +543,7 @@ fn tokens_of_azure_are_found_as_its_sdks_find_them() {
     assert!(!text.contains("hunter2"), "{text}");
 }
 
-// Promises: object-error-names, object-keys-sas
+// Promises: store-errors, azure-credentials
 #[test]
 fn refusal_of_azure_names_credentials_code_and_request() {
     let server = Server::start();

@@ -32,7 +32,7 @@ fn place_with_copy(seed: u64) -> Place {
     place
 }
 
-// Promises: copies-copy-names, copies-modes-exact
+// Promises: cp-attributes, cp-owners
 #[test]
 fn copy_of_directory_equals_that_of_cp() {
     for seed in 0..TREES {
@@ -49,7 +49,7 @@ fn copy_of_directory_equals_that_of_cp() {
     }
 }
 
-// Promises: copies-times-last
+// Promises: cp-attributes
 #[test]
 fn copy_keeps_times_of_last_access() {
     let place = Place::new();
@@ -78,7 +78,7 @@ fn copy_keeps_times_of_last_access() {
     assert_eq!(times("copy"), expected);
 }
 
-// Promises: copies-exclude-include
+// Promises: cp-flags
 #[test]
 fn copy_of_chosen_files_equals_that_of_tar() {
     for (flags, packing, unpacking) in [
@@ -126,7 +126,7 @@ fn copy_of_chosen_files_equals_that_of_tar() {
     }
 }
 
-// Promises: copies-exclude-include
+// Promises: cp-flags
 #[test]
 fn copy_of_selected_names_has_their_parents() {
     let place = Place::new();
@@ -146,7 +146,7 @@ fn copy_of_selected_names_has_their_parents() {
     assert_eq!(content(place.path("out/other")), "2");
 }
 
-// Promises: copies-dir-made
+// Promises: cp-destination
 #[test]
 fn copy_makes_a_missing_destination_but_not_its_parents() {
     let place = Place::new();
@@ -185,7 +185,7 @@ fn copy_makes_a_missing_destination_but_not_its_parents() {
     }
 }
 
-// Promises: copies-dry-run
+// Promises: cp-flags
 #[test]
 fn dry_run_of_copy_lists_its_entries_and_writes_nothing() {
     let place = place_with_copy(3);
@@ -206,7 +206,7 @@ fn dry_run_of_copy_lists_its_entries_and_writes_nothing() {
     assert_eq!(fs::read_dir(place.path("copy")).expect("ours").count(), 0);
 }
 
-// Promises: copies-dir-directory
+// Promises: cp-inside
 #[test]
 fn copy_into_itself_is_refused() {
     let place = Place::new();
@@ -225,7 +225,7 @@ fn copy_into_itself_is_refused() {
     assert_eq!(fs::read_dir(place.path("source")).expect("ours").count(), 1);
 }
 
-// Promises: copies-sockets-left
+// Promises: cp-sockets
 #[test]
 fn copy_warns_of_sockets() {
     let place = Place::new();
@@ -239,7 +239,7 @@ fn copy_warns_of_sockets() {
     assert_eq!(content(place.path("out/a/file")), "content");
 }
 
-// Promises: copies-file-shrinks
+// Promises: cp-changing
 #[test]
 fn copy_reports_files_that_change_meanwhile() {
     let place = Place::new();
@@ -279,7 +279,7 @@ fn copy_reports_files_that_change_meanwhile() {
     assert!(is_reported);
 }
 
-// Promises: copies-links-dir
+// Promises: cp-inside
 #[test]
 fn copy_replaces_no_filled_directory_and_follows_no_link() {
     let place = Place::new();
@@ -296,7 +296,7 @@ fn copy_replaces_no_filled_directory_and_follows_no_link() {
     assert_eq!(fs::read_dir(place.path("mnt")).expect("ours").count(), 0);
 }
 
-// Promises: copies-materialize-shard
+// Promises: cp-other-verbs
 #[test]
 fn directories_are_not_for_verbs_of_archives() {
     let place = Place::new();
@@ -316,7 +316,7 @@ fn directories_are_not_for_verbs_of_archives() {
     }
 }
 
-// Promises: copies-root-sets
+// Promises: cp-owners
 #[test]
 #[ignore = "needs root"]
 fn copy_by_root_has_owners_devices_and_all_links() {

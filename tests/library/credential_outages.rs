@@ -40,7 +40,7 @@ fn succeeds(done: &Output) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
-// Promises: retries-source-credentials
+// Promises: retry-credentials
 #[test]
 fn token_server_that_fails_once_is_asked_again() {
     for status in OUTAGES {
@@ -53,7 +53,7 @@ fn token_server_that_fails_once_is_asked_again() {
     }
 }
 
-// Promises: retries-source-credentials
+// Promises: retry-credentials
 #[test]
 fn token_server_that_fails_is_an_outage_of_a_read() {
     let tokens = Tokens::default();
@@ -69,7 +69,7 @@ fn token_server_that_fails_is_an_outage_of_a_read() {
     assert!(tokens.failures.lock().expect("no panic").is_empty());
 }
 
-// Promises: retries-error-outage
+// Promises: retry-credentials
 #[test]
 fn outage_of_a_token_server_is_named_instead_of_the_refusal() {
     let (place, tokens) = (TestDir::new(&["cache"]), Tokens::default());
@@ -90,7 +90,7 @@ fn outage_of_a_token_server_is_named_instead_of_the_refusal() {
     assert!(!error.contains("docker login"), "{error}");
 }
 
-// Promises: server-source-credentials
+// Promises: offline-start
 #[test]
 fn cached_image_is_listed_while_its_token_server_is_down() {
     let (place, tokens) = (TestDir::new(&["cache"]), Tokens::default());
@@ -116,7 +116,7 @@ fn with_helper(script: impl FnOnce(&TestDir) -> String) -> (TestDir, String) {
     (place, path)
 }
 
-// Promises: retries-source-credentials
+// Promises: retry-credentials
 #[test]
 fn credential_helper_that_fails_once_is_asked_again() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -127,7 +127,7 @@ fn credential_helper_that_fails_once_is_asked_again() {
 }
 
 /// Headers and hidden arguments are in variables of this program.
-// Promises: hidden-credential-helper
+// Promises: secret-children
 #[test]
 fn credential_helper_gets_no_variables_of_this_program() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -148,7 +148,7 @@ fn credential_helper_gets_no_variables_of_this_program() {
 }
 
 /// The limit of open files is no fault of the helper or of the user's login.
-// Promises: memory-reaching-limit
+// Promises: memory-files
 #[test]
 fn credential_helper_without_descriptors_is_no_wrong_login() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -222,7 +222,7 @@ fn serve_signed(server: &Server) {
     });
 }
 
-// Promises: retries-source-credentials
+// Promises: retry-credentials
 #[test]
 fn endpoint_of_keys_that_fails_once_is_asked_again() {
     for status in OUTAGES {
@@ -236,7 +236,7 @@ fn endpoint_of_keys_that_fails_once_is_asked_again() {
     }
 }
 
-// Promises: retries-credentials-answers
+// Promises: retry-credentials
 #[test]
 fn refusal_of_an_endpoint_of_keys_is_final() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
@@ -254,7 +254,7 @@ fn refusal_of_an_endpoint_of_keys_is_final() {
     drop(keys);
 }
 
-// Promises: object-metadata-server
+// Promises: store-refresh
 #[test]
 fn metadata_server_that_is_busy_is_not_taken_for_absent() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
@@ -277,7 +277,7 @@ fn metadata_server_that_is_busy_is_not_taken_for_absent() {
     assert!(server.requests("/bucket/a.tar").is_empty());
 }
 
-// Promises: retries-source-credentials
+// Promises: retry-credentials
 #[test]
 fn credential_process_that_fails_is_an_outage_of_a_run() {
     let (place, server) = (
@@ -321,7 +321,7 @@ fn credential_process_that_fails_is_an_outage_of_a_run() {
     assert!(std::fs::read(place.path("out/data")).expect("read") == content);
 }
 
-// Promises: retries-retry-after
+// Promises: retry-pauses
 #[test]
 fn pause_of_a_token_server_beyond_the_timeout_is_named_at_once() {
     let (tokens, place) = (Server::start(), TestDir::new(&["cache"]));
@@ -342,7 +342,7 @@ fn pause_of_a_token_server_beyond_the_timeout_is_named_at_once() {
 }
 
 /// The end of a failed run cuts off whatever still renews credentials, which is no failure of their source.
-// Promises: retries-end-run
+// Promises: retry-credentials
 #[test]
 fn end_of_a_failed_run_is_no_failure_of_credentials() {
     let (place, server) = (TestDir::new(&["cache", "bin", ".aws"]), Server::start());

@@ -74,7 +74,7 @@ fn read(network: &Runtime, source: &Arc<dyn Source>, start: u64) -> Result<Vec<u
     })
 }
 
-// Promises: redirects-http-server
+// Promises: auth-reload
 #[test]
 fn refused_headers_are_loaded_again() {
     let (server, tokens, stats) = (Server::start(), Tokens::new(), Arc::<Stats>::default());
@@ -100,7 +100,7 @@ fn refused_headers_are_loaded_again() {
     assert!(tokens.loads.load(Ordering::Relaxed) >= 2);
 }
 
-// Promises: redirects-http-server
+// Promises: auth-reload
 #[test]
 fn unchanged_headers_are_not_sent_again() {
     let (server, tokens, stats) = (Server::start(), Tokens::new(), Arc::<Stats>::default());
@@ -120,7 +120,7 @@ fn unchanged_headers_are_not_sent_again() {
     assert_eq!(server.requests("/a").len(), 1);
 }
 
-// Promises: redirects-http-server
+// Promises: auth-reload
 #[test]
 fn loaded_headers_never_reach_another_host() {
     let (server, tokens, stats) = (Server::start(), Tokens::new(), Arc::<Stats>::default());
@@ -163,7 +163,7 @@ fn serve_with_password(
     });
 }
 
-// Promises: redirects-answers-401
+// Promises: auth-netrc
 #[test]
 fn netrc_is_read_again_when_its_password_is_refused() {
     let (server, place) = (Server::start(), TestDir::new(&[]));
@@ -205,7 +205,7 @@ fn netrc_is_read_again_when_its_password_is_refused() {
     assert!(text.contains("netrc") && !text.contains("three"), "{text}");
 }
 
-// Promises: redirects-password-netrc
+// Promises: auth-netrc
 #[test]
 fn netrc_password_never_reaches_another_host() {
     let (server, place) = (Server::start(), TestDir::new(&[]));
@@ -258,7 +258,7 @@ fn sent_authorizations(
     sent
 }
 
-// Promises: redirects-server-answers
+// Promises: auth-netrc
 #[test]
 fn netrc_is_used_only_after_a_challenge() {
     let (server, place) = (Server::start(), TestDir::new(&["cache", "home"]));
@@ -295,7 +295,7 @@ fn netrc_is_used_only_after_a_challenge() {
     assert_eq!(sent, [basic("bWU6dGhyZWU=")]);
 }
 
-// Promises: tls-error-about
+// Promises: tls-client
 #[test]
 fn client_certificate_error_names_file_and_reason() {
     let place = TestDir::new(&["cache"]);
@@ -381,8 +381,7 @@ fn is_signed(request: &Request, region: &str) -> bool {
     sent.starts_with("AWS4-HMAC-SHA256 Credential=AKID/") && sent.contains(&scope)
 }
 
-// Promises: kinds-source-path, object-clouds-own, object-endpoint-url, object-endpoint-endpoint
-// Promises: object-credentials-those
+// Promises: source-kinds, store-names, store-endpoint, s3-credentials
 #[test]
 fn objects_of_s3_are_requested_with_signatures() {
     let server = Server::start();
@@ -405,7 +404,7 @@ fn objects_of_s3_are_requested_with_signatures() {
     assert!(is_signed(&later[requests.len()].request, "eu-north-1"));
 }
 
-// Promises: object-credentials-requests
+// Promises: store-anonymous
 #[test]
 fn objects_of_s3_are_requested_anonymously_without_credentials() {
     let server = Server::start();
@@ -420,7 +419,7 @@ fn objects_of_s3_are_requested_anonymously_without_credentials() {
     }
 }
 
-// Promises: object-headers-user, published-request-index
+// Promises: s3-headers, published-requests
 #[test]
 fn amazon_headers_of_the_user_are_signed() {
     let server = Server::start();
@@ -448,7 +447,7 @@ fn amazon_headers_of_the_user_are_signed() {
     }
 }
 
-// Promises: object-error-names
+// Promises: store-errors
 #[test]
 fn refusal_of_s3_names_credentials_code_and_request() {
     let server = Server::start();
@@ -480,7 +479,7 @@ fn refusal_of_s3_names_credentials_code_and_request() {
     }
 }
 
-// Promises: object-credentials-those, object-profile-keys
+// Promises: s3-credentials
 #[test]
 fn keys_of_s3_are_taken_from_the_named_profile() {
     let server = Server::start();
@@ -505,7 +504,7 @@ fn keys_of_s3_are_taken_from_the_named_profile() {
     ));
 }
 
-// Promises: object-profile-named
+// Promises: s3-credentials
 #[test]
 fn profile_that_is_missing_or_not_supported_is_an_error() {
     let server = Server::start();
@@ -530,7 +529,7 @@ fn profile_that_is_missing_or_not_supported_is_an_error() {
     assert_eq!(server.requests("/bucket/a.tar").len(), 0);
 }
 
-// Promises: object-endpoint-endpoint, object-region-aws
+// Promises: store-endpoint, s3-credentials
 #[test]
 fn version_region_and_endpoint_of_s3_are_taken_from_name_and_settings() {
     let server = Server::start();
@@ -568,7 +567,7 @@ fn version_region_and_endpoint_of_s3_are_taken_from_name_and_settings() {
     }
 }
 
-// Promises: object-s3-bucket
+// Promises: store-s3
 #[test]
 fn malformed_names_of_s3_are_refused() {
     let server = Server::start();
@@ -580,7 +579,7 @@ fn malformed_names_of_s3_are_refused() {
     }
 }
 
-// Promises: directories-source-mount, directories-ls-prints, directories-names-directory
+// Promises: archives-place, archives-names
 #[test]
 fn names_of_archives_below_a_prefix_are_listed() {
     let server = Server::start();
@@ -618,7 +617,7 @@ fn names_of_archives_below_a_prefix_are_listed() {
     }
 }
 
-// Promises: directories-listing-ends
+// Promises: archives-listed
 #[test]
 fn endless_listing_of_a_bucket_ends() {
     let server = Server::start();
@@ -639,7 +638,7 @@ fn endless_listing_of_a_bucket_ends() {
     assert_eq!(server.requests("/bucket").len(), 1000);
 }
 
-// Promises: directories-listing-cut
+// Promises: archives-listed
 #[test]
 fn listing_that_makes_no_progress_is_an_error() {
     for (content, requests, expected) in [
@@ -662,7 +661,7 @@ fn listing_that_makes_no_progress_is_an_error() {
     }
 }
 
-// Promises: directories-place-cannot
+// Promises: archives-listed
 #[test]
 fn answer_that_is_no_listing_is_an_error() {
     for body in ["<html>no</html>", "", "<ListBucketResult><Contents>"] {

@@ -16,7 +16,7 @@ fn place_with(archive: &[u8]) -> TestDir {
     place
 }
 
-// Promises: truncated-index-print, truncated-print-number, truncated-saved-index
+// Promises: damaged-listed
 #[test]
 fn ls_names_damaged_members() {
     let place = place_with(&archive(120));
@@ -34,7 +34,7 @@ fn ls_names_damaged_members() {
     }
 }
 
-// Promises: truncated-index-print, truncated-print-number
+// Promises: damaged-listed
 #[test]
 fn ls_names_members_missing_in_the_tree() {
     let archive = Archive::new().file("../out", "1").file("in", "2").end();

@@ -14,7 +14,7 @@ use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, random_bytes};
 use crate::support::wait;
 
-// Promises: messages-single-path, messages-selects-member
+// Promises: write-no-destination
 #[test]
 fn empty_directory_as_path_is_rejected_before_fetching() {
     let place = Place::with_archive();
@@ -40,7 +40,7 @@ fn empty_directory_as_path_is_rejected_before_fetching() {
     assert!(place.path("d/f3").exists());
 }
 
-// Promises: messages-remote-archive
+// Promises: write-no-destination
 #[test]
 fn path_like_destination_is_rejected_before_fetching() {
     let place = Place::with_archive();
@@ -86,7 +86,7 @@ fn path_like_destination_is_rejected_before_fetching() {
     assert!(output.status.success(), "{}", stderr_text(&output));
 }
 
-// Promises: messages-saved-index
+// Promises: write-no-destination
 #[test]
 fn path_missing_in_saved_index_is_rejected_before_fetching() {
     let place = Place::with_archive();
@@ -115,7 +115,7 @@ fn path_missing_in_saved_index_is_rejected_before_fetching() {
     assert!(place.path("d/f").exists(), "the other one is there");
 }
 
-// Promises: messages-run-ended
+// Promises: write-messages
 #[test]
 fn interrupted_run_reports_progress_and_how_to_resume() {
     let place = Place::with_archive();

@@ -82,7 +82,7 @@ fn lines(outcome: &Outcome, code: i32) -> Vec<&str> {
     outcome.lines()
 }
 
-// Promises: differences-exit-code
+// Promises: diff-status
 #[test]
 fn diff_of_equal_trees_prints_nothing() {
     let place = pair(|_| ());
@@ -116,7 +116,7 @@ pub(crate) fn change_each(root: &std::path::Path) {
         .expect("ours");
 }
 
-// Promises: differences-prints-line, differences-lines-order, differences-exit-code
+// Promises: diff-lines, diff-status
 #[test]
 fn diff_reports_each_kind_of_difference() {
     let place = pair(change_each);
@@ -147,7 +147,7 @@ fn diff_reports_each_kind_of_difference() {
     }
 }
 
-// Promises: differences-json-prints
+// Promises: diff-json
 #[test]
 fn diff_as_json_has_the_properties_of_both_sides() {
     let place = pair(change_each);
@@ -185,7 +185,7 @@ fn diff_as_json_has_the_properties_of_both_sides() {
     }
 }
 
-// Promises: differences-contents-compared
+// Promises: diff-checksum
 #[test]
 fn diff_compares_contents_only_with_checksum() {
     let place = pair(|root| {
@@ -239,7 +239,7 @@ fn sparse_pair() -> Place {
     place
 }
 
-// Promises: differences-holes-files
+// Promises: diff-checksum
 #[test]
 fn comparison_of_contents_skips_common_holes() {
     let place = sparse_pair();
@@ -316,7 +316,7 @@ fn diff_reports_owners() {
     );
 }
 
-// Promises: differences-files-many
+// Promises: diff-lines
 #[test]
 fn diff_reports_other_names_of_a_file() {
     let place = Place::new();
@@ -364,7 +364,7 @@ fn diff_reports_other_names_of_a_file() {
     }
 }
 
-// Promises: differences-time-fraction
+// Promises: diff-equal
 #[test]
 fn time_in_whole_seconds_equals_any_time_in_its_second() {
     let place = pair(|root| {
@@ -378,7 +378,7 @@ fn time_in_whole_seconds_equals_any_time_in_its_second() {
     }
 }
 
-// Promises: differences-mode-owner
+// Promises: diff-equal
 #[test]
 fn attributes_of_implied_directories_are_not_compared() {
     let place = pair(|_| ());
@@ -397,7 +397,7 @@ fn attributes_of_implied_directories_are_not_compared() {
     }
 }
 
-// Promises: differences-exit-code
+// Promises: diff-status
 #[test]
 fn diff_that_cannot_read_a_tree_ends_with_2() {
     let place = pair(|_| ());
@@ -423,7 +423,7 @@ fn diff_that_cannot_read_a_tree_ends_with_2() {
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).expect("ours");
 }
 
-// Promises: differences-archives-saved
+// Promises: diff-checksum
 #[test]
 fn diff_of_archives_reads_no_contents() {
     let place = pair(change_each);
@@ -453,7 +453,7 @@ fn diff_of_archives_reads_no_contents() {
     assert!(more < 500_000, "{more}");
 }
 
-// Promises: differences-header-sends
+// Promises: diff-header
 #[test]
 fn headers_are_not_sent_to_the_host_of_the_second_tree() {
     let place = pair(|_| ());

@@ -669,7 +669,7 @@ fn refused_expressions_are_those_of_gnu_find() {
     }
 }
 
-// Promises: listings-printf-letters
+// Promises: find-gnu
 #[test]
 fn times_have_all_letters_of_gnu_find() {
     let place = cli::Place::new();

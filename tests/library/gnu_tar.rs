@@ -12,7 +12,7 @@ fn run(place: &Place, words: &str) -> Outcome {
     Outcome::of(command.args(words).env("TZ", "UTC").env("LC_ALL", "C"))
 }
 
-// Promises: hard-run-single, hard-otherwise-error, hard-listings-copies
+// Promises: hardlink-selected, hardlink-listed
 #[test]
 fn hard_link_selected_alone_needs_its_target_in_the_destination() {
     let place = Place::new();
@@ -62,7 +62,7 @@ fn hard_link_selected_alone_needs_its_target_in_the_destination() {
     assert_eq!(copied, b"content");
 }
 
-// Promises: tree-directory-member, tree-names-those, differences-attributes-directory
+// Promises: tree-directory-again, gnu-xattrs-again
 #[test]
 fn second_member_of_a_directory_replaces_its_attributes() {
     let place = Place::new();
@@ -89,7 +89,7 @@ fn second_member_of_a_directory_replaces_its_attributes() {
     assert_eq!(listed(&["out/d"]), listed(&["a.tar", "d"]));
 }
 
-// Promises: tree-directories-incremental
+// Promises: tree-incremental
 #[test]
 fn incremental_archives_have_the_entries_that_gnu_tar_lists() {
     let place = Place::new();

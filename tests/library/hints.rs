@@ -25,7 +25,7 @@ fn error_lines(directory: &TestDir, source: &str) -> [String; 3] {
     .map(|words| error_line(directory, words))
 }
 
-// Promises: errors-error-url, errors-oci-docker
+// Promises: error-hints
 #[test]
 fn unknown_scheme_error_lists_supported_schemes() {
     let place = TestDir::new(&["mnt", "out"]);
@@ -39,7 +39,7 @@ fn unknown_scheme_error_lists_supported_schemes() {
     }
 }
 
-// Promises: errors-source-names
+// Promises: error-hints
 #[test]
 fn url_without_scheme_gets_hint_with_scheme() {
     let place = TestDir::new(&["mnt", "out"]);
@@ -107,7 +107,7 @@ const ENCRYPTED: [(&[u8], &str); 10] = [
     ),
 ];
 
-// Promises: detection-error-encrypted
+// Promises: format-error
 #[test]
 fn encrypted_file_error_names_decryption_command() {
     let place = TestDir::new(&["mnt", "out"]);
@@ -124,7 +124,7 @@ fn encrypted_file_error_names_decryption_command() {
     place.succeeds(&["ls", "a.tar"]);
 }
 
-// Promises: errors-hints-local
+// Promises: error-hints
 #[test]
 fn hints_for_local_files_name_no_servers() {
     let place = TestDir::new(&["mnt", "out"]);

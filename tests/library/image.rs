@@ -23,7 +23,7 @@ use crate::support::sample_images::{image_sources, layer, names_in, one, two};
 use crate::support::sha256::sha256;
 use crate::support::wait;
 
-// Promises: reading-layers-image, reading-mount-ls
+// Promises: image-layers
 #[test]
 fn image_is_a_source_in_every_storage_format() {
     let noise = Rng::new(7).bytes(3 << 20);
@@ -59,7 +59,7 @@ fn huge_and_small() -> Files {
     ])
 }
 
-// Promises: reading-archive-around, reading-server-strong
+// Promises: image-archive
 #[test]
 fn only_the_selected_image_is_fetched() {
     let server = Server::start();
@@ -93,7 +93,7 @@ fn only_the_selected_image_is_fetched() {
     assert!(least < 1 << 17, "{least}");
 }
 
-// Promises: selection-image-unique
+// Promises: image-selected
 #[test]
 fn unnamed_images_are_listed_and_selected_by_digest() {
     let place = TestDir::new(&["out"]);
@@ -120,7 +120,7 @@ fn unnamed_images_are_listed_and_selected_by_digest() {
     );
 }
 
-// Promises: digests-index-layer
+// Promises: image-index
 #[test]
 fn layer_is_cached_by_digest_for_any_location() {
     let server = Server::start();
@@ -150,7 +150,7 @@ fn layer_is_cached_by_digest_for_any_location() {
     assert!(sent < 1 << 17, "{sent} of what is known already");
 }
 
-// Promises: reading-writes-files, reading-sigint-sigterm
+// Promises: layer-written, layer-safe
 #[test]
 fn interrupted_run_leaves_no_temporary_files() {
     let place = TestDir::new(&["out"]);
@@ -191,7 +191,7 @@ fn blob_with(files: &Files, what: &str) -> String {
     found.expect("a blob with that").0.clone()
 }
 
-// Promises: digests-manifests-configurations, limits-document-most, limits-most-three, limits-image-most
+// Promises: image-digests, image-limits
 #[test]
 fn inconsistent_image_documents_are_rejected() {
     let place = TestDir::new(&["out"]);
@@ -274,7 +274,7 @@ fn with_documents(config: &str, manifest_more: &str, index_more: &str) -> Vec<u8
     files.tar()
 }
 
-// Promises: limits-document-most, limits-image-most, limits-documents-take
+// Promises: image-limits
 #[test]
 fn expanding_image_documents_stay_within_memory() {
     const MOST_BYTES: u64 = (32 + 64) << 20;
@@ -327,7 +327,7 @@ fn expanding_image_documents_stay_within_memory() {
     }
 }
 
-// Promises: reading-name-link
+// Promises: image-safe
 #[test]
 fn names_in_image_do_not_escape_it() {
     let place = TestDir::new(&["out"]);
@@ -368,7 +368,7 @@ fn names_in_image_do_not_escape_it() {
     }
 }
 
-// Promises: selection-platform-selects
+// Promises: image-platform
 #[test]
 fn image_of_the_requested_platform_is_selected() {
     let place = TestDir::new(&["out"]);
@@ -405,8 +405,7 @@ fn image_of_the_requested_platform_is_selected() {
     assert!(complaint.contains("there is 'linux/s390x'"), "{complaint}");
 }
 
-// Promises: reading-layers-images, reading-images-materialize, reading-around-image, reading-image-materialize
-// Promises: reading-image-prints, reading-json-prints, selection-tag-name, digests-expect-sha256
+// Promises: layer-refused, image-archive, image-verb, image-selected, image-expect
 #[test]
 fn image_verb_prints_config_and_command() {
     let place = TestDir::new(&["mnt", "out"]);
@@ -492,7 +491,7 @@ fn image_verb_prints_config_and_command() {
     );
 }
 
-// Promises: volumes-volume-root, volumes-symbolic-links, volumes-volume-leads
+// Promises: volume-refused
 #[test]
 fn volumes_at_system_directories_are_skipped() {
     let place = TestDir::new(&["out"]);
@@ -542,7 +541,7 @@ fn volumes_at_system_directories_are_skipped() {
     assert_eq!(destinations, ["/nowhere/proc/x", "/plain", "/srv/data"]);
 }
 
-// Promises: capabilities-cap-add, capabilities-capability-named, capabilities-security-opt
+// Promises: bundle-capabilities, bundle-seccomp
 #[test]
 fn invalid_capabilities_and_profiles_are_rejected() {
     let place = TestDir::new(&["out"]);
@@ -578,7 +577,7 @@ fn invalid_capabilities_and_profiles_are_rejected() {
     }
 }
 
-// Promises: bundle-rootfs-volumes, bundle-failure-leaves
+// Promises: bundle-replaced
 #[test]
 fn failed_bundle_leaves_nothing() {
     let place = TestDir::new(&["out"]);
@@ -635,7 +634,7 @@ fn bundle_until(place: &TestDir, should_signal: impl Fn() -> bool) -> Option<i32
     child.wait().expect("an end").signal()
 }
 
-// Promises: bundle-rootfs-volumes, bundle-failure-leaves, bundle-signal-during
+// Promises: bundle-replaced
 #[test]
 fn signal_leaves_whole_bundle_or_none() {
     let place = TestDir::new(&["out"]);
@@ -682,7 +681,7 @@ fn signal_leaves_whole_bundle_or_none() {
     assert_eq!(names_in(&tree), ["etc"]);
 }
 
-// Promises: bundle-existing-replaced
+// Promises: bundle-replaced
 #[test]
 fn old_bundle_stays_until_it_is_replaced() {
     let place = TestDir::new(&["out"]);

@@ -129,7 +129,7 @@ fn replay(accesses: Vec<AccessedRange>) -> PrefetchOptions {
     }
 }
 
-// Promises: reading-wait-until
+// Promises: layer-scan
 #[test]
 fn layers_answer_before_their_indexes_are_saved() {
     let saved = |directory: &Path| {
@@ -172,7 +172,7 @@ fn layers_answer_before_their_indexes_are_saved() {
     assert!((0..20).any(answered_before_saving));
 }
 
-// Promises: reading-mount-waits
+// Promises: layer-scan
 #[test]
 fn layers_with_saved_indexes_are_opened_without_their_bytes() {
     let env = noise_env();
@@ -191,7 +191,7 @@ fn layers_with_saved_indexes_are_opened_without_their_bytes() {
     assert_eq!(stats.source_requests.get(), 3);
 }
 
-// Promises: access-profile-layers
+// Promises: profile-mismatch
 #[test]
 fn reads_of_all_layers_are_recorded_in_one_order() {
     let env = noise_env();
@@ -223,7 +223,7 @@ fn reads_of_all_layers_are_recorded_in_one_order() {
     );
 }
 
-// Promises: access-replays-several
+// Promises: profile-replay
 #[test]
 fn replay_of_layers_leaves_no_fetch_to_reads() {
     let env = noise_env();
@@ -256,7 +256,7 @@ fn replay_of_layers_leaves_no_fetch_to_reads() {
     assert_eq!(stats.memory_miss_spans.get(), 0);
 }
 
-// Promises: access-replays-several
+// Promises: profile-replay
 #[test]
 fn replays_of_layers_share_the_memory_of_one() {
     let env = noise_env();

@@ -56,7 +56,7 @@ fn are_scanned_in_parallel(memory: &str, timeout: Duration) -> bool {
     met.load(Ordering::SeqCst)
 }
 
-// Promises: reading-mount-waits, reading-half-memory
+// Promises: layer-scan, layer-memory
 #[test]
 fn layers_are_scanned_in_parallel_if_memory_allows() {
     // Shorter than the program's timeout for a silent server.
@@ -67,7 +67,7 @@ fn layers_are_scanned_in_parallel_if_memory_allows() {
     ));
 }
 
-// Promises: reading-header-sent
+// Promises: layer-flags
 #[test]
 fn headers_are_sent_to_layers_of_same_host_only() {
     let server = Server::start();
@@ -98,7 +98,7 @@ fn headers_are_sent_to_layers_of_same_host_only() {
     }
 }
 
-// Promises: whiteouts-whiteout-type
+// Promises: whiteout-scope
 #[test]
 fn whiteout_stored_as_link_needs_no_target() {
     let above = vec![
@@ -115,7 +115,7 @@ fn whiteout_stored_as_link_needs_no_target() {
     assert_eq!(output.status.code(), Some(0));
 }
 
-// Promises: reading-layers-images, reading-images-materialize
+// Promises: layer-refused
 #[test]
 fn flags_in_conflict_with_layers_are_rejected() {
     let place = Place::of_steps(&[bottom(), vec![File("n", "above")]]);
@@ -151,7 +151,7 @@ fn flags_in_conflict_with_layers_are_rejected() {
     assert_eq!(fs::read_dir(place.path("out")).expect("listed").count(), 1);
 }
 
-// Promises: reading-max-entries
+// Promises: layer-flags
 #[test]
 fn limits_apply_to_all_layers_together() {
     let place = Place::of_steps(&[bottom(), vec![File("n", "above"), File("o", "above")]]);
@@ -205,7 +205,7 @@ fn limits_apply_to_all_layers_together() {
     assert!(fs::read(large.path("out2/a")).expect("there") == random_bytes(600_000));
 }
 
-// Promises: reading-layer-decoder, reading-afterwards-layers
+// Promises: layer-memory
 #[test]
 fn layer_with_large_decoder_may_use_all_memory() {
     let layers: Vec<_> = ["below", "above"]

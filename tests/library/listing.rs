@@ -74,7 +74,7 @@ fn sorted(bytes: &[u8], end: u8) -> Vec<OsString> {
     pieces
 }
 
-// Promises: listings-find-prints, listings-archive-paths, listings-order-archive
+// Promises: find-gnu
 #[test]
 fn find_prints_the_files_that_gnu_find_prints() {
     for seed in 0..TREES {
@@ -110,7 +110,7 @@ fn find_prints_the_files_that_gnu_find_prints() {
     }
 }
 
-// Promises: listings-xdev-prints
+// Promises: find-gnu
 #[test]
 fn find_prints_mount_points_and_enters_none() {
     let place = Place::new();
@@ -130,7 +130,7 @@ fn find_prints_mount_points_and_enters_none() {
     }
 }
 
-// Promises: listings-du-prints
+// Promises: du-gnu
 #[test]
 fn du_prints_what_gnu_du_prints() {
     for seed in 0..TREES {
@@ -156,7 +156,7 @@ fn du_prints_what_gnu_du_prints() {
     }
 }
 
-// Promises: listings-file-counts
+// Promises: du-gnu
 #[test]
 fn du_counts_each_file_where_gnu_du_does() {
     let place = Place::new();
@@ -201,7 +201,7 @@ fn du_counts_each_file_where_gnu_du_does() {
     assert_eq!(String::from_utf8_lossy(&ours.stdout).lines().count(), 2);
 }
 
-// Promises: listings-name-user
+// Promises: find-owner
 #[test]
 fn find_refuses_owners_that_no_file_of_this_machine_has() {
     let place = place_with_tree(1);
@@ -219,7 +219,7 @@ fn find_refuses_owners_that_no_file_of_this_machine_has() {
     }
 }
 
-// Promises: listings-quit-ends
+// Promises: find-gnu
 #[test]
 fn find_before_quit_prints_a_starting_point_once() {
     let place = place_with_tree(1);
@@ -238,7 +238,7 @@ fn find_before_quit_prints_a_starting_point_once() {
     }
 }
 
-// Promises: listings-action-find
+// Promises: find-gnu
 #[test]
 fn find_writes_no_part_of_a_record_it_cannot_complete() {
     let place = Place::new();
@@ -275,7 +275,7 @@ fn find_writes_no_part_of_a_record_it_cannot_complete() {
     fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("ours");
 }
 
-// Promises: listings-reader-output
+// Promises: walk-output
 #[test]
 fn closed_or_ended_output_is_treated_as_by_gnu_programs() {
     let place = place_with_tree(1);
@@ -316,7 +316,7 @@ fn closed_or_ended_output_is_treated_as_by_gnu_programs() {
     }
 }
 
-// Promises: names-ls-sorts, listings-ls-prints, listings-sorted-listing, listings-times-utc, directories-ls-prints
+// Promises: names-order, ls-gnu, ls-memory, archives-place
 #[test]
 fn ls_prints_what_gnu_ls_prints() {
     for seed in 0..TREES {
@@ -375,7 +375,7 @@ fn add_odd_files(place: &Place) {
     }
 }
 
-// Promises: listings-several-paths, listings-source-path, listings-acl-behind
+// Promises: ls-gnu
 #[test]
 fn ls_of_several_paths_acls_and_links_is_that_of_gnu_ls() {
     let place = place_with_tree(3);
@@ -425,7 +425,7 @@ fn ls_of_several_paths_acls_and_links_is_that_of_gnu_ls() {
     assert_eq!(ours, run(&place, "", &["ls", "link"]).stdout);
 }
 
-// Promises: listings-file-cannot
+// Promises: ls-gnu
 #[test]
 fn ls_shows_files_that_cannot_be_examined_as_gnu_ls() {
     let place = Place::new();
@@ -481,7 +481,7 @@ fn ls_shows_files_that_cannot_be_examined_as_gnu_ls() {
     }
 }
 
-// Promises: listings-several-directories, listings-archive-leading
+// Promises: ls-gnu, walk-printed
 #[test]
 fn several_directories_are_shown_as_by_the_namesakes() {
     let place = place_with_tree(2);
@@ -548,7 +548,7 @@ fn several_directories_are_shown_as_by_the_namesakes() {
     }
 }
 
-// Promises: listings-ls-json, listings-dirid-inode
+// Promises: walk-printed, json-inodes
 #[test]
 fn json_has_the_path_without_links_and_lines_have_path() {
     let place = Place::new();
@@ -584,7 +584,7 @@ fn json_has_the_path_without_links_and_lines_have_path() {
     assert_eq!(field(listed.lines()[0], "dirid"), above.ino());
 }
 
-// Promises: selection-path-refused, selection-leading-slash
+// Promises: select-parent, select-missing
 #[test]
 fn materialize_refuses_parent_components_and_names_loops() {
     let place = Place::new();
@@ -612,8 +612,7 @@ fn materialize_refuses_parent_components_and_names_loops() {
     assert!(place.path("out/dir/f").exists() && !place.path("out/dir/sub").exists());
 }
 
-// Promises: listings-path-ls, listings-error-blames, selection-go-through, selection-target-directory
-// Promises: selection-link-comes
+// Promises: walk-paths, select-path, select-late-link
 #[test]
 fn path_through_a_link_of_an_archive_is_found() {
     let place = Place::new();
@@ -714,7 +713,7 @@ fn large_directory_is_listed_in_order() {
     }
 }
 
-// Promises: listings-missing-path, listings-exit-code
+// Promises: walk-missing
 #[test]
 fn missing_paths_have_the_exit_codes_of_the_namesakes() {
     let place = place_with_tree(1);
@@ -739,7 +738,7 @@ fn run_limited(place: &Place, line: &str) -> Output {
         .expect("a shell")
 }
 
-// Promises: listings-directory-more
+// Promises: walk-deep
 #[test]
 fn tree_deeper_than_the_limit_of_open_files_is_walked() {
     let place = Place::new();
@@ -832,7 +831,7 @@ fn parse_dump(text: &[u8]) -> BTreeMap<PathBuf, Vec<Vec<u8>>> {
     entries
 }
 
-// Promises: listings-ls-format, listings-payload-regular, listings-contents-inlined, listings-extended-attributes
+// Promises: ls-composefs
 #[test]
 fn composefs_dump_describes_the_tree() {
     for seed in 0..3 {
@@ -946,7 +945,7 @@ fn json_names_the_directory_of_each_file() {
     assert_eq!(times, [Some(5), Some(7)]);
 }
 
-// Promises: listings-primaries-run, listings-find-refuses
+// Promises: find-refused
 #[test]
 fn wrong_expression_is_named() {
     let place = place_with_tree(1);
@@ -972,7 +971,7 @@ fn wrong_expression_is_named() {
     assert_eq!(sorted(&ours.stdout, b'\n'), sorted(&theirs.stdout, b'\n'));
 }
 
-// Promises: listings-directory-cannot
+// Promises: du-gnu
 #[test]
 fn du_counts_directories_that_cannot_be_opened() {
     let place = Place::new();
@@ -1010,7 +1009,7 @@ fn du_counts_directories_that_cannot_be_opened() {
     mode(0o755).expect("ours");
 }
 
-// Promises: listings-quit-ends
+// Promises: find-gnu
 #[test]
 fn quit_ends_a_walk_and_a_closed_pipe_is_no_error() {
     let place = place_with_tree(2);
@@ -1029,7 +1028,7 @@ fn quit_ends_a_walk_and_a_closed_pipe_is_no_error() {
     assert_eq!(output.stderr, b"");
 }
 
-// Promises: listings-file-index, listings-damaged-index
+// Promises: walk-index
 #[test]
 fn index_file_is_listed_without_its_archive() {
     let place = place_with_tree(1);
@@ -1077,7 +1076,7 @@ fn many_directories() -> (Archive, &'static str) {
     (archive, "dir061")
 }
 
-// Promises: published-saved-index
+// Promises: index-damaged
 #[test]
 fn damaged_saved_index_is_replaced_by_each_verb() {
     let place = Place::new();
@@ -1129,7 +1128,7 @@ fn damaged_saved_index_is_replaced_by_each_verb() {
     }
 }
 
-// Promises: shards-shard-plan, published-listings-report
+// Promises: shard-cuts, published-damaged
 #[test]
 fn missing_part_of_a_published_index_is_an_error_with_path_and_advice() {
     let (place, server) = (Place::new(), Server::start());
@@ -1176,7 +1175,7 @@ fn missing_part_of_a_published_index_is_an_error_with_path_and_advice() {
     );
 }
 
-// Promises: memory-reaching-limit
+// Promises: memory-files
 #[test]
 fn too_few_descriptors_are_named_and_no_fault_of_the_server() {
     let (place, server) = (Place::new(), Server::start());

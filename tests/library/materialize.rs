@@ -32,7 +32,7 @@ impl Reporter for Warnings {
     }
 }
 
-// Promises: types-holes-stay
+// Promises: holes-kept
 #[test]
 fn holes_stay_holes_and_zeros_stay_data() {
     let root = temporary();
@@ -79,7 +79,7 @@ fn holes_stay_holes_and_zeros_stay_data() {
     assert!(status(root.path().join("zeros")).blocks() * 512 >= 1 << 20);
 }
 
-// Promises: tree-later-member
+// Promises: tree-repeated-name
 #[test]
 fn repeated_name_ends_as_its_last_member() {
     let root = temporary();
@@ -121,7 +121,7 @@ fn hard_link_finds_target_still_being_written() {
     }
 }
 
-// Promises: hard-link-precede, hard-pending-link, differences-hard-link
+// Promises: hardlink-early, gnu-hardlink-early
 #[test]
 fn hard_links_before_their_targets_are_created_last() {
     let root = temporary();
@@ -154,7 +154,7 @@ fn hard_links_before_their_targets_are_created_last() {
     assert!(!root.path().join("nowhere").exists());
 }
 
-// Promises: hard-link-target, differences-link-directory
+// Promises: hardlink-lost, gnu-hardlink-directory
 #[test]
 fn failed_hard_link_leaves_other_entries_intact() {
     let root = temporary();
@@ -184,7 +184,7 @@ fn failed_hard_link_leaves_other_entries_intact() {
     }
 }
 
-// Promises: hard-pending-link, hard-member-placed
+// Promises: hardlink-early
 #[test]
 fn hard_link_reserves_its_name_before_target_exists() {
     let root = temporary();
@@ -218,7 +218,7 @@ fn hard_link_reserves_its_name_before_target_exists() {
     assert_eq!(content(root.path().join("given")), "later");
 }
 
-// Promises: hard-link-precede
+// Promises: hardlink-early
 #[test]
 fn chained_late_links_find_their_targets() {
     for links in [["x", "l"], ["l", "x"]] {
@@ -233,7 +233,7 @@ fn chained_late_links_find_their_targets() {
     }
 }
 
-// Promises: symbolic-once-file
+// Promises: link-replaced
 #[test]
 fn no_file_is_written_through_link_being_replaced() {
     let ways = [
@@ -268,7 +268,7 @@ fn no_file_is_written_through_link_being_replaced() {
     }
 }
 
-// Promises: symbolic-materialize-applies, symbolic-system-call, hostile-same-holds, differences-links-already
+// Promises: link-destination, hostile-paths, gnu-link-existing
 #[test]
 fn links_are_followed_inside_root_only() {
     let parent = temporary();
@@ -323,7 +323,7 @@ fn links_are_followed_inside_root_only() {
     assert_eq!(fs::read_dir(parent.path()).expect("a directory").count(), 2);
 }
 
-// Promises: symbolic-system-call, hostile-process-swaps
+// Promises: link-destination, hostile-paths
 #[test]
 fn directory_swapped_for_link_writes_nothing_outside() {
     let parent = temporary();
@@ -357,7 +357,7 @@ fn directory_swapped_for_link_writes_nothing_outside() {
     }
 }
 
-// Promises: types-modification-times
+// Promises: times-nanoseconds
 #[test]
 fn directory_attributes_are_set_after_their_entries() {
     let root = temporary();
@@ -397,7 +397,7 @@ fn directory_attributes_are_set_after_their_entries() {
     );
 }
 
-// Promises: owners-root-materialize, owners-user-materialize, owners-same-owner
+// Promises: owner-written
 #[test]
 fn umask_applies_and_set_id_bits_drop_without_permissions() {
     let root = temporary();
@@ -430,7 +430,7 @@ fn umask_applies_and_set_id_bits_drop_without_permissions() {
     }
 }
 
-// Promises: existing-entry-replaced, existing-keep-old
+// Promises: write-existing
 #[test]
 fn existing_files_are_kept_on_request() {
     let plant = |root: &Path| {
@@ -473,7 +473,7 @@ fn existing_files_are_kept_on_request() {
     }
 }
 
-// Promises: tree-replaces-directory
+// Promises: tree-nonempty-directory
 #[test]
 fn nonempty_directory_is_never_replaced() {
     let root = temporary();
@@ -507,7 +507,7 @@ fn missing_destination_is_an_error() {
     );
 }
 
-// Promises: truncated-materialize-keeps, truncated-allow-readable
+// Promises: truncated-error, truncated-allowed
 #[test]
 fn truncated_file_keeps_its_received_bytes() {
     let root = temporary();
@@ -525,7 +525,7 @@ fn truncated_file_keeps_its_received_bytes() {
     assert_eq!(content(root.path().join("f")), "half");
 }
 
-// Promises: symbolic-once-file, writers-number-writer, writers-sets-number
+// Promises: link-replaced, write-threads
 #[test]
 fn any_number_of_writers_creates_the_same_tree() {
     let entries = || {
@@ -567,7 +567,7 @@ fn any_number_of_writers_creates_the_same_tree() {
     }
 }
 
-// Promises: selection-strip-components
+// Promises: select-strip
 #[test]
 fn strip_components_applies_to_hard_link_targets() {
     let root = temporary();

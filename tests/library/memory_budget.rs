@@ -173,7 +173,7 @@ fn scan_payload_bytes(packed: Vec<u8>, options: &scan::Options, stats: &Arc<Stat
     counter.0
 }
 
-// Promises: memory-128-mib, memory-least-32
+// Promises: memory-bound
 #[test]
 fn decoders_finish_with_minimum_memory() {
     let plain = archive("a", &random_bytes(20 * MIB));
@@ -219,7 +219,7 @@ fn speculative_decoding_never_blocks_earlier_data() {
     }
 }
 
-// Promises: decoding-gzip-stream
+// Promises: decode-memory
 #[test]
 fn speculative_gzip_leaves_buffers_to_the_front() {
     // Every byte refers to the previous window, so speculative decoding keeps everything twice. Shares
@@ -256,7 +256,7 @@ fn bzip2(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("room")
 }
 
-// Promises: decoding-bzip2-block
+// Promises: decode-memory
 #[test]
 fn bzip2_blocks_larger_than_memory_are_scanned_and_read() {
     // Ten blocks of 45.9 MB, each packed to 180 KB.
@@ -291,7 +291,7 @@ fn bzip2_blocks_larger_than_memory_are_scanned_and_read() {
     }
 }
 
-// Promises: unmount-waits-memory
+// Promises: unmount-quick
 #[test]
 fn closing_archive_ends_reads_waiting_for_memory() {
     let packed = zstd_of_a_pipe(&archive("a", &random_bytes(20 * MIB)));
@@ -326,7 +326,7 @@ fn zstd_of_a_large_window(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("room")
 }
 
-// Promises: limits-memory-decoder, memory-stream-needs, memory-examples-xz
+// Promises: limit-decoder, memory-needed, memory-saved-index
 #[test]
 fn decoder_needing_more_than_memory_reports_how_much() {
     let plain = archive("a", &random_bytes(70 * MIB));
@@ -406,7 +406,7 @@ fn saved_index_of_a_stream_that_needs_more_than_memory_is_refused() {
 }
 
 /// Otherwise the entries would be written with other bytes, and called damaged.
-// Promises: memory-verbs-read
+// Promises: memory-saved-index
 #[test]
 fn verbs_that_read_by_a_saved_index_name_the_memory_that_they_need() {
     let place = Place::new();
@@ -451,7 +451,7 @@ fn named_memory(outcome: &Outcome) -> Option<u64> {
     Some(mebibytes.parse().expect(text))
 }
 
-// Promises: memory-error-names
+// Promises: memory-needed
 #[test]
 fn named_memory_suffices_and_is_the_least_for_every_way_of_reading() {
     let mut refused = 0;
@@ -500,7 +500,7 @@ fn named_memory_suffices_and_is_the_least_for_every_way_of_reading() {
 }
 
 /// An error about one file has the advice, too.
-// Promises: memory-error-about
+// Promises: memory-needed
 #[test]
 fn file_that_needs_more_memory_is_reported_with_the_hint() {
     let place = Place::new();
@@ -514,7 +514,7 @@ fn file_that_needs_more_memory_is_reported_with_the_hint() {
     assert_eq!(run_with_memory(&place, &words, named).code, 1);
 }
 
-// Promises: memory-named-value
+// Promises: memory-needed
 #[test]
 fn scan_for_a_mount_lends_decoders_what_the_hint_counts() {
     let packed = xz_of_large_dictionaries(&archive("a", &random_bytes(MIB)));
@@ -530,7 +530,7 @@ fn scan_for_a_mount_lends_decoders_what_the_hint_counts() {
     });
 }
 
-// Promises: memory-decoder-take
+// Promises: memory-decoder
 #[test]
 fn readers_take_turns_if_memory_fits_one_decoder() {
     let payload = random_bytes(20 * MIB);

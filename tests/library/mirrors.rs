@@ -126,7 +126,7 @@ impl Mirrored {
 
 const NO_FAULT: Fault = Fault::Late(Duration::ZERO);
 
-// Promises: mirrors-request-fails, mirrors-request-gets
+// Promises: mirror-choice
 #[test]
 fn stream_continues_at_a_mirror_when_source_fails() {
     for fault in [
@@ -149,7 +149,7 @@ fn stream_continues_at_a_mirror_when_source_fails() {
     }
 }
 
-// Promises: mirrors-request-fails
+// Promises: mirror-choice
 #[test]
 fn stream_continues_at_source_when_a_mirror_fails() {
     let mirrored = Mirrored::new(["\"1\"", "\"1\""], [NO_FAULT, Fault::Reset(1000)]);
@@ -159,7 +159,7 @@ fn stream_continues_at_source_when_a_mirror_fails() {
     mirrored.assert_streams(&source);
 }
 
-// Promises: mirrors-url-less
+// Promises: mirror-choice
 #[test]
 fn slow_mirror_gets_no_reads_after_it_is_measured() {
     // On a busy machine the time of its block may end, after which it gets one read.
@@ -179,7 +179,7 @@ fn slow_mirror_gets_no_reads_after_it_is_measured() {
     assert!(is_avoided, "the slow mirror is read in each of five runs");
 }
 
-// Promises: mirrors-url-request
+// Promises: mirror-choice
 #[test]
 fn failed_mirror_is_not_asked_again_soon() {
     for fault in [Fault::Reset(100_000), Fault::Stall(100_000)] {
@@ -198,7 +198,7 @@ fn failed_mirror_is_not_asked_again_soon() {
     }
 }
 
-// Promises: mirrors-mirror-used
+// Promises: mirror-same
 #[test]
 fn mirror_with_the_same_entity_tag_is_not_compared() {
     let mirrored = Mirrored::new(["\"1\"", "\"1\""], [Fault::HangUp, NO_FAULT]);
@@ -215,7 +215,7 @@ fn mirror_with_the_same_entity_tag_is_not_compared() {
     assert_eq!(ranges, [Some((0, PREFIX_LEN)), Some((start, start + 100))]);
 }
 
-// Promises: mirrors-mirror-used
+// Promises: mirror-same
 #[test]
 fn mirror_with_other_bytes_is_not_used() {
     let bytes = random_bytes(LEN);
@@ -235,7 +235,7 @@ fn mirror_with_other_bytes_is_not_used() {
     }
 }
 
-// Promises: mirrors-bytes-match
+// Promises: mirror-same
 #[test]
 fn corrupt_bytes_of_a_mirror_are_read_again_from_source() {
     let bytes = random_bytes(LEN);
@@ -265,7 +265,7 @@ fn corrupt_bytes_of_a_mirror_are_read_again_from_source() {
 }
 
 /// With SOURCE and two mirrors, of which one has wrong bytes, a read past caches gives the right ones.
-// Promises: mirrors-bytes-match, mirrors-url-sent
+// Promises: mirror-same
 #[test]
 fn intact_bytes_are_read_from_any_server() {
     let (bytes, start) = (random_bytes(LEN), 1_000_000);
@@ -329,7 +329,7 @@ fn intact_bytes_are_read_from_any_server() {
     }
 }
 
-// Promises: mirrors-bytes-match
+// Promises: mirror-same
 #[test]
 fn wrong_bytes_of_all_servers_are_returned() {
     let mirrored = Mirrored::new(["\"1\"", "\"1\""], [NO_FAULT, NO_FAULT]);
@@ -342,7 +342,7 @@ fn wrong_bytes_of_all_servers_are_returned() {
     mirrored.assert_streams(&source);
 }
 
-// Promises: mirrors-location-source, mirrors-source-cannot
+// Promises: mirror-source
 #[test]
 fn mirror_is_read_if_source_cannot_be_opened() {
     let mirrored = Mirrored::new(["\"1\"", "\"2\""], [Fault::Status(404), NO_FAULT]);
@@ -352,7 +352,7 @@ fn mirror_is_read_if_source_cannot_be_opened() {
     mirrored.assert_streams(&source);
 }
 
-// Promises: mirrors-urls-fail
+// Promises: mirror-all-fail
 #[test]
 fn error_of_source_is_reported_if_all_mirrors_fail() {
     let faults = [Fault::Status(404), Fault::Status(403)];
@@ -370,7 +370,7 @@ fn error_of_source_is_reported_if_all_mirrors_fail() {
     );
 }
 
-// Promises: mirrors-urls-fail
+// Promises: mirror-all-fail
 #[test]
 fn read_fails_in_time_if_all_mirrors_fail() {
     let faults = [Fault::Status(404), Fault::Status(404)];
@@ -387,7 +387,7 @@ fn read_fails_in_time_if_all_mirrors_fail() {
     );
 }
 
-// Promises: mirrors-headers-client
+// Promises: mirror-source
 #[test]
 fn headers_are_sent_to_mirrors_of_the_same_host_only() {
     let (server, network) = (Server::start(), Runtime::new().expect("a runtime"));
@@ -421,7 +421,7 @@ fn headers_are_sent_to_mirrors_of_the_same_host_only() {
     }
 }
 
-// Promises: mirrors-index-published
+// Promises: mirror-source
 #[test]
 fn published_index_is_read_from_a_mirror() {
     let (source, mirror) = (Server::start(), Server::start());
@@ -440,7 +440,7 @@ fn published_index_is_read_from_a_mirror() {
     assert!(!mirror.requests("/a.tar.tarfs").is_empty());
 }
 
-// Promises: mirrors-urls-servers
+// Promises: mirror-source
 #[test]
 fn mirrors_are_for_urls_only() {
     let (server, place) = (Server::start(), TestDir::new(&[]));

@@ -13,7 +13,7 @@ use crate::support::packing::Packing;
 use crate::support::raw::{Archive, random_bytes};
 use crate::support::sha256::sha256;
 
-// Promises: kinds-slice-start, kinds-source-nested
+// Promises: nested-slice, nested-tar
 #[test]
 fn nested_sources_nest_and_slices_begin_anywhere() {
     let place = TestDir::new(&["out"]);
@@ -33,7 +33,7 @@ fn nested_sources_nest_and_slices_begin_anywhere() {
     place.succeeds(&["verify", "-q", "--expect-sha256", &digest, &all]);
 }
 
-// Promises: kinds-path-bytes
+// Promises: source-bytes
 #[test]
 fn paths_of_sources_may_have_any_bytes() {
     let place = TestDir::new(&["out"]);
@@ -72,7 +72,7 @@ fn paths_of_sources_may_have_any_bytes() {
     assert!(text.contains("/caf%E9/none.tar: not found"), "{text}");
 }
 
-// Promises: kinds-join-part
+// Promises: nested-join
 #[test]
 fn joined_parts_are_one_archive() {
     let (server, place) = (Server::start(), TestDir::new(&["out"]));
@@ -114,7 +114,7 @@ fn joined_parts_are_one_archive() {
     assert!(sent.iter().all(|&requests| requests > 0), "{sent:?}");
 }
 
-// Promises: kinds-part-readable
+// Promises: nested-join
 #[test]
 fn error_of_a_joined_source_names_the_part() {
     let (server, place) = (Server::start(), TestDir::new(&["out"]));
@@ -142,7 +142,7 @@ fn error_of_a_joined_source_names_the_part() {
     }
 }
 
-// Promises: kinds-part-readable
+// Promises: nested-join
 #[test]
 fn part_that_changes_is_named() {
     let (server, place) = (Server::start(), TestDir::new(&["out"]));
@@ -163,7 +163,7 @@ fn part_that_changes_is_named() {
     assert!(complaint.contains("has changed"), "{complaint}");
 }
 
-// Promises: kinds-error-about
+// Promises: nested-everywhere
 #[test]
 fn missing_nested_member_error_names_its_location() {
     let place = TestDir::new(&["out"]);

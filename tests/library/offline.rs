@@ -5,7 +5,7 @@ use crate::support::http::{Resource, Server};
 use crate::support::program::stderr_text;
 use crate::support::tree::Tree;
 
-// Promises: server-mount-listing, server-offline-request
+// Promises: offline-start, offline-reads
 #[test]
 fn saved_index_is_listed_without_the_server() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
@@ -33,7 +33,7 @@ fn saved_index_is_listed_without_the_server() {
     assert!(text.contains("only cached data"), "{text}");
 }
 
-// Promises: server-warning-start
+// Promises: offline-start
 #[test]
 fn warning_of_a_cached_start_has_its_reason() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
@@ -57,7 +57,7 @@ fn warning_of_a_cached_start_has_its_reason() {
     }
 }
 
-// Promises: server-error-answers
+// Promises: offline-start
 #[test]
 fn answer_of_a_server_is_no_outage() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
@@ -74,7 +74,7 @@ fn answer_of_a_server_is_no_outage() {
     }
 }
 
-// Promises: server-mount-listing
+// Promises: offline-start
 #[test]
 fn version_without_proof_is_not_used_without_the_server() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
@@ -87,7 +87,7 @@ fn version_without_proof_is_not_used_without_the_server() {
     place.error_of(&["ls", "--retries", "0", &url]);
 }
 
-// Promises: retries-credentials-answers, server-source-credentials
+// Promises: retry-credentials, offline-start
 #[test]
 fn wrong_source_of_credentials_is_no_outage() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());
@@ -109,7 +109,7 @@ fn wrong_source_of_credentials_is_no_outage() {
     assert!(error.contains("no such profile: absent"), "{error}");
 }
 
-// Promises: kinds-joined-source
+// Promises: nested-join-version
 #[test]
 fn joined_urls_are_refused_offline() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());

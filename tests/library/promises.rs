@@ -15,7 +15,7 @@ const MATRIX: &str = "docs/promises.tsv";
 const WRITE: &str = "TARFS_WRITE_PROMISES";
 
 /// Fewer promises than this mean that the document is not understood.
-const MIN_PROMISES: usize = 400;
+const MIN_PROMISES: usize = 300;
 
 /// List items and table rows. Lines that continue an item, and headers of tables, are none.
 fn promises(text: &str) -> Vec<&str> {

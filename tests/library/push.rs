@@ -383,7 +383,7 @@ fn unusable_lists_of_referrers_are_ignored_and_not_replaced() {
     assert!(matches!(error.cause, Cause::Denied(_)), "{error:?}");
 }
 
-// Promises: published-most-16
+// Promises: published-requests
 #[test]
 fn pages_of_referrers_end_although_the_registry_names_more() {
     let registry = Registry::new(Behaviour::default());
@@ -428,7 +428,7 @@ fn push_goes_to_the_first_host_that_permits_it() {
 }
 
 /// Mirrors fail, or have no list of referrers. A list that is empty is an answer.
-// Promises: mirrors-fails-list
+// Promises: hosts-same
 #[test]
 fn referrers_are_asked_of_the_next_server() {
     for (status, body, is_answer) in [

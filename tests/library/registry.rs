@@ -135,7 +135,7 @@ fn error_of(place: &TestDir, words: &[&str]) -> String {
     text
 }
 
-// Promises: registries-oci-registry
+// Promises: registry-name
 #[test]
 fn image_in_a_registry_is_a_source_of_every_verb() {
     for packing in [Packing::Gzip, Packing::Plain] {
@@ -159,7 +159,7 @@ fn image_in_a_registry_is_a_source_of_every_verb() {
 }
 
 /// Registries need not support ranges (distribution specification, "Pulling blobs").
-// Promises: encodings-blob-registry, encodings-read-elsewhere
+// Promises: http-no-ranges
 #[test]
 fn image_of_a_registry_without_ranges_is_read() {
     let ways: [fn(&Resource, &Request) -> Response; 3] = [
@@ -194,7 +194,7 @@ fn image_of_a_registry_without_ranges_is_read() {
 }
 
 /// A read behind the others of a server without ranges continues their response.
-// Promises: encodings-blob-registry
+// Promises: http-no-ranges
 #[test]
 fn blob_without_ranges_is_read_in_one_request() {
     let registry = Registry::with(&one());
@@ -226,7 +226,7 @@ fn blob_without_ranges_is_read_in_one_request() {
     assert_eq!(registry.requests(&blob(&digest.to_string())), 2);
 }
 
-// Promises: published-index-publish
+// Promises: publish-verb
 #[test]
 fn index_is_not_published_for_a_tag_that_was_moved() {
     let registry = Registry::with(&one());
@@ -242,7 +242,7 @@ fn index_is_not_published_for_a_tag_that_was_moved() {
     assert!(matches!(refused, Err(Error::ImageChanged(_))));
 }
 
-// Promises: reading-saved-indexes, registries-layers-read
+// Promises: layer-scan, registry-ranges
 #[test]
 fn layers_with_saved_indexes_are_not_requested() {
     let registry = Registry::with(&two());
@@ -262,7 +262,7 @@ fn layers_with_saved_indexes_are_not_requested() {
     assert_eq!(registry.requests(&manifest("1")), 2, "one a run");
 }
 
-// Promises: registries-registry-cannot
+// Promises: registry-offline
 #[test]
 fn image_of_the_last_use_is_listed_without_the_registry() {
     let registry = Registry::with(&two());
@@ -288,7 +288,7 @@ fn image_of_the_last_use_is_listed_without_the_registry() {
     error_of(&place, &offline);
 }
 
-// Promises: registries-manifests-configurations
+// Promises: registry-offline
 #[test]
 fn saved_documents_of_an_image_are_compared_with_their_digests() {
     let registry = Registry::with(&two());
@@ -303,7 +303,7 @@ fn saved_documents_of_an_image_are_compared_with_their_digests() {
     assert_eq!(succeeds(&place, &["ls", "-R", &source]), listed);
 }
 
-// Promises: registries-index-manifest
+// Promises: registry-manifest
 #[test]
 fn manifest_of_the_platform_is_chosen_from_an_index() {
     let registry = Registry::new(nothing());
@@ -333,7 +333,7 @@ fn manifest_of_the_platform_is_chosen_from_an_index() {
     }
 }
 
-// Promises: registries-digest-name, registries-layer-length
+// Promises: registry-manifest, registry-ranges
 #[test]
 fn digests_of_registry_documents_and_layers_are_compared() {
     let registry = Registry::new(nothing());
@@ -376,7 +376,7 @@ fn digests_of_registry_documents_and_layers_are_compared() {
     assert!(refused.contains("its length is not that"), "{refused}");
 }
 
-// Promises: registries-most-mib
+// Promises: registry-manifest
 #[test]
 fn hostile_manifests_are_refused_within_limits() {
     let registry = Registry::new(nothing());
@@ -422,7 +422,7 @@ fn hostile_manifests_are_refused_within_limits() {
     assert!(refused.contains("are allowed"), "{refused}");
 }
 
-// Promises: logins-targets-redirects
+// Promises: login-redirects
 #[test]
 fn redirects_of_blobs_carry_no_credentials() {
     let registry = Registry::new(Arc::new(basic("me:pass")));
@@ -458,7 +458,7 @@ fn redirects_of_blobs_carry_no_credentials() {
 }
 
 /// Blobs are redirected to another registry, which gives tokens to everybody.
-// Promises: logins-blob-redirected
+// Promises: login-redirects
 #[test]
 fn redirected_blob_is_read_with_a_token_of_its_registry() {
     let (registry, tokens) = (Registry::new(Arc::new(basic("me:pass"))), Tokens::default());
@@ -570,7 +570,7 @@ impl Servers {
     }
 }
 
-// Promises: registries-url-http
+// Promises: registry-foreign
 #[test]
 fn foreign_layer_is_never_read_from_the_own_network() {
     let (servers, registry) = (Servers::start(), Registry::new(nothing()));
@@ -590,7 +590,7 @@ fn foreign_layer_is_never_read_from_the_own_network() {
     servers.assert_refused(&list());
 }
 
-// Promises: registries-layer-oci, registries-proxy-resolves
+// Promises: registry-foreign
 #[test]
 fn layer_that_a_layout_lacks_is_read_from_its_url() {
     let servers = Servers::start();
@@ -615,7 +615,7 @@ fn layer_that_a_layout_lacks_is_read_from_its_url() {
     }
 }
 
-// Promises: registries-layer-server
+// Promises: registry-foreign
 #[test]
 fn foreign_layer_is_read_from_its_url() {
     let image = one();
@@ -695,7 +695,7 @@ pub(crate) fn guarded(guard: Guard) -> Registry {
     registry
 }
 
-// Promises: logins-those-docker, logins-file-registry
+// Promises: login-files
 #[test]
 fn password_is_taken_from_each_file_of_logins() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -719,7 +719,7 @@ fn password_is_taken_from_each_file_of_logins() {
     assert!(done.expect("started").status.success());
 }
 
-// Promises: logins-request-carries, logins-registry-answers, logins-error-names
+// Promises: login-files, login-reload, login-errors
 #[test]
 fn refusal_of_a_registry_names_file_code_and_login() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -757,7 +757,7 @@ fn refusal_of_a_registry_names_file_code_and_login() {
     assert!(!refused.contains("hunter2"), "{refused}");
 }
 
-// Promises: logins-file-helper, logins-credential-helper
+// Promises: login-files, login-helper
 #[test]
 fn credential_helper_is_asked_for_the_login() {
     let registry = guarded(Arc::new(basic("me:pass")));
@@ -866,7 +866,7 @@ impl Tokens {
     }
 }
 
-// Promises: logins-request-carries, logins-token-requested, logins-error-names
+// Promises: login-files, login-tokens, login-errors
 #[test]
 fn token_is_requested_once_for_all_of_an_image() {
     let tokens = Tokens::default();
@@ -895,7 +895,7 @@ fn token_is_requested_once_for_all_of_an_image() {
     assert!(!refused.contains("hunter2"), "{refused}");
 }
 
-// Promises: logins-registry-answers
+// Promises: login-reload
 #[test]
 fn refused_token_is_renewed_without_a_failed_read() {
     let tokens = Tokens::default();
@@ -927,7 +927,7 @@ pub(crate) fn read(network: &Runtime, source: &Arc<dyn Source>, start: u64) -> V
     })
 }
 
-// Promises: registries-artifact-manifest, registries-artifact-file, registries-artifact-outer
+// Promises: registry-artifact
 #[test]
 fn artifact_of_one_file_is_that_archive() {
     let registry = Registry::new(nothing());
@@ -988,7 +988,7 @@ fn configure(place: &TestDir, registry: &Registry, text: &str) {
     fs::write(directory.join("hosts.toml"), text).expect("written");
 }
 
-// Promises: mirrors-servers-registry, mirrors-asked-order, mirrors-mirror-capability, mirrors-server-served
+// Promises: hosts-file, hosts-order, hosts-same
 #[test]
 fn mirror_is_asked_before_the_registry() {
     let image = one();
@@ -1031,7 +1031,7 @@ fn mirror_is_asked_before_the_registry() {
     assert!(refused.contains("hosts.toml: line 1"), "{refused}");
 }
 
-// Promises: mirrors-fails-lacks
+// Promises: hosts-same
 #[test]
 fn layer_that_a_mirror_lacks_is_read_from_the_registry() {
     let has_no_layers = |request: &Request| {
@@ -1048,7 +1048,7 @@ fn layer_that_a_mirror_lacks_is_read_from_the_registry() {
     assert_eq!(registry.requests(&manifest("1")), 0, "the mirror has it");
 }
 
-// Promises: mirrors-mirror-gets
+// Promises: hosts-login
 #[test]
 fn headers_and_logins_of_a_registry_do_not_reach_its_mirror() {
     let image = one();

@@ -133,7 +133,7 @@ fn file_is_read_without_fetching_a_byte_twice() {
     );
 }
 
-// Promises: versions-strong-etag
+// Promises: version-strong
 #[test]
 fn requests_after_the_first_require_the_strong_version() {
     let (server, client) = (Server::start(), Client::new());
@@ -171,7 +171,7 @@ fn first_bytes_come_from_memory() {
     );
 }
 
-// Promises: versions-bytes-never
+// Promises: version-unmixed
 #[test]
 fn another_version_is_never_mixed_in() {
     let old = Resource::new(random_bytes(300_000));
@@ -204,7 +204,7 @@ fn another_version_is_never_mixed_in() {
     }
 }
 
-// Promises: versions-strong-etag
+// Promises: version-strong
 #[test]
 fn server_that_ignores_if_match_is_detected() {
     let (server, client) = (Server::start(), Client::new());
@@ -221,7 +221,7 @@ fn server_that_ignores_if_match_is_detected() {
     assert!(matches!(error.cause, Cause::Changed), "{:?}", error.cause);
 }
 
-// Promises: encodings-server-ranges
+// Promises: http-no-ranges
 #[test]
 fn server_without_ranges_is_streamed_in_one_request() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
@@ -254,7 +254,7 @@ fn range_refusals() -> Vec<(&'static str, RangeRefusal)> {
 
 type RangeRefusal = fn(Response) -> Response;
 
-// Promises: encodings-server-none
+// Promises: http-no-ranges
 #[test]
 fn server_that_refuses_the_first_range_is_read_without_one() {
     for len in [30_000, 300_000] {
@@ -274,7 +274,7 @@ fn server_that_refuses_the_first_range_is_read_without_one() {
     }
 }
 
-// Promises: encodings-server-none, encodings-up-64
+// Promises: http-no-ranges
 #[test]
 fn range_that_ends_behind_the_source_may_be_refused() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(30_000));
@@ -291,7 +291,7 @@ fn range_that_ends_behind_the_source_may_be_refused() {
     );
 }
 
-// Promises: encodings-server-none
+// Promises: http-no-ranges
 #[test]
 fn length_of_a_part_is_not_taken_for_that_of_the_source() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
@@ -317,7 +317,7 @@ fn length_of_a_part_is_not_taken_for_that_of_the_source() {
     );
 }
 
-// Promises: encodings-server-none
+// Promises: http-no-ranges
 #[test]
 fn empty_and_transformed_sources_are_read_whatever_their_status() {
     let (server, client) = (Server::start(), Client::new());
@@ -374,7 +374,7 @@ fn empty_file_is_empty_for_any_server_response() {
     }
 }
 
-// Promises: redirects-redirect-followed
+// Promises: redirect-followed
 #[test]
 fn redirects_are_followed_once_and_remembered() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
@@ -405,7 +405,7 @@ fn redirect_loop_is_an_error() {
     assert_eq!(server.requests("/a").len(), 11);
 }
 
-// Promises: redirects-header-password
+// Promises: auth-origin
 #[test]
 fn headers_and_passwords_never_reach_another_host() {
     let server = Server::start();
@@ -441,7 +441,7 @@ fn headers_and_passwords_never_reach_another_host() {
     }
 }
 
-// Promises: redirects-client-error
+// Promises: redirect-followed
 #[test]
 fn expired_signed_url_is_renewed() {
     // S3 returns 400 for an expired token.
@@ -472,7 +472,7 @@ fn expired_signed_url_is_renewed() {
     }
 }
 
-// Promises: redirects-client-error
+// Promises: redirect-followed
 #[test]
 fn expired_link_of_a_fresh_redirect_is_asked_for_once_more() {
     for status in [400, 403] {
@@ -496,7 +496,7 @@ fn expired_link_of_a_fresh_redirect_is_asked_for_once_more() {
     }
 }
 
-// Promises: versions-server-answers
+// Promises: version-strong
 #[test]
 fn refusal_of_every_condition_is_no_change() {
     for tag in [Some("\"1\""), None] {
@@ -523,7 +523,7 @@ fn refusal_of_every_condition_is_no_change() {
     }
 }
 
-// Promises: retries-silence-broken
+// Promises: retry-which
 #[test]
 fn busy_and_misdirected_answers_are_retried() {
     for answer in [
@@ -544,7 +544,7 @@ fn busy_and_misdirected_answers_are_retried() {
     }
 }
 
-// Promises: redirects-new-target
+// Promises: redirect-followed
 #[test]
 fn target_of_renewed_redirect_is_checked() {
     let (server, client) = (Server::start(), Client::new());
@@ -585,7 +585,7 @@ fn access_denied_is_retried_once() {
     );
 }
 
-// Promises: encodings-coding-refused
+// Promises: http-encoding
 #[test]
 fn content_encoding_is_rejected() {
     for has_ranges in [true, false] {
@@ -605,7 +605,7 @@ fn content_encoding_is_rejected() {
     }
 }
 
-// Promises: object-content-encoding, encodings-content-encoding, encodings-ranges-these
+// Promises: gcs-credentials, http-encoding
 #[test]
 fn stored_gzip_with_content_encoding_is_read_as_is() {
     for encoding in ["gzip", "x-gzip"] {
@@ -623,7 +623,7 @@ fn stored_gzip_with_content_encoding_is_read_as_is() {
     }
 }
 
-// Promises: encodings-range-response
+// Promises: http-short
 #[test]
 fn short_range_response_is_completed() {
     for total in ["*", "300000"] {
@@ -726,7 +726,7 @@ fn unknown_length_is_found_at_the_end() {
     );
 }
 
-// Promises: retries-transfer-was
+// Promises: retry-which
 #[test]
 fn cut_response_is_continued_where_it_ended() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
@@ -750,7 +750,7 @@ fn cut_response_is_continued_where_it_ended() {
 /// Length of the chunks in the tests below.
 const CHUNK: u64 = 100_000;
 
-// Promises: concurrent-number-requests, concurrent-length-requests
+// Promises: request-limits
 #[test]
 fn requests_in_flight_stay_within_the_limit() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
@@ -771,7 +771,7 @@ fn requests_in_flight_stay_within_the_limit() {
     }
 }
 
-// Promises: retries-silence-broken, retries-after-archive
+// Promises: retry-which, retry-how-long
 #[test]
 fn failing_server_is_retried_until_the_deadline() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
@@ -790,7 +790,7 @@ fn failing_server_is_retried_until_the_deadline() {
     assert!(error.to_string().contains("(3 attempts in "), "{error}");
 }
 
-// Promises: retries-readers-server
+// Promises: retry-pauses
 #[test]
 fn retry_after_pauses_all_requests() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
@@ -826,14 +826,14 @@ fn retry_after_pauses_all_requests() {
     assert_eq!(server.requests("/a").len(), 8);
 }
 
-// Promises: concurrent-429-503
+// Promises: request-rejected
 #[test]
 fn throttling_server_gets_fewer_requests_at_once() {
     throttled_requests_decrease(429, &Response::new(429));
 }
 
 /// Some object stores answer with other statuses.
-// Promises: concurrent-429-503
+// Promises: request-rejected
 #[test]
 fn throttling_is_recognized_by_its_code() {
     let answer = Response::new(400).with("Content-Type", "application/xml");
@@ -975,7 +975,7 @@ fn stopped_runtime_is_not_end_of_file() {
     assert!(matches!(error.cause, Cause::Cancelled), "{:?}", error.cause);
 }
 
-// Promises: kinds-source-path
+// Promises: source-kinds
 #[test]
 fn local_files_are_sources_by_path_and_by_url() {
     let (client, bytes) = (Client::new(), random_bytes(3_000_000));
@@ -1005,7 +1005,7 @@ fn local_files_are_sources_by_path_and_by_url() {
     assert!(matches!(error.cause, Cause::UnknownScheme(_)));
 }
 
-// Promises: versions-version-local
+// Promises: version-file
 #[test]
 fn written_file_has_changed_but_replaced_one_has_not() {
     let client = Client::new();
@@ -1027,7 +1027,7 @@ fn written_file_has_changed_but_replaced_one_has_not() {
     assert!(matches!(error.cause, Cause::Changed));
 }
 
-// Promises: kinds-materialize-reads
+// Promises: source-kinds
 #[test]
 fn fifo_is_read_as_a_stream() {
     let (client, bytes) = (Client::new(), random_bytes(1_000_000));

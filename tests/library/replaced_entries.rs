@@ -300,7 +300,7 @@ fn union(archives: &[Archive; 3], count: u32, random: &mut Rng) -> Tree {
     union.tree
 }
 
-// Promises: shards-every-entry, shards-same-whether, shards-entry-later
+// Promises: shard-entries, shard-cuts
 #[test]
 fn shards_of_mixed_indexes_are_the_tree_whatever_was_replaced() {
     for round in 0..rounds(16) {

@@ -239,9 +239,7 @@ impl Place {
     }
 }
 
-// Promises: resumed-run-continues, resumed-inner-seek, resumed-run-removes, resumed-until-directories
-// Promises: resumed-checksum-over, resumed-concerns-gzip, resumed-checksum-verified, resumed-run-packed
-// Promises: resumed-certainty-start
+// Promises: resume-point, resume-private, resume-unfinished, resume-checksums
 #[test]
 fn interrupted_run_resumes_and_fetches_only_the_rest() {
     let plain = Bytes::from(entangled_archive());
@@ -280,7 +278,7 @@ fn interrupted_run_resumes_and_fetches_only_the_rest() {
     }
 }
 
-// Promises: resumed-after-number
+// Promises: resume-same
 #[test]
 fn run_killed_at_any_moment_resumes_to_the_same_tree() {
     let plain = Bytes::from(entangled_archive());
@@ -304,7 +302,7 @@ fn run_killed_at_any_moment_resumes_to_the_same_tree() {
     }
 }
 
-// Promises: resumed-exit-code
+// Promises: resume-same
 #[test]
 fn losses_before_interruption_count_after_resume() {
     let noise = |seed| Rng::new(seed).bytes(2_500_000);
@@ -323,7 +321,7 @@ fn losses_before_interruption_count_after_resume() {
     assert!(place.path("out/end").exists() && !place.journal().exists());
 }
 
-// Promises: resumed-every-entry, resumed-otherwise-run
+// Promises: resume-only-if
 #[test]
 fn resume_distrusts_files_touched_since() {
     let place = Place::new(entangled_archive().into());
@@ -355,7 +353,7 @@ fn resume_distrusts_files_touched_since() {
     }
 }
 
-// Promises: resumed-file-journal
+// Promises: resume-journal
 #[test]
 fn journal_is_written_over_no_other_file() {
     let place = CommandPlace::new();
@@ -379,8 +377,7 @@ fn journal_is_written_over_no_other_file() {
     place.succeeds(&run);
 }
 
-// Promises: resumed-run-resumes, resumed-program-version, resumed-flags-owners, resumed-otherwise-run
-// Promises: resumed-torn-damaged, resumed-journal-readable
+// Promises: resume-only-if, resume-journal, resume-private
 #[test]
 fn journal_is_used_only_for_same_run_and_intact_part() {
     let plain = Bytes::from(entangled_archive());
@@ -471,7 +468,7 @@ fn replaced_hard_link_reserves_no_name_in_the_next_run() {
     );
 }
 
-// Promises: resumed-max-unpacked
+// Promises: resume-limits
 #[test]
 fn limits_apply_to_all_runs_together() {
     let place = Place::new(entangled_archive().into());
@@ -498,7 +495,7 @@ fn limits_apply_to_all_runs_together() {
     }
 }
 
-// Promises: resumed-run-resumes, resumed-source-strong
+// Promises: resume-only-if, resume-weak
 #[test]
 fn run_without_version_is_not_resumed_and_says_so() {
     let place = Place::new(entangled_archive().into());

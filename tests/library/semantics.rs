@@ -46,8 +46,7 @@ fn paths_below(directory: &Path, prefix: &str, paths: &mut BTreeSet<String>) {
     }
 }
 
-// Promises: tree-ls-mount, names-member-name, names-target-hard, names-hard-link, differences-over-symbolic
-// Promises: differences-link-target
+// Promises: tree-same-place, names-parent, names-cut, gnu-link-dot, gnu-link-parent
 #[test]
 fn listing_and_extraction_show_the_same_tree() {
     let new = Archive::new;
@@ -89,7 +88,7 @@ fn listing_and_extraction_show_the_same_tree() {
     );
 }
 
-// Promises: symbolic-link-way
+// Promises: link-itself
 #[test]
 fn link_on_the_way_to_its_own_place_is_removed_first() {
     let before = || {
@@ -143,7 +142,7 @@ fn link_on_the_way_to_its_own_place_is_removed_first() {
     }
 }
 
-// Promises: symbolic-link-way
+// Promises: link-itself
 #[test]
 fn link_that_replaced_a_waiting_link_is_removed_like_others() {
     let waiting = Archive::new().hard_link("e", "f").symlink("e", ".");
@@ -154,7 +153,7 @@ fn link_that_replaced_a_waiting_link_is_removed_like_others() {
     assert!(place.path("out/e/e").is_file());
 }
 
-// Promises: symbolic-entry-was
+// Promises: link-replaced
 #[test]
 fn place_behind_a_link_to_the_root_stays_when_the_link_is_replaced() {
     let private = Header::new("l/d", b'5').mode(0o700);
@@ -167,7 +166,7 @@ fn place_behind_a_link_to_the_root_stays_when_the_link_is_replaced() {
     assert_eq!(mode & 0o7777, 0o700);
 }
 
-// Promises: implied-written-time
+// Promises: implied-written
 #[test]
 fn implied_directories_and_the_destination_have_the_time_of_writing() {
     let archive = Archive::new().directory("d").symlink("d/l", "n/../m");
@@ -184,7 +183,7 @@ fn implied_directories_and_the_destination_have_the_time_of_writing() {
     }
 }
 
-// Promises: names-member-name, names-materialize-reports
+// Promises: names-parent, names-cut
 #[test]
 fn escaping_names_are_rejected_and_truncation_is_reported() {
     let place = place_with(
@@ -205,7 +204,7 @@ fn escaping_names_are_rejected_and_truncation_is_reported() {
     assert_eq!(number("out/l"), number("out/c"));
 }
 
-// Promises: existing-entry-cannot, truncated-ls-index, truncated-shows-members
+// Promises: write-failed-entry, damaged-header
 #[test]
 fn file_as_path_component_fails_only_its_member() {
     let place = place_with(Archive::new().file("f", "").file("f/g", "").file("h", ""));

@@ -137,7 +137,7 @@ fn plain_cost(index: &Index, plan: &ShardPlan, number: u32) -> u64 {
     last.end().0 - seekable.expect("a seek point").start().0
 }
 
-// Promises: shards-every-entry, shards-names-file, shards-shard-decodes, shards-archive-packs
+// Promises: shard-entries, shard-cost
 #[test]
 fn union_of_shards_is_the_tree_and_each_decodes_its_part() {
     let (files, tar) = archive();
@@ -187,7 +187,7 @@ fn union_of_shards_is_the_tree_and_each_decodes_its_part() {
     }
 }
 
-// Promises: shards-cuts-follow
+// Promises: shard-cuts
 #[test]
 fn shards_are_the_same_on_every_machine() {
     let (_, tar) = archive();
@@ -212,7 +212,7 @@ fn shards_are_the_same_on_every_machine() {
     assert!((1..=7).all(|number| first.contains(&Some(number))));
 }
 
-// Promises: shards-directories-member
+// Promises: shard-tar
 #[test]
 fn file_with_several_stored_pieces_is_read_whole() {
     let env = TestEnv::new();
@@ -242,7 +242,7 @@ fn file_with_several_stored_pieces_is_read_whole() {
     }
 }
 
-// Promises: shards-damaged-file
+// Promises: shard-damaged
 #[test]
 fn damaged_content_is_cut_and_the_others_are_read() {
     let (files, tar) = archive();
@@ -384,7 +384,7 @@ fn write(shard: &'static str) -> [&'static str; 8] {
     ["shard", "write", "-q", "-p", "a.tar", shard, "-C", "out"]
 }
 
-// Promises: shards-names-file, shards-order-shard, shards-finish-repeated
+// Promises: shard-entries, shard-finish
 #[test]
 fn shards_and_finish_write_the_tree_of_one_run() {
     let place = place();
@@ -419,7 +419,7 @@ fn shards_and_finish_write_the_tree_of_one_run() {
     }
 }
 
-// Promises: shards-counts-file, truncated-damaged-file
+// Promises: shard-damaged, truncated-allowed
 #[test]
 fn damaged_file_counts_once() {
     let (_, tar) = archive();
@@ -455,7 +455,7 @@ fn damaged_file_counts_once() {
     }
 }
 
-// Promises: shards-shard-version, shards-version-content, shards-shard-finish
+// Promises: shard-version
 #[test]
 fn shards_of_two_versions_make_no_tree() {
     let place = Place::new();
@@ -494,7 +494,7 @@ fn records(directory: &Path) -> Vec<std::path::PathBuf> {
     paths.filter(is_record).collect()
 }
 
-// Promises: shards-shard-checks
+// Promises: shard-version
 #[test]
 fn shard_fails_if_another_version_comes_while_it_runs() {
     let place = Place::new();
@@ -524,7 +524,7 @@ fn shard_fails_if_another_version_comes_while_it_runs() {
     assert_eq!(records(&place.path("out")).len(), 2);
 }
 
-// Promises: shards-record-file
+// Promises: shard-version
 #[test]
 fn record_of_a_version_that_is_no_file_is_an_error() {
     let place = place();
@@ -538,7 +538,7 @@ fn record_of_a_version_that_is_no_file_is_an_error() {
     place.fails(&shard, &["cannot record the version"]);
 }
 
-// Promises: shards-version-content
+// Promises: shard-version
 #[test]
 fn version_is_checked_when_an_archive_is_opened_again() {
     let archive = |digit: &str| Bytes::from(raw::Archive::new().file("f", digit).end());
@@ -558,7 +558,7 @@ fn version_is_checked_when_an_archive_is_opened_again() {
     assert!(matches!(error, ReadError::Changed(_)), "{error:?}");
 }
 
-// Promises: shards-finish-names, shards-hard-link
+// Promises: shard-missing, shard-finish
 #[test]
 fn finish_makes_lost_links_again_and_names_missing_entries() {
     let place = place();
@@ -591,7 +591,7 @@ fn finish_makes_lost_links_again_and_names_missing_entries() {
     assert_eq!(mode & 0o7777, 0o700);
 }
 
-// Promises: shards-shard-tar, shards-directories-member
+// Promises: shard-tar
 #[test]
 fn gnu_tar_unpacks_shards_to_the_same_tree() {
     let place = place();
@@ -622,7 +622,7 @@ fn gnu_tar_unpacks_shards_to_the_same_tree() {
     assert_eq!(unpacked, expected);
 }
 
-// Promises: shards-every-entry
+// Promises: shard-entries
 #[test]
 fn listings_of_shards_are_the_listing() {
     let place = place();
@@ -643,7 +643,7 @@ fn listings_of_shards_are_the_listing() {
     }
 }
 
-// Promises: shards-plan-json
+// Promises: shard-plan
 #[test]
 fn plan_as_json_has_one_object_a_shard() {
     let place = place();
@@ -672,7 +672,7 @@ fn plan_as_json_has_one_object_a_shard() {
     assert_eq!(rows[0]["packed_start"], 0);
 }
 
-// Promises: shards-images-layers
+// Promises: shard-refused
 #[test]
 fn shards_of_layers_and_pipes_are_refused() {
     let place = place();

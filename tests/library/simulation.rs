@@ -509,7 +509,7 @@ impl Farm {
     }
 }
 
-// Promises: mirrors-request-gets, mirrors-read-fails
+// Promises: mirror-choice, mirror-all-fail
 #[test]
 #[expect(
     clippy::print_stderr,
@@ -544,7 +544,7 @@ struct Outcome {
     requests: u64,
 }
 
-// Promises: deadlines-read-source
+// Promises: time-deadline
 #[test]
 #[expect(
     clippy::print_stderr,
@@ -637,7 +637,7 @@ impl Transport for Scarce {
 }
 
 /// A read fails at once, and that of a mount's scan goes on when there are descriptors again.
-// Promises: memory-scan-mount
+// Promises: memory-files
 #[test]
 fn scan_waits_until_there_are_descriptors_again() {
     let requests = simulate(async {
@@ -690,7 +690,7 @@ async fn open_with_login(net: SimulatedNetwork) -> Http {
 }
 
 /// A status of a token server means what it means of the server itself.
-// Promises: retries-status-source
+// Promises: retry-credentials
 #[test]
 fn failures_of_token_servers_are_classed_as_those_of_sources() {
     for (status, is_outage) in [(501, false), (503, true), (520, true)] {
@@ -722,7 +722,7 @@ fn failures_of_token_servers_are_classed_as_those_of_sources() {
 }
 
 /// A token server asks for pauses. All reads wait for their end, and only then ask again.
-// Promises: retries-readers-source
+// Promises: retry-pauses
 #[test]
 fn retry_after_of_a_token_server_is_honoured() {
     let pause = Duration::from_secs(20);
@@ -774,7 +774,7 @@ fn retry_after_of_a_token_server_is_honoured() {
 }
 
 /// A mirror that cannot be opened is asked again as a server that failed a read is.
-// Promises: mirrors-mirror-cannot
+// Promises: mirror-all-fail
 #[test]
 fn mirror_that_was_down_is_opened_later() {
     for (status, pauses) in [(503, [5, 10, 20]), (404, [300, 300, 300])] {
@@ -820,7 +820,7 @@ fn mirror_that_was_down_is_opened_later() {
     }
 }
 
-// Promises: deadlines-server-ranges
+// Promises: time-deadline
 #[test]
 fn aborts_do_not_delay_source_without_ranges() {
     let (read, cause) = simulate(async {
@@ -845,7 +845,7 @@ fn aborts_do_not_delay_source_without_ranges() {
     assert_eq!(read, 3);
 }
 
-// Promises: deadlines-archive-opened, deadlines-server-ranges
+// Promises: time-deadline
 #[test]
 fn repeated_bytes_do_not_extend_the_deadline() {
     let (read, cause) = simulate(async {
@@ -862,7 +862,7 @@ fn repeated_bytes_do_not_extend_the_deadline() {
     assert_eq!(read, 100_000);
 }
 
-// Promises: deadlines-archive-opened
+// Promises: time-deadline
 #[test]
 fn open_timeout_covers_all_attempts() {
     let took = simulate(async {
@@ -914,7 +914,7 @@ async fn read_from_serial_server(silent: Option<usize>) -> (Vec<Result<Bytes, Er
     (futures_util::future::join_all(reads).await, stats)
 }
 
-// Promises: deadlines-request-response, deadlines-requests-sent
+// Promises: time-attempt
 #[test]
 fn queueing_at_serial_server_is_not_silence() {
     let (reads, stats) = simulate(read_from_serial_server(None));
@@ -924,7 +924,7 @@ fn queueing_at_serial_server_is_not_silence() {
     assert_eq!(stats.source_retries.get(), 0, "each was sent once");
 }
 
-// Promises: deadlines-request-response, deadlines-requests-sent
+// Promises: time-attempt
 #[test]
 fn unanswered_request_times_out_though_others_progress() {
     let (reads, _) = simulate(read_from_serial_server(Some(3)));
@@ -938,7 +938,7 @@ fn unanswered_request_times_out_though_others_progress() {
     }
 }
 
-// Promises: concurrent-request-was
+// Promises: request-rejected
 #[test]
 fn rejected_second_request_is_retried_after_the_first() {
     const CHUNK: usize = 100_000;
@@ -983,7 +983,7 @@ fn rejected_second_request_is_retried_after_the_first() {
     assert!(took <= answer_time * 4 + TICK, "{took:?}");
 }
 
-// Promises: registries-url-http
+// Promises: registry-foreign
 #[test]
 fn redirect_into_the_own_network_is_refused() {
     let requests = Arc::new(AtomicU64::new(0));

@@ -216,7 +216,7 @@ fn forged(old: &[u8], new: &[u8]) -> Vec<u8> {
     ztoc
 }
 
-// Promises: soci-mount-ls, soci-index-image, soci-names-types, soci-published-index
+// Promises: soci-used, soci-refused
 #[test]
 fn ztoc_of_a_layer_gives_the_tree_of_a_scan() {
     for version in [Version::V1, Version::V2] {
@@ -236,7 +236,7 @@ fn ztoc_of_a_layer_gives_the_tree_of_a_scan() {
 }
 
 /// An index that others attached to an image is not one that the image's digest covers.
-// Promises: published-beside-archive, published-image-named, published-verbs-write, soci-referrer-used
+// Promises: published-note, published-not-written
 #[test]
 fn image_with_a_digest_has_only_trees_that_it_covers() {
     for (version, is_covered) in [(Version::V1, false), (Version::V2, true)] {
@@ -273,7 +273,7 @@ fn image_with_a_digest_has_only_trees_that_it_covers() {
     }
 }
 
-// Promises: soci-ztoc-damaged, soci-ztoc-layer
+// Promises: soci-refused
 #[test]
 fn unusable_ztoc_costs_only_the_scan() {
     let whole = soci::ztoc();
@@ -297,7 +297,7 @@ fn unusable_ztoc_costs_only_the_scan() {
     }
 }
 
-// Promises: soci-file-name
+// Promises: soci-checked
 #[test]
 fn forged_name_in_a_ztoc_is_not_read() {
     let ztoc = forged(b"\x07\0\0\0d/text2", b"\x07\0\0\0d/other");
@@ -310,7 +310,7 @@ fn forged_name_in_a_ztoc_is_not_read() {
     assert_eq!(opened.read("d/text1").expect("readable").len(), 35_816);
 }
 
-// Promises: soci-packed-bytes
+// Promises: soci-checked
 #[test]
 fn packed_bytes_are_compared_with_the_digests_of_a_ztoc() {
     let (registry, layer) = served(soci::ztoc(), Version::V1);

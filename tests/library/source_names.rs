@@ -56,7 +56,7 @@ impl Store {
     }
 }
 
-// Promises: object-names-hadoop, object-read-wherever, object-saved-index
+// Promises: store-hadoop
 #[test]
 fn names_of_hadoop_are_sources() {
     let store = Store::new();
@@ -87,7 +87,7 @@ fn names_of_hadoop_are_sources() {
     );
 }
 
-// Promises: object-read-wherever
+// Promises: store-hadoop
 #[test]
 fn names_of_hadoop_are_indexes_and_layers() {
     let store = Store::new();

@@ -115,7 +115,7 @@ fn stalling_server(bytes: &[u8], offset: u64) -> (SimulatedNetwork, Ranges) {
     })
 }
 
-// Promises: slow-request-cut, slow-none-happens
+// Promises: request-slow
 #[test]
 fn slow_request_is_aborted_and_continued_by_another() {
     let bytes = Rng::new(1).bytes(20 * CHUNK);
@@ -134,7 +134,7 @@ fn slow_request_is_aborted_and_continued_by_another() {
     assert!(ranges.lock().expect("whole").contains(&rest));
 }
 
-// Promises: slow-last-request, slow-cases-first
+// Promises: request-slow
 #[test]
 fn last_straggling_request_is_hedged() {
     let bytes = Rng::new(1).bytes(20 * CHUNK);
@@ -153,7 +153,7 @@ fn last_straggling_request_is_hedged() {
     assert_eq!(ranges.lock().expect("whole").last(), Some(&rest));
 }
 
-// Promises: slow-read-mount, slow-cases-first
+// Promises: request-slow
 #[test]
 fn straggling_read_is_hedged() {
     let bytes = Rng::new(1).bytes(10 * CHUNK);
@@ -177,7 +177,7 @@ fn straggling_read_is_hedged() {
     }
 }
 
-// Promises: slow-none-happens
+// Promises: request-slow
 #[test]
 fn server_with_even_latency_gets_no_hedged_requests() {
     let bytes = Rng::new(1).bytes(20 * CHUNK);
@@ -206,7 +206,7 @@ fn serial_server(bytes: &[u8]) -> (SimulatedNetwork, Arc<AtomicUsize>) {
     (net, most)
 }
 
-// Promises: concurrent-server-answers, concurrent-request-waits, concurrent-reads-mount
+// Promises: request-rejected, request-limits
 #[test]
 fn serial_server_gets_one_request_at_a_time() {
     let bytes = Rng::new(1).bytes(60 * CHUNK);

@@ -7,7 +7,7 @@ use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
 use crate::support::terminal::on_terminal;
 
-// Promises: messages-terminal-dry
+// Promises: write-messages
 #[test]
 fn names_written_to_a_terminal_are_escaped() {
     let name = "a\x1b]0;owned\x07b\n c";
@@ -33,7 +33,7 @@ fn names_written_to_a_terminal_are_escaped() {
     }
 }
 
-// Promises: listings-terminal-find
+// Promises: walk-terminal
 #[test]
 fn find_and_du_write_no_escape_sequence_of_a_name() {
     let name = "a\x1b]0;owned\x07b\n\u{9b}2J";
@@ -64,7 +64,7 @@ fn find_and_du_write_no_escape_sequence_of_a_name() {
     assert_eq!(shown.trim_end(), "./a?]0;owned?b??2J");
 }
 
-// Promises: messages-terminal-last
+// Promises: write-messages
 #[test]
 fn materialize_reports_entries_and_bytes_on_a_terminal() {
     let archive = Archive::new().file("d/f", [7; 5000]).end();

@@ -64,7 +64,7 @@ fn texts(value: Duration) -> [String; 2] {
     [format!("{seconds} s"), format!("{} min", seconds / 60.0)]
 }
 
-// Promises: deadlines-long-operation
+// Promises: time-deadline
 #[test]
 fn table_of_time_limits_has_the_constants_of_the_code() {
     let (constants, mut named) = (constants(), BTreeSet::new());

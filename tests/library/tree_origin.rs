@@ -56,7 +56,7 @@ fn options(cache: &Path, find: FindIndex, publisher: &str, network: &Runtime) ->
     }
 }
 
-// Promises: published-saved-copy
+// Promises: published-saved
 #[test]
 fn saved_copy_of_an_index_is_only_for_its_publisher() {
     let (network, directory) = (Runtime::new().expect("threads"), tempfile::tempdir());
@@ -143,7 +143,7 @@ fn registry_with_index(plain_sha256: Digest) -> (Registry, Sha256) {
 }
 
 /// Otherwise an image could name the diff ID of another, and a layer with other contents.
-// Promises: published-index-others, published-index-keeps
+// Promises: published-diff-id
 #[test]
 fn attached_index_of_a_layer_must_have_its_diff_id() {
     for (computed, origin) in [
@@ -269,7 +269,7 @@ fn ino(volume: &LayeredArchive, path: &str) -> Ino {
 }
 
 /// Otherwise a file of a trusted layer could be below a directory with forged attributes.
-// Promises: published-layers-includes
+// Promises: published-checked
 #[test]
 fn directories_of_upper_layers_are_compared() {
     let network = Runtime::new().expect("threads");
@@ -320,7 +320,7 @@ fn directories_of_upper_layers_are_compared() {
     );
 }
 
-// Promises: published-layers-includes
+// Promises: published-checked
 #[test]
 fn hard_links_of_upper_layers_are_compared() {
     type Forgery = Option<(&'static [u8], &'static [u8])>;

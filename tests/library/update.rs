@@ -72,7 +72,7 @@ fn assert_updated(place: &Place, archive: &str, flags: &[&str], what: &str) {
     assert_eq!(tree_facts(&place.path("out")), found, "{what}");
 }
 
-// Promises: updating-dir-named
+// Promises: sync-operands
 #[test]
 fn delete_needs_its_destination_and_refuses_a_source_in_it() {
     let place = pair(|_| ());
@@ -121,7 +121,7 @@ fn delete_needs_its_destination_and_refuses_a_source_in_it() {
     }
 }
 
-// Promises: updating-new-file, updating-after-error, updating-killed-run, updating-directory-place
+// Promises: sync-replaces, sync-killed, sync-file-over-directory
 #[test]
 fn update_replaces_files_only_when_their_content_is_complete() {
     let place = Place::new();
@@ -191,7 +191,7 @@ fn update_replaces_files_only_when_their_content_is_complete() {
     );
 }
 
-// Promises: copies-name-file, updating-name-file
+// Promises: cp-next-name, sync-next-name
 #[test]
 fn further_names_are_written_if_the_first_is_blocked() {
     let place = Place::new();
@@ -241,7 +241,7 @@ fn further_names_are_written_if_the_first_is_blocked() {
     assert_eq!(fs::read(place.path("out/d/x")).expect("there"), b"new");
 }
 
-// Promises: hard-link-archive
+// Promises: hardlink-kept
 #[test]
 fn hard_link_to_a_kept_file_is_a_link_to_it() {
     let place = Place::new();
@@ -271,7 +271,7 @@ fn hard_link_to_a_kept_file_is_a_link_to_it() {
     }
 }
 
-// Promises: updating-directory-source
+// Promises: sync-implied
 #[test]
 fn implied_directories_get_owner_and_mode_of_a_fresh_run_and_keep_their_time() {
     let place = Place::new();
@@ -291,7 +291,7 @@ fn implied_directories_get_owner_and_mode_of_a_fresh_run_and_keep_their_time() {
     assert_eq!(update(&place, "two.tar", &["--dry-run"]).text(), "");
 }
 
-// Promises: updating-links-dir
+// Promises: sync-links
 #[test]
 fn implied_directories_take_the_place_of_other_entries() {
     type Change = fn(&Path);
@@ -320,7 +320,7 @@ fn implied_directories_take_the_place_of_other_entries() {
     }
 }
 
-// Promises: updating-loses-acls
+// Promises: sync-implied
 #[test]
 fn implied_directories_lose_the_extended_attributes_of_an_earlier_tree() {
     const ACL: &[u8] = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\x01\0\0\0\
@@ -368,7 +368,7 @@ fn implied_directories_lose_the_extended_attributes_of_an_earlier_tree() {
     assert_eq!(kept.text(), "");
 }
 
-// Promises: updating-update-run, updating-process-keeps
+// Promises: sync-locked
 #[test]
 fn destination_that_another_process_has_locked_is_neither_updated_nor_resumed() {
     let place = Place::new();
@@ -406,7 +406,7 @@ fn destination_that_another_process_has_locked_is_neither_updated_nor_resumed() 
     assert!(!running.exists());
 }
 
-// Promises: updating-run-prints
+// Promises: sync-dry-run
 #[test]
 fn dry_run_of_an_update_accepts_layers() {
     let place = Place::new();
@@ -424,7 +424,7 @@ fn dry_run_of_an_update_accepts_layers() {
     );
 }
 
-// Promises: updating-second-run
+// Promises: sync-differs
 #[test]
 fn update_of_an_unchanged_tree_writes_nothing() {
     let place = pair(|_| ());
@@ -443,7 +443,7 @@ fn update_of_an_unchanged_tree_writes_nothing() {
     }
 }
 
-// Promises: updating-leaves-tree, updating-file-written
+// Promises: sync-result, sync-differs
 #[test]
 fn update_makes_each_kind_of_change() {
     let place = pair(change_each);
@@ -458,7 +458,7 @@ fn update_makes_each_kind_of_change() {
     assert_updated(&place, "one.tar", &[], "into an empty directory");
 }
 
-// Promises: updating-delete-removes, updating-directory-entries
+// Promises: sync-result
 #[test]
 fn update_deletes_only_on_request() {
     let place = pair(|_| ());
@@ -480,7 +480,7 @@ fn update_deletes_only_on_request() {
     assert_updated(&place, "one.tar", &["--delete"], "with --delete");
 }
 
-// Promises: updating-delete-removes
+// Promises: sync-result
 #[test]
 fn update_that_cannot_read_everything_deletes_nothing() {
     let place = pair(|root| fs::write(root.join("b"), "new").expect("written"));
@@ -544,7 +544,7 @@ fn update_by_root_sets_owners_and_keeps_set_id_bits() {
     assert_updated(&place, "a.tar", &[], "owners");
 }
 
-// Promises: updating-file-gets
+// Promises: sync-attributes
 #[test]
 #[ignore = "needs root"]
 fn update_by_root_gives_set_id_bits_to_no_content_of_others() {
@@ -585,7 +585,7 @@ fn update_by_root_gives_set_id_bits_to_no_content_of_others() {
     }
 }
 
-// Promises: updating-checksum-written
+// Promises: sync-checksum
 #[test]
 fn update_with_checksum_compares_contents_and_not_times() {
     let place = pair(|_| ());
@@ -600,7 +600,7 @@ fn update_with_checksum_compares_contents_and_not_times() {
     assert_updated(&place, "one.tar", &["--checksum"], "checksum");
 }
 
-// Promises: updating-run-prints
+// Promises: sync-dry-run
 #[test]
 fn dry_run_of_an_update_prints_the_steps_and_changes_nothing() {
     let place = pair(change_each);
@@ -625,7 +625,7 @@ fn dry_run_of_an_update_prints_the_steps_and_changes_nothing() {
     assert_eq!(tree_facts(&place.path("out")), before);
 }
 
-// Promises: updating-mode-owner, updating-extended-attributes
+// Promises: sync-attributes
 #[test]
 fn update_of_attributes_alone_writes_no_content() {
     let place = pair(|root| {
@@ -683,7 +683,7 @@ fn owner_that_no_file_can_have_is_no_difference() {
     }
 }
 
-// Promises: updating-directories-deny
+// Promises: sync-links
 #[test]
 fn update_changes_entries_of_read_only_directories() {
     let place = pair(|root| {
@@ -705,7 +705,7 @@ fn update_changes_entries_of_read_only_directories() {
     }
 }
 
-// Promises: updating-links-dir
+// Promises: sync-links
 #[test]
 fn update_follows_no_links() {
     let place = pair(|_| ());
@@ -789,7 +789,7 @@ fn make_random(place: &Place, name: &str, seed: u64) {
     pack(place, name);
 }
 
-// Promises: updating-leaves-tree, updating-second-run
+// Promises: sync-result, sync-differs
 #[test]
 fn update_from_any_tree_leaves_the_tree_of_the_archive() {
     let place = Place::new();
@@ -834,7 +834,7 @@ fn versions(place: &Place, count: u64, len: usize) {
     pack(place, "two");
 }
 
-// Promises: updating-run-leaves
+// Promises: sync-killed
 #[test]
 fn killed_update_ends_in_the_right_tree_when_run_again() {
     let place = Place::new();
@@ -865,7 +865,7 @@ fn killed_update_ends_in_the_right_tree_when_run_again() {
     assert!(kills > 0);
 }
 
-// Promises: updating-saved-index
+// Promises: sync-fetches
 #[test]
 fn update_fetches_only_what_has_changed() {
     let place = Place::new();
@@ -896,7 +896,7 @@ fn update_fetches_only_what_has_changed() {
     );
 }
 
-// Promises: updating-allow-truncated
+// Promises: sync-truncated
 #[test]
 fn sync_has_no_flags_of_other_verbs() {
     let place = pair(|_| ());
@@ -928,7 +928,7 @@ fn sync_has_no_flags_of_other_verbs() {
 }
 
 /// Its index lists fewer entries than the whole archive, which the destination may have.
-// Promises: lookup-truncated-archive
+// Promises: index-named
 #[test]
 fn index_of_a_truncated_archive_deletes_nothing() {
     let place = Place::new();
@@ -951,7 +951,7 @@ fn index_of_a_truncated_archive_deletes_nothing() {
     assert_eq!(tree_facts(&place.path("out")), before);
 }
 
-// Promises: lookup-truncated-archive
+// Promises: index-named
 #[test]
 fn index_of_a_truncated_archive_completes_no_run() {
     let place = Place::new();
@@ -978,7 +978,7 @@ fn index_of_a_truncated_archive_completes_no_run() {
 }
 
 /// A name that only the index has would be written without a look into the archive.
-// Promises: published-materialize-bundle
+// Promises: published-copies
 #[test]
 fn update_compares_each_name_with_the_archive() {
     let place = Place::new();
@@ -1015,7 +1015,7 @@ fn update_compares_each_name_with_the_archive() {
     }
 }
 
-// Promises: updating-source-directory
+// Promises: sync-operands
 #[test]
 fn update_from_a_directory_copies_what_differs() {
     let place = Place::new();
@@ -1048,7 +1048,7 @@ fn update_from_a_directory_copies_what_differs() {
     }
 }
 
-// Promises: updating-source-directory
+// Promises: sync-operands
 #[test]
 fn update_from_a_directory_changes_only_attributes_if_these_alone_differ() {
     let place = pair(|_| ());
@@ -1074,7 +1074,7 @@ fn update_from_a_directory_changes_only_attributes_if_these_alone_differ() {
     );
 }
 
-// Promises: updating-source-directory
+// Promises: sync-operands
 #[test]
 fn update_refuses_a_source_in_the_directory_that_it_updates() {
     let place = pair(|_| ());

@@ -34,7 +34,7 @@ fn packings() -> impl Iterator<Item = (Packing, Vec<u8>)> {
     all.map(|packing| (packing, packing.pack(&Tree::mixed().tar).to_vec()))
 }
 
-// Promises: verify-reads-archive, verify-prints-sha, verify-writes-nothing
+// Promises: verify-checks
 #[test]
 fn verify_reads_archive_to_its_end_and_reports_success() {
     let place = TestDir::new(&["out"]);
@@ -56,7 +56,7 @@ fn verify_reads_archive_to_its_end_and_reports_success() {
     assert!(!place.path("cache/index").exists(), "nothing is kept");
 }
 
-// Promises: verify-prints-sha, verify-exit-code
+// Promises: verify-checks
 #[test]
 fn verify_reports_damage_with_digest_of_whole_file() {
     let place = TestDir::new(&["out"]);
@@ -111,7 +111,7 @@ fn verify_reports_damage_with_digest_of_whole_file() {
     );
 }
 
-// Promises: verify-index-file, verify-ignores-tree
+// Promises: verify-index
 #[test]
 fn verify_compares_index_with_archive() {
     let place = TestDir::new(&["out"]);
@@ -148,7 +148,7 @@ fn verify_compares_index_with_archive() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-// Promises: expected-digest-differs, expected-written-tree, expected-atomic-tree
+// Promises: expect-materialize
 #[test]
 fn materialize_accepts_only_expected_digest() {
     let place = TestDir::new(&["out"]);

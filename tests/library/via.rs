@@ -72,7 +72,7 @@ impl Proxied {
     }
 }
 
-// Promises: caching-via-prefix, caching-location-version
+// Promises: via-prefix
 #[test]
 fn caching_proxy_serves_all_but_the_first_request() {
     let proxied = Proxied::new(None);
@@ -88,7 +88,7 @@ fn caching_proxy_serves_all_but_the_first_request() {
     assert_eq!(Some(source.locator()), other.as_deref());
 }
 
-// Promises: caching-proxy-gets
+// Promises: via-secrets
 #[test]
 fn caching_proxy_gets_credentials_only_if_told() {
     for sends_credentials in [false, true] {
@@ -112,7 +112,7 @@ fn caching_proxy_gets_credentials_only_if_told() {
     }
 }
 
-// Promises: caching-redirect-target
+// Promises: via-prefix
 #[test]
 fn caching_proxy_gets_no_query_of_a_redirect() {
     let proxied = Proxied::new(None);
@@ -126,7 +126,7 @@ fn caching_proxy_gets_no_query_of_a_redirect() {
     assert_eq!(proxied.stats.source_via_failures.get(), 0);
 }
 
-// Promises: caching-redirect-target
+// Promises: via-prefix
 #[test]
 fn caching_proxy_is_not_asked_for_an_unknown_version() {
     let proxied = Proxied::new(None);
@@ -138,7 +138,7 @@ fn caching_proxy_is_not_asked_for_an_unknown_version() {
     assert!(proxied.proxy.requests(&proxied.path).is_empty());
 }
 
-// Promises: caching-origin-asked
+// Promises: via-prefix
 #[test]
 fn origin_is_asked_if_the_caching_proxy_fails() {
     let other = Resource::new(random_bytes(LEN)).etag("\"2\"");

@@ -44,7 +44,7 @@ fn special_directory(owner: &str) -> String {
     )
 }
 
-// Promises: atomic-tree-equals, atomic-new-dir
+// Promises: atomic-same
 #[test]
 fn atomic_tree_equals_tree_written_in_place() {
     let user = "setpriv --reuid=65534 --regid=65534 --clear-groups";
@@ -78,7 +78,7 @@ fn atomic_tree_equals_tree_written_in_place() {
     }
 }
 
-// Promises: atomic-hidden-directory, atomic-set-group
+// Promises: atomic-private, atomic-same
 #[test]
 fn staging_directory_is_private_in_set_group_id_parent() {
     for group in [65534, 100] {
@@ -106,7 +106,7 @@ fn staging_directory_is_private_in_set_group_id_parent() {
     }
 }
 
-// Promises: atomic-failed-run
+// Promises: atomic-ended
 #[test]
 fn unfinished_tree_of_another_user_is_removed_in_any_mode() {
     let place = Place::with_archive(beginning().file("top/closed/../x", "").end());
@@ -123,7 +123,7 @@ fn unfinished_tree_of_another_user_is_removed_in_any_mode() {
     assert_eq!(place.names(), Vec::<String>::new());
 }
 
-// Promises: atomic-dir-missing
+// Promises: atomic-destination
 #[test]
 fn existing_destination_is_reported_before_fetching() {
     let server = Server::start();

@@ -211,7 +211,7 @@ fn everything() -> Vec<u8> {
     fs::read(base.path().join("a.tar")).expect("made")
 }
 
-// Promises: contents-dir-ends, contents-bytes-copy, contents-difference-implied, contents-difference-dir
+// Promises: copy-tree
 #[test]
 fn finished_copy_equals_materialized_tree() {
     let mut place = Place::serve(everything());
@@ -240,7 +240,7 @@ fn finished_copy_equals_materialized_tree() {
     assert_same_trees(&place.path("written"), &place.path("copy"));
 }
 
-// Promises: contents-dir-complete, reads-files-opened, reads-kernel-complete, reads-needs-linux
+// Promises: copy-complete, copy-passthrough
 #[test]
 fn kernel_reads_complete_copy_without_fetches() {
     let tree = Tree::mixed();
@@ -308,7 +308,7 @@ fn metrics_report_copy_progress() {
     }
 }
 
-// Promises: reads-open-file
+// Promises: copy-changed
 #[test]
 fn open_file_reads_the_same_before_and_after_its_copy() {
     let tree = Tree::large();
@@ -372,7 +372,7 @@ fn open_file_reads_the_same_before_and_after_its_copy() {
     assert_eq!(number(&status, "/counters/failed_reads"), 0);
 }
 
-// Promises: owner-later-mount, owner-file-complete, owner-entries-written
+// Promises: copy-continues
 #[test]
 fn killed_mount_resumes_copy_and_distrusts_touched_files() {
     let tree = Tree::large();
@@ -428,7 +428,7 @@ fn killed_mount_resumes_copy_and_distrusts_touched_files() {
     assert_eq!(place.counter("decoded_spans"), 0);
 }
 
-// Promises: reads-copied-file, reads-file-differs, reads-change-file
+// Promises: copy-changed
 #[test]
 fn copy_changed_under_the_mount_is_not_served() {
     let tree = Tree::mixed();
@@ -453,7 +453,7 @@ fn copy_changed_under_the_mount_is_not_served() {
     assert_eq!(number(&status, "/counters/failed_reads"), 0);
 }
 
-// Promises: failures-unmount-wait, failures-killed-mount, failures-directories-incomplete
+// Promises: copy-unmount
 #[test]
 fn unmount_during_copy_is_prompt_and_leaves_whole_files() {
     let tree = Tree::large();
@@ -482,7 +482,7 @@ fn unmount_during_copy_is_prompt_and_leaves_whole_files() {
     assert!(found > 20 && found < tree.files.len(), "{found}");
 }
 
-// Promises: owner-existing-dir, owner-dir-was, owner-check-needs, owner-mounts-cannot, updating-update-run
+// Promises: copy-owner, copy-lock, sync-locked
 #[test]
 fn foreign_copy_directory_is_rejected_and_untouched() {
     let tree = Tree::mixed();
@@ -565,7 +565,7 @@ impl Drop for FileSystem {
     }
 }
 
-// Promises: failures-status-reports
+// Promises: copy-failure
 #[test]
 fn full_disk_is_logged_as_an_error_and_shown_in_status() {
     let place = Place::serve(Tree::large().tar.clone());
@@ -609,7 +609,7 @@ fn full_disk_is_logged_as_an_error_and_shown_in_status() {
     }
 }
 
-// Promises: failures-full-disk
+// Promises: copy-failure
 #[test]
 fn full_disk_stops_copy_but_not_mount() {
     let tree = Tree::large();
@@ -636,7 +636,7 @@ fn full_disk_stops_copy_but_not_mount() {
     }
 }
 
-// Promises: reads-otherwise-daemon
+// Promises: copy-passthrough
 #[test]
 fn daemon_reads_copy_without_kernel_passthrough() {
     let tree = Tree::mixed();
@@ -673,7 +673,7 @@ fn daemon_reads_copy_without_kernel_passthrough() {
     drop(overlay);
 }
 
-// Promises: contents-root-copy
+// Promises: copy-part
 #[test]
 fn subtree_mount_copies_only_that_subtree() {
     let tree = Tree::mixed();
@@ -695,7 +695,7 @@ fn subtree_mount_copies_only_that_subtree() {
     }
 }
 
-// Promises: failures-unreachable-source
+// Promises: copy-failure
 #[test]
 fn copy_continues_when_source_is_back() {
     let tree = Tree::mixed();

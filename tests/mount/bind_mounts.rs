@@ -22,7 +22,7 @@ fn stdout_of(script: &str) -> String {
     namespace::stdout_text(&namespace::run_program(PRELUDE, script))
 }
 
-// Promises: copies-dir-unmounts, copies-dir-bind, copies-process-ends
+// Promises: unmount-copies
 #[test]
 fn umount_of_bind_mount_leaves_original_mount() {
     let said = stdout_of(
@@ -42,7 +42,7 @@ fn umount_of_bind_mount_leaves_original_mount() {
     assert_eq!(said, "1\none\ntwo\n0\n".repeat(4));
 }
 
-// Promises: changes-leaves-mount
+// Promises: rm-mounts
 #[test]
 fn rm_crosses_no_mount_point_unless_told() {
     let said = stdout_of(
@@ -66,7 +66,7 @@ fn rm_crosses_no_mount_point_unless_told() {
     assert_eq!(said, expected);
 }
 
-// Promises: updating-leaves-alone, updating-dry-run
+// Promises: sync-mounts
 #[test]
 fn update_deletes_nothing_that_is_mounted() {
     let said = stdout_of(
@@ -94,7 +94,7 @@ fn update_deletes_nothing_that_is_mounted() {
     assert_eq!(said, format!("{warnings}{steps}{warnings}{left}"));
 }
 
-// Promises: updating-update-changes, updating-source-entry
+// Promises: sync-mounts
 #[test]
 fn update_changes_nothing_below_a_mount_point_of_a_common_name() {
     let said = stdout_of(
@@ -129,7 +129,7 @@ fn update_changes_nothing_below_a_mount_point_of_a_common_name() {
     assert_eq!(said, expected.repeat(2));
 }
 
-// Promises: changes-mode-changed
+// Promises: change-closed
 #[test]
 fn modes_are_changed_without_proc() {
     let said = stdout_of(
@@ -159,7 +159,7 @@ fn modes_are_changed_without_proc() {
     assert_eq!(said, expected.concat());
 }
 
-// Promises: copies-several-directories, copies-unmounts-mounts
+// Promises: unmount-several
 #[test]
 fn several_mounts_or_all_are_unmounted() {
     let said = stdout_of(
@@ -186,7 +186,7 @@ fn several_mounts_or_all_are_unmounted() {
     assert_eq!(rest, "ended with 2\n1\n0\nended with 64\nended with 64\n");
 }
 
-// Promises: copies-dir-unmounts, copies-dir-bind
+// Promises: unmount-copies
 #[test]
 fn umount_of_mount_leaves_its_bind_mounts() {
     let said = stdout_of(
@@ -206,7 +206,7 @@ fn umount_of_mount_leaves_its_bind_mounts() {
     assert_eq!(said, "1\n2\ntwo\ntwo\nbusy\n0\n".repeat(4));
 }
 
-// Promises: copies-dir-bind
+// Promises: unmount-copies
 #[test]
 fn umount_in_another_namespace_leaves_the_mount_here() {
     let said = stdout_of(
@@ -222,7 +222,7 @@ fn umount_in_another_namespace_leaves_the_mount_here() {
     assert_eq!(said, "1\none\n0\n".repeat(2));
 }
 
-// Promises: status-marks-mount, status-mount-bind, status-mount-id
+// Promises: status-detached, status-json
 #[test]
 fn status_distinguishes_detached_from_mounted() {
     let said = stdout_of(
@@ -243,7 +243,7 @@ fn status_distinguishes_detached_from_mounted() {
     assert_eq!(said, format!("{detached}mnt\n{detached}1\nmnt\npart\n"));
 }
 
-// Promises: copies-user-mount
+// Promises: unmount-foreign
 #[test]
 fn umount_by_another_user_names_the_owner() {
     let said = stdout_of(

@@ -66,7 +66,7 @@ fn cache_entry(kind: &str, source: &str, in_use: bool) -> (String, String, bool)
     (kind.to_owned(), source.to_owned(), in_use)
 }
 
-// Promises: cache-list-shows, cache-prune-removes, cache-max-size, cache-clear-removes, cache-dry-run
+// Promises: cache-list, cache-prune
 #[test]
 fn cache_entries_are_listed_and_pruned_unless_in_use() {
     let place = place();
@@ -135,7 +135,7 @@ fn cache_entries_are_listed_and_pruned_unless_in_use() {
     assert!(cache_list(&place).is_empty());
 }
 
-// Promises: cache-directory-refused, cache-directory-regular
+// Promises: cache-foreign
 #[test]
 fn cache_verbs_reject_non_cache_and_keep_foreign_files() {
     let place = place();
@@ -181,7 +181,7 @@ fn cache_verbs_reject_non_cache_and_keep_foreign_files() {
     );
 }
 
-// Promises: trusted-cache-directory, trusted-directory-users, trusted-directories-index, trusted-usable-cache
+// Promises: trust-cache
 #[test]
 fn cache_writable_by_others_is_not_used() {
     let place = place();

@@ -17,7 +17,7 @@ use crate::support::program;
 use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::wait;
 
-// Promises: errors-error-line
+// Promises: error-line
 #[test]
 fn no_message_contains_secrets() {
     let place = Place::new();
@@ -130,8 +130,7 @@ fn attributes(path: &Path) -> Vec<String> {
     names
 }
 
-// Promises: extended-mount-materialize, extended-xattrs-include, extended-xattrs-exclude, extended-xattrs-leaves
-// Promises: extended-mount-below, owner-earlier-copy, differences-extended-attributes
+// Promises: xattr-default, xattr-flags, xattr-overlay, copy-owner, gnu-xattrs
 #[test]
 fn extended_attributes_are_selected_by_flags() {
     const ACL: &str = "system.posix_acl_access";
@@ -189,7 +188,7 @@ fn extended_attributes_are_selected_by_flags() {
     }
 }
 
-// Promises: extended-security-selinux
+// Promises: xattr-errno
 #[test]
 fn hidden_security_labels_are_not_supported() {
     let place = Place::new();
@@ -282,7 +281,7 @@ fn mount_answers_when_command_returns() {
     assert_eq!(place.mounts(), 0);
 }
 
-// Promises: listings-path-ls, listings-lookup-directory, listings-slash-behind
+// Promises: walk-paths
 #[test]
 fn root_of_a_mount_resolves_as_a_path_of_ls() {
     let place = Place::new();

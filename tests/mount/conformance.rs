@@ -673,7 +673,7 @@ fn differences(place: &Place, cases: &[Case]) -> Vec<String> {
         .collect()
 }
 
-// Promises: read-writable-write, read-erofs-takes
+// Promises: readonly-errno
 #[test]
 fn write_calls_fail_as_on_read_only_bind_mount() {
     let place = Place::new();
@@ -684,7 +684,7 @@ fn write_calls_fail_as_on_read_only_bind_mount() {
     assert_eq!(refused, Err(Errno::ROFS));
 }
 
-// Promises: read-call-returns
+// Promises: readonly-errno
 #[test]
 fn read_calls_answer_as_on_local_file_system() {
     let place = Place::new();

@@ -20,7 +20,7 @@ fn shell(place: &Place, script: &str) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-// Promises: copies-files-user, copies-modes-exact, hostile-root-set
+// Promises: cp-owners, hostile-devices
 #[test]
 fn copies_keep_set_id_bits_only_with_their_owner() {
     let place = Place::open();
@@ -49,7 +49,7 @@ fn copies_keep_set_id_bits_only_with_their_owner() {
     assert_eq!(found, "");
 }
 
-// Promises: owners-entry-owner
+// Promises: owner-setid
 #[test]
 fn owner_that_cannot_be_set_leaves_no_set_id_bits() {
     let place = Place::open();
@@ -63,7 +63,7 @@ fn owner_that_cannot_be_set_leaves_no_set_id_bits() {
     assert_eq!(found, "755\n");
 }
 
-// Promises: owners-attributes-set
+// Promises: owner-setid
 #[test]
 fn copies_and_archives_are_written_without_proc() {
     let place = Place::open();
@@ -82,7 +82,7 @@ fn copies_and_archives_are_written_without_proc() {
     assert_eq!(found, "604\nvuser:9:rwx\n");
 }
 
-// Promises: owners-attributes-set
+// Promises: owner-setid
 #[test]
 fn attributes_are_set_in_kernels_without_calls_by_name() {
     for call in [FCHMODAT2, SETXATTRAT] {
@@ -103,7 +103,7 @@ fn attributes_are_set_in_kernels_without_calls_by_name() {
     }
 }
 
-// Promises: updating-times-equal
+// Promises: sync-differs
 #[test]
 fn update_settles_where_times_are_coarse_or_end_early() {
     let place = Place::open();
@@ -133,7 +133,7 @@ fn update_settles_where_times_are_coarse_or_end_early() {
     assert_eq!(found, "write fraction\n");
 }
 
-// Promises: updating-new-file, updating-after-error
+// Promises: sync-replaces
 #[test]
 fn update_without_space_keeps_the_old_file() {
     let place = Place::open();

@@ -110,7 +110,7 @@ impl Place {
     }
 }
 
-// Promises: unmount-umount-fusermount3
+// Promises: unmount-ways
 #[test]
 fn umount_leaves_no_process() {
     let place = Place::with_archive();
@@ -124,7 +124,7 @@ fn umount_leaves_no_process() {
     assert_eq!(sockets.count(), 0);
 }
 
-// Promises: unmount-umount-fusermount3
+// Promises: unmount-ways
 #[test]
 fn signal_unmounts_and_leaves_no_process() {
     for signal in [Signal::TERM, Signal::INT] {
@@ -137,7 +137,7 @@ fn signal_unmounts_and_leaves_no_process() {
     }
 }
 
-// Promises: unmount-umount-fusermount3
+// Promises: unmount-ways
 #[test]
 fn foreign_unmount_leaves_no_process() {
     for helper in ["fusermount3 -u", "umount"] {
@@ -154,7 +154,7 @@ fn foreign_unmount_leaves_no_process() {
     }
 }
 
-// Promises: unmount-mount-use
+// Promises: unmount-busy
 #[test]
 fn busy_mount_stays_until_second_signal_or_lazy() {
     let place = Place::with_archive();
@@ -185,7 +185,7 @@ fn busy_mount_stays_until_second_signal_or_lazy() {
     drop(user);
 }
 
-// Promises: start-warns-hides
+// Promises: start-hides
 #[test]
 fn umount_of_stacked_mounts_takes_the_upper_first() {
     let place = Place::with_archive();
@@ -204,7 +204,7 @@ fn umount_of_stacked_mounts_takes_the_upper_first() {
     assert!(!place.is_mounted());
 }
 
-// Promises: killed-find-below
+// Promises: unmount-number
 #[test]
 fn daemon_keeps_serving_mount_below_another() {
     let place = Place::with_archive();
@@ -224,7 +224,7 @@ fn daemon_keeps_serving_mount_below_another() {
     assert!(!place.is_mounted());
 }
 
-// Promises: descriptors-processes-mount
+// Promises: process-inherits
 #[test]
 fn process_names_follow_the_program_name() {
     let place = Place::with_archive();
@@ -237,7 +237,7 @@ fn process_names_follow_the_program_name() {
     }
 }
 
-// Promises: killed-supervisor-process, killed-process-serves
+// Promises: kill-unmounts
 #[test]
 fn mount_of_killed_process_is_unmounted() {
     for how in ["in the background", "--foreground"] {
@@ -269,7 +269,7 @@ fn mount_of_killed_process_is_unmounted() {
     }
 }
 
-// Promises: killed-mount-covers, killed-umount-removes
+// Promises: kill-dead
 #[test]
 fn dead_mount_can_be_unmounted_or_mounted_over() {
     let place = Place::with_archive();
@@ -287,7 +287,7 @@ fn dead_mount_can_be_unmounted_or_mounted_over() {
     assert!(!place.is_mounted());
 }
 
-// Promises: start-mount-warns
+// Promises: start-hides
 #[test]
 fn mount_over_nonempty_directory_is_reported() {
     let place = Place::with_archive();
@@ -303,7 +303,7 @@ fn mount_over_nonempty_directory_is_reported() {
     assert!(place.path("mnt/hidden").exists());
 }
 
-// Promises: logs-log-file
+// Promises: log-place
 #[test]
 fn log_file_has_messages_of_the_start() {
     let (place, hides) = (Place::with_archive(), "hides what is in that directory");
@@ -333,7 +333,7 @@ fn umount_rejects_foreign_mounts() {
     assert!(Path::new("/proc/self").exists());
 }
 
-// Promises: start-mount-returns, start-error-before
+// Promises: start-answers
 #[test]
 fn startup_errors_reach_the_terminal() {
     let place = Place::with_archive();
@@ -361,7 +361,7 @@ fn startup_errors_reach_the_terminal() {
     assert!(!place.is_mounted());
 }
 
-// Promises: status-asks-mount, status-json-mount
+// Promises: status-private, status-json
 #[test]
 fn status_shows_all_mounts_or_one() {
     let place = Place::with_archive();
@@ -380,7 +380,7 @@ fn status_shows_all_mounts_or_one() {
 }
 
 /// The process knows its mount by an old path, which another mount has now.
-// Promises: copies-umount-dir, copies-ignore-mount
+// Promises: unmount-number
 #[test]
 fn status_by_path_means_the_present_mount() {
     let place = Place::with_archive();
@@ -413,7 +413,7 @@ fn status_by_path_means_the_present_mount() {
     assert!(!moved.join("file").exists() && !other.join("second").exists());
 }
 
-// Promises: copies-ignore-mount
+// Promises: unmount-number
 #[test]
 fn mount_of_another_namespace_is_not_found() {
     let place = Place::with_archive();
@@ -438,7 +438,7 @@ fn mount_of_another_namespace_is_not_found() {
 }
 
 /// A mount namespace copied while the mount was there, as for a container.
-// Promises: copies-bind-mount, copies-case-umount
+// Promises: unmount-copies
 #[test]
 fn umount_reports_copy_in_another_namespace() {
     let place = Place::with_archive();
@@ -457,7 +457,7 @@ fn umount_reports_copy_in_another_namespace() {
     assert!(process_exits(&process), "no process is left to serve");
 }
 
-// Promises: unmount-mount-was
+// Promises: unmount-nohup
 #[test]
 fn ignored_hangup_leaves_the_mount() {
     let place = Place::with_archive();
@@ -486,7 +486,7 @@ fn ignored_hangup_leaves_the_mount() {
 }
 
 /// As many layers as an image of a thousand layers has.
-// Promises: descriptors-mount-open
+// Promises: process-files
 #[test]
 fn mount_raises_descriptor_limit_to_maximum() {
     let place = Place::with_archive();
@@ -510,7 +510,7 @@ fn mount_raises_descriptor_limit_to_maximum() {
 }
 
 /// Standard error is a full pipe, as with a stopped terminal or a waiting pager.
-// Promises: unread-stopped-terminal, unread-messages-room
+// Promises: block-terminal
 #[test]
 fn unread_terminal_does_not_block_mount() {
     let place = Place::with_archive();
@@ -522,7 +522,7 @@ fn unread_terminal_does_not_block_mount() {
     drop(reader);
 }
 
-// Promises: unread-stopped-terminal, unread-same-holds
+// Promises: block-terminal
 #[test]
 fn unread_log_pipe_does_not_block_mount() {
     for is_in_front in [true, false] {
@@ -620,7 +620,7 @@ fn foreground_process_ends_with_the_mount() {
     assert!(server.wait().expect("a child").success());
 }
 
-// Promises: logs-mount-background
+// Promises: log-place
 #[test]
 fn background_messages_go_to_log_file() {
     let place = Place::with_archive();
@@ -636,7 +636,7 @@ fn background_messages_go_to_log_file() {
     );
 }
 
-// Promises: unmount-process-mount
+// Promises: unmount-next
 #[test]
 fn process_ending_late_leaves_next_mount_alone() {
     let place = Place::with_archive();
@@ -664,7 +664,7 @@ fn process_ending_late_leaves_next_mount_alone() {
     panic!("each mount had a number of its own");
 }
 
-// Promises: status-mounts-asked, status-mount-directory
+// Promises: status-stopped
 #[test]
 fn stopped_mount_delays_no_command_for_another() {
     let place = Place::with_archive();
@@ -695,7 +695,7 @@ fn stopped_mount_delays_no_command_for_another() {
     assert!(process_exits(&process));
 }
 
-// Promises: foreground-mount-reports
+// Promises: service-notify
 #[test]
 fn service_manager_is_notified_of_ready_status_and_stop() {
     let place = Place::with_archive();
@@ -724,7 +724,7 @@ fn service_manager_is_notified_of_ready_status_and_stop() {
     assert!(server.wait().expect("a child").success());
 }
 
-// Promises: logs-mount-foreground, logs-adds-priorities, logs-log-file
+// Promises: log-place
 #[test]
 fn foreground_messages_go_to_journal_or_log_file() {
     let place = Place::with_archive();
@@ -770,7 +770,7 @@ fn foreground_messages_go_to_journal_or_log_file() {
     );
 }
 
-// Promises: unmount-mounts-path
+// Promises: unmount-next
 #[test]
 fn unmounts_by_fusermount3_are_never_busy() {
     let place = TestMount::new(&[]);

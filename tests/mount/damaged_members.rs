@@ -40,7 +40,7 @@ fn count_of(status: &Value) -> Option<u64> {
     status.pointer("/damaged_members").and_then(Value::as_u64)
 }
 
-// Promises: truncated-wait-index, truncated-status-number
+// Promises: damaged-listed, damaged-logged
 #[test]
 fn mount_names_damaged_members_of_a_known_index() {
     for flags in [&["--wait-index"][..], &[]] {
@@ -76,7 +76,7 @@ fn mount_names_damaged_members_of_a_known_index() {
     }
 }
 
-// Promises: truncated-mount-wait, truncated-mount-ends, truncated-status-log
+// Promises: truncated-error
 #[test]
 fn damage_behind_the_first_member_does_not_end_mount() {
     let intact = Archive::new()
@@ -110,7 +110,7 @@ fn damage_behind_the_first_member_does_not_end_mount() {
     }
 }
 
-// Promises: truncated-mount-ends
+// Promises: truncated-error
 #[test]
 fn damage_before_the_first_member_ends_mount_with_2() {
     let packed = Packing::Zstd.pack(&archive(0).into());
@@ -122,7 +122,7 @@ fn damage_before_the_first_member_ends_mount_with_2() {
     }
 }
 
-// Promises: truncated-wait-index
+// Promises: damaged-listed
 #[test]
 fn mount_of_intact_archive_prints_nothing() {
     let place = place_with(&archive(0));
@@ -131,7 +131,7 @@ fn mount_of_intact_archive_prints_nothing() {
     place.umount();
 }
 
-// Promises: truncated-log-mount, truncated-mount-several
+// Promises: damaged-logged
 #[test]
 fn log_names_every_damaged_member() {
     let place = place_with(b"");

@@ -14,7 +14,7 @@ use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
 use crate::support::rng::Rng;
 
-// Promises: messages-line-names
+// Promises: write-full-disk
 #[test]
 fn unwritable_destination_is_reported_in_one_line() {
     let place = Place::with_archive();
@@ -59,7 +59,7 @@ fn with_read_only_mount<T>(path: &Path, body: impl FnOnce() -> T) -> T {
     result
 }
 
-// Promises: messages-read-failing
+// Promises: write-full-disk
 #[test]
 fn read_only_destination_is_named() {
     let place = Place::with_archive();
@@ -74,7 +74,7 @@ fn read_only_destination_is_named() {
     assert!(line.contains("Read-only file system"), "{line}");
 }
 
-// Promises: messages-empty-destination
+// Promises: write-forbidden
 #[test]
 fn empty_unwritable_destination_is_rejected_before_fetching() {
     let place = Place::with_archive();
@@ -114,7 +114,7 @@ fn empty_unwritable_destination_is_rejected_before_fetching() {
     }
 }
 
-// Promises: resumed-after-number
+// Promises: resume-same
 #[test]
 fn full_disk_leaves_directories_writable_for_next_run() {
     let closed = || Archive::new().add(Header::new("d", b'5').mode(0o555), "");

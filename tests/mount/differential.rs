@@ -515,7 +515,7 @@ fn hard_links_of_every_kind_match() {
     ]);
 }
 
-// Promises: detection-tar-header, differences-owner-4294967295
+// Promises: format-checksum-field, gnu-owner-max
 #[test]
 fn numbers_and_times_at_their_limits_match() {
     let file = |header: Header| Archive::new().add(header, "1");
@@ -716,7 +716,7 @@ fn number(value: u64) -> String {
     format!("{value:011o}\0")
 }
 
-// Promises: differences-sparse-map
+// Promises: gnu-sparse-end
 #[test]
 fn sparse_files_of_every_format_match() {
     let piece = random_bytes(4096);
@@ -818,7 +818,7 @@ fn sparse_files_of_every_format_match() {
     ]);
 }
 
-// Promises: differences-file-archive
+// Promises: gnu-cut-file
 #[test]
 fn archive_ends_of_every_kind_match() {
     let one = || Archive::new().file("a", "1");

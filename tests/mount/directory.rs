@@ -84,7 +84,7 @@ fn assert_archive(place: &TestMount<impl Sized>, path: &str, name: &str) {
     }
 }
 
-// Promises: directories-directory-archive, directories-archive-opened
+// Promises: archives-names, archives-open
 #[test]
 fn archives_of_a_directory_are_opened_when_entered() {
     let place = place();
@@ -123,7 +123,7 @@ fn archives_of_a_directory_are_opened_when_entered() {
     assert_eq!(missing.err(), Some(ErrorKind::NotFound));
 }
 
-// Promises: directories-names-those
+// Promises: archives-names
 #[test]
 fn archive_of_a_directory_has_any_name() {
     let place = place();
@@ -140,7 +140,7 @@ fn archive_of_a_directory_has_any_name() {
     place.umount();
 }
 
-// Promises: directories-local-directory, directories-archive-cannot
+// Promises: archives-names, archives-fail
 #[test]
 fn broken_archive_of_a_directory_fails_alone() {
     let place = place();
@@ -164,7 +164,7 @@ fn broken_archive_of_a_directory_fails_alone() {
 }
 
 /// More broken archives than are scanned at once.
-// Promises: directories-archive-cannot
+// Promises: archives-fail
 #[test]
 fn broken_archives_do_not_block_other_archives() {
     let place = place();
@@ -185,7 +185,7 @@ fn broken_archives_do_not_block_other_archives() {
     assert_eq!(place.counter("scans"), 6);
 }
 
-// Promises: directories-archive-closed
+// Promises: archives-open
 #[test]
 fn idle_archive_is_closed_and_opened_again_for_open_files() {
     let place = place();
@@ -216,7 +216,7 @@ fn idle_archive_is_closed_and_opened_again_for_open_files() {
     drop((open, file));
 }
 
-// Promises: directories-archive-published, published-ls-siblings
+// Promises: archives-index, published-note
 #[test]
 fn archive_of_a_directory_is_opened_by_its_published_index() {
     let place = place();
@@ -242,7 +242,7 @@ fn archive_of_a_directory_is_opened_by_its_published_index() {
     assert_eq!(place.counter("scans"), 0);
 }
 
-// Promises: directories-archive-published
+// Promises: archives-index
 #[test]
 fn published_index_of_an_archive_is_not_searched_on_demand() {
     let place = place();
@@ -261,7 +261,7 @@ fn published_index_of_an_archive_is_not_searched_on_demand() {
     assert_eq!((indexes, place.counter("scans")), (0, 1));
 }
 
-// Promises: directories-place-listed, directories-archive-changed
+// Promises: archives-listed, archives-fail
 #[test]
 fn replaced_archive_of_a_directory_fails_until_the_next_mount() {
     let place = place();
@@ -288,7 +288,7 @@ fn replaced_archive_of_a_directory_fails_until_the_next_mount() {
     assert_archive(&place, "late.tar", "late");
 }
 
-// Promises: directories-archive-cannot, directories-request-ten
+// Promises: archives-fail
 #[test]
 fn failed_scan_of_an_archive_is_tried_again() {
     let server = Server::start();
@@ -331,7 +331,7 @@ fn failed_scan_of_an_archive_is_tried_again() {
 }
 
 /// With the default memory, two scans have a regular turn and one a spare turn.
-// Promises: directories-archives-scanned, directories-archive-index
+// Promises: archives-memory
 #[test]
 fn stalled_scans_do_not_block_other_archives() {
     let server = Server::start();
@@ -381,7 +381,7 @@ fn stalled_scans_do_not_block_other_archives() {
 }
 
 /// The server leaves the first archive's prefetch without an answer.
-// Promises: directories-closed-wait
+// Promises: archives-open
 #[test]
 fn closing_a_stalled_archive_does_not_delay_another_one() {
     const ARCHIVES: usize = 33;
@@ -448,7 +448,7 @@ fn closing_a_stalled_archive_does_not_delay_another_one() {
 }
 
 /// More archives than may be open at once, and more bytes than the memory.
-// Promises: directories-archives-mount
+// Promises: archives-memory
 #[test]
 fn many_archives_of_a_directory_are_read_at_random() {
     const ARCHIVES: usize = 48;
@@ -494,7 +494,7 @@ fn many_archives_of_a_directory_are_read_at_random() {
     );
 }
 
-// Promises: directories-most-32
+// Promises: archives-open
 #[test]
 fn number_of_open_archives_is_bounded() {
     let place = TestMount::new(&["top"]);
@@ -517,7 +517,7 @@ fn number_of_open_archives_is_bounded() {
     });
 }
 
-// Promises: directories-caller-waits
+// Promises: archives-fail
 #[test]
 fn caller_that_waits_for_an_archive_can_be_killed() {
     let server = Server::start();
@@ -583,7 +583,7 @@ fn mount_bucket(place: &TestMount<Server>, flags: &[&str]) {
     assert!(done.status.success(), "{}", stderr_text(&done));
 }
 
-// Promises: directories-mount-shows
+// Promises: archives-names
 #[test]
 fn archives_below_a_prefix_are_mounted_page_by_page() {
     let server = Server::start();
@@ -632,7 +632,7 @@ fn archives_below_a_prefix_are_mounted_page_by_page() {
     }
 }
 
-// Promises: directories-place-cannot
+// Promises: archives-listed
 #[test]
 fn place_that_cannot_be_listed_is_not_mounted() {
     let server = Server::start();
@@ -649,7 +649,7 @@ fn place_that_cannot_be_listed_is_not_mounted() {
     assert!(!place.is_mounted());
 }
 
-// Promises: directories-flags-archive
+// Promises: archives-flags
 #[test]
 fn flags_for_a_single_archive_are_refused_with_a_directory() {
     let place = place();
@@ -679,7 +679,7 @@ fn flags_for_a_single_archive_are_refused_with_a_directory() {
 }
 
 /// All archives together have more bytes than the memory for spans.
-// Promises: directories-archives-mount
+// Promises: archives-memory
 #[test]
 fn archives_of_a_directory_share_one_memory_budget() -> io::Result<()> {
     let place = TestMount::new(&["top"]);

@@ -95,7 +95,7 @@ fn note(status: &Value, part: &str) -> Option<String> {
     notes.find(|note| note.contains(part)).map(str::to_owned)
 }
 
-// Promises: reads-killed-process
+// Promises: disk-damaged
 #[test]
 fn killed_mount_leaves_only_valid_disk_cache() {
     let (place, tree) = (Place::start(), Tree::mixed());
@@ -145,7 +145,7 @@ fn killed_mount_leaves_only_valid_disk_cache() {
     }
 }
 
-// Promises: reads-next-process
+// Promises: disk-damaged
 #[test]
 fn leftovers_of_killed_scan_are_removed_by_next_one() {
     let (place, tree) = (Place::start(), Tree::mixed());
@@ -183,7 +183,7 @@ fn leftovers_of_killed_scan_are_removed_by_next_one() {
     assert_eq!(place.cache_files().len(), 1);
 }
 
-// Promises: limits-cache-size
+// Promises: disk-limit
 #[test]
 fn mounts_share_disk_cache_directory_and_its_limit() {
     // Together with the memory for spans, it is too small for two archives.
@@ -263,7 +263,7 @@ impl Drop for SmallDisk {
     }
 }
 
-// Promises: limits-disk-full, limits-status-warning
+// Promises: disk-full
 #[test]
 fn reads_continue_without_disk_cache_on_full_disk() {
     let (disk, tree) = (SmallDisk::new(6 << 20), Tree::mixed());
@@ -298,7 +298,7 @@ fn reads_continue_without_disk_cache_on_full_disk() {
     );
 }
 
-// Promises: limits-runs-zeros
+// Promises: disk-zeros
 #[test]
 fn zeros_of_an_archive_take_no_disk() {
     const ZEROS: usize = 48 << 20;
@@ -370,7 +370,7 @@ fn zeros_of_an_archive_take_no_disk() {
     }
 }
 
-// Promises: limits-archive-fetched
+// Promises: disk-limit
 #[test]
 fn disk_cache_of_an_archive_takes_half_of_the_free_disk() {
     const SIZE: u64 = 10 << 20;

@@ -125,8 +125,7 @@ fn wait_for_exit(child: &mut Child) -> ExitStatus {
     status.expect("it has ended")
 }
 
-// Promises: foreground-restart-process, foreground-supervisor-notifies, foreground-messages-workers
-// Promises: foreground-supervisor-ends
+// Promises: service-notify, service-status
 #[test]
 fn foreground_process_stays_and_reports_for_restarted_worker() {
     let place = Place::start_services();
@@ -163,7 +162,7 @@ fn foreground_process_stays_and_reports_for_restarted_worker() {
     assert!(process_exits(&last) && !place.is_mounted());
 }
 
-// Promises: foreground-supervisor-passes
+// Promises: service-signals
 #[test]
 fn signals_to_foreground_process_reach_the_worker() {
     let place = Place::start_services();
@@ -182,7 +181,7 @@ fn signals_to_foreground_process_reach_the_worker() {
     drop(open);
 }
 
-// Promises: foreground-signal-before
+// Promises: service-signals
 #[test]
 fn signal_before_mount_ends_foreground_process() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
@@ -216,7 +215,7 @@ fn worker_killed_while_stopping_is_not_restarted() {
     assert!(!place.is_mounted());
 }
 
-// Promises: foreground-supervisor-ends
+// Promises: service-status
 #[test]
 fn startup_error_is_reported_once_with_its_exit_code() {
     let place = Place::start_services();
@@ -226,7 +225,7 @@ fn startup_error_is_reported_once_with_its_exit_code() {
     assert_eq!(said.matches("tarfs: ").count(), 1, "{said}");
 }
 
-// Promises: foreground-signal-before
+// Promises: service-signals
 #[test]
 fn worker_is_not_restarted_after_stop_request() {
     // During a restart attempt, and in the pause after three attempts.
@@ -256,7 +255,7 @@ fn worker_is_not_restarted_after_stop_request() {
     }
 }
 
-// Promises: foreground-exit-code, restart-after-five
+// Promises: service-status, restart-gives-up
 #[test]
 fn foreground_process_fails_if_worker_is_not_restarted() {
     let place = Place::start_services();
@@ -274,7 +273,7 @@ fn foreground_process_fails_if_worker_is_not_restarted() {
     assert!(!place.is_mounted());
 }
 
-// Promises: foreground-supervisor-killed
+// Promises: service-status
 #[test]
 fn killed_foreground_process_leaves_nothing() {
     let place = Place::start_services();

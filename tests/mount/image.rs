@@ -21,7 +21,7 @@ use crate::support::sample_images::{image_sources, layer, names_in, one, two};
 use crate::support::sha256::sha256;
 use crate::support::wait;
 
-// Promises: images-file-path
+// Promises: image-file
 #[test]
 fn image_inside_an_archive_is_a_source() {
     let place = TestMount::new(&["out"]);
@@ -51,7 +51,7 @@ fn image_inside_an_archive_is_a_source() {
     }
 }
 
-// Promises: reading-layers-image, reading-whole-index
+// Promises: image-layers
 #[test]
 fn mount_of_image_serves_its_layers() {
     let place = TestMount::new(&["out"]);
@@ -73,7 +73,7 @@ fn mount_of_image_serves_its_layers() {
 }
 
 /// A mirror of a registry that does not answer takes no time from the servers after it.
-// Promises: mirrors-server-answer
+// Promises: hosts-order
 #[test]
 fn image_is_mounted_while_a_mirror_of_its_registry_is_silent() {
     let (registry, silent) = (Server::start(), Server::start());
@@ -109,7 +109,7 @@ fn image_is_mounted_while_a_mirror_of_its_registry_is_silent() {
 }
 
 /// A mount whose data is cached needs no token, so it starts while no token can be had.
-// Promises: server-source-credentials
+// Promises: offline-start
 #[test]
 fn cached_image_is_mounted_while_its_token_server_is_down() {
     let (registry, is_down) = (Server::start(), Arc::<AtomicBool>::default());
@@ -161,7 +161,7 @@ fn cached_image_is_mounted_while_its_token_server_is_down() {
     assert!(registry.requests("/token").len() > tokens, "it was asked");
 }
 
-// Promises: reading-saved-indexes
+// Promises: layer-scan
 #[test]
 fn image_with_saved_indexes_is_mounted_without_its_layers() {
     let place = TestMount::new(&["out"]);
@@ -179,7 +179,7 @@ fn image_with_saved_indexes_is_mounted_without_its_layers() {
     }
 }
 
-// Promises: access-profile-layers
+// Promises: profile-mismatch
 #[test]
 fn profile_of_image_is_recorded_and_replayed() {
     let place = TestMount::new(&["out"]);
@@ -226,7 +226,7 @@ fn profile_of_image_is_recorded_and_replayed() {
     place.umount();
 }
 
-// Promises: digests-layers-compared, digests-layer-digest
+// Promises: image-digests
 #[test]
 fn layer_with_wrong_digest_is_rejected() {
     let place = TestMount::new(&["out"]);
@@ -260,7 +260,7 @@ fn layer_with_wrong_digest_is_rejected() {
     }
 }
 
-// Promises: digests-packed-layer, digests-comparison-made
+// Promises: image-digests
 #[test]
 fn docker_layer_with_wrong_plain_bytes_is_rejected() {
     let bottom = Archive::new().file("base", "good").end();
@@ -327,7 +327,7 @@ fn docker_layer_with_wrong_plain_bytes_is_rejected() {
     }
 }
 
-// Promises: digests-packed-layer, digests-comparison-made
+// Promises: image-digests
 #[test]
 fn oci_layer_with_wrong_plain_bytes_is_rejected() {
     let good = Archive::new().file("tool", "good").end();
@@ -360,7 +360,7 @@ fn oci_layer_with_wrong_plain_bytes_is_rejected() {
     }
 }
 
-// Promises: merge-layer-bytes, reading-image-layers
+// Promises: layer-kinds, image-layers
 #[test]
 fn empty_layers_and_images_without_layers_are_valid() {
     let empty = Vec::new();
@@ -397,7 +397,7 @@ fn empty_layers_and_images_without_layers_are_valid() {
     }
 }
 
-// Promises: hard-layer-members, hard-ls-materialize, hard-mount-names
+// Promises: layer-missing
 #[test]
 fn skipped_entries_of_image_are_named_by_every_verb() {
     let bottom = Archive::new().file("f", "below").file("f/x", "lost");
@@ -452,7 +452,7 @@ fn skipped_entries_of_image_are_named_by_every_verb() {
     assert_eq!(counts.collect::<Vec<_>>(), expected);
 }
 
-// Promises: merge-implied-directories, merge-root-time
+// Promises: layer-implied
 #[test]
 fn implied_directories_of_image_have_no_time_of_a_layer() {
     let at = |name: &str, mtime| Header::new(name, b'0').mtime(mtime);
@@ -556,7 +556,7 @@ fn run_in_container(place: &TestDir, before: &[&str], runtime: &str, bundle: &st
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-// Promises: contents-dir-rootfs, contents-programs-gain, bundle-existing-replaced, users-user-groups
+// Promises: bundle-content, bundle-privileges, bundle-replaced, bundle-users
 #[test]
 fn bundle_runs_in_container_runtime() {
     let place = TestMount::new(&["out"]);
@@ -603,7 +603,7 @@ fn bundle_runs_in_container_runtime() {
     assert!(!written.exists(), "a new tree");
 }
 
-// Promises: bundle-dir-created, bundle-existing-dir, bundle-materialize-image, volumes-symbolic-links
+// Promises: bundle-private, volume-refused
 #[test]
 fn bundle_directory_is_private() {
     let place = TestMount::new(&["out"]);
@@ -659,7 +659,7 @@ fn bundle_as_user(place: &TestDir, umask: &str) -> String {
     stderr_text(&made)
 }
 
-// Promises: users-device-node, users-bundle-prints
+// Promises: bundle-devices
 #[test]
 fn user_bundle_has_empty_files_for_devices() {
     let place = TestMount::new(&["out"]);
@@ -694,7 +694,7 @@ fn user_bundle_has_empty_files_for_devices() {
     assert!(status("disk").file_type().is_block_device());
 }
 
-// Promises: users-modes-exactly, users-root-tree
+// Promises: bundle-rootless
 #[test]
 fn user_bundle_keeps_modes_under_any_umask() {
     let place = TestMount::new(&["out"]);
@@ -755,7 +755,7 @@ fn volume_layers() -> Vec<Vec<u8>> {
     vec![busybox(), volume.end()]
 }
 
-// Promises: volumes-content-owner, volumes-image-entry, volumes-volume-stays
+// Promises: volume-content
 #[test]
 fn volumes_have_content_and_owner_of_image() {
     let place = TestMount::new(&["out"]);
@@ -845,9 +845,7 @@ int main(void) {
     TRY("chroot", SYS_chroot, "/");
 }"#;
 
-// Promises: capabilities-container-docker, capabilities-cap-add, capabilities-capability-named
-// Promises: capabilities-seccomp-filter, capabilities-refused-call, capabilities-call-profile
-// Promises: capabilities-security-opt, capabilities-opt-seccomp
+// Promises: bundle-capabilities, bundle-seccomp
 #[test]
 fn bundle_denies_system_calls_as_docker_does() {
     let place = TestMount::new(&["out"]);

@@ -368,7 +368,7 @@ impl Place {
     }
 }
 
-// Promises: killed-process-moment
+// Promises: kill-state
 #[test]
 #[expect(
     clippy::print_stderr,

@@ -220,9 +220,8 @@ fn assert_matches_model(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> St
     complaints
 }
 
-// Promises: merge-directory-over, merge-entry-replaces, merge-directory-upper, merge-overlayfs-follow
-// Promises: whiteouts-wh-name, whiteouts-wh-wh, whiteouts-whiteout-hides, whiteouts-contents-directory
-// Promises: whiteouts-lowest-layer, hard-names-entry, hard-target-layer, reading-materialize-streams
+// Promises: layer-directory, layer-replaces, layer-links, whiteout-oci, whiteout-scope, whiteout-hidden
+// Promises: whiteout-literal, layerlink-target, layer-written
 #[test]
 fn layers_hide_and_replace_lower_entries() {
     let over_bottom = |name: &'static str, above: Vec<Step>| (name, vec![bottom(), above]);
@@ -456,8 +455,7 @@ fn layers_hide_and_replace_lower_entries() {
     }
 }
 
-// Promises: extended-whiteouts-overlay, whiteouts-overlay-reads, whiteouts-character-device
-// Promises: whiteouts-directory-opaque, whiteouts-attributes-these
+// Promises: xattr-overlay, whiteout-overlay
 #[test]
 fn overlay_whiteouts_are_devices_and_attributes() {
     let cases = [
@@ -487,7 +485,7 @@ fn overlay_whiteouts_are_devices_and_attributes() {
     }
 }
 
-// Promises: whiteouts-keep-layers
+// Promises: whiteout-keep
 #[test]
 fn literal_whiteouts_hide_nothing() {
     let above = vec![
@@ -499,7 +497,7 @@ fn literal_whiteouts_hide_nothing() {
     assert_matches_model("kept", &[bottom(), above], "keep");
 }
 
-// Promises: whiteouts-archive-layer
+// Promises: whiteout-keep
 #[test]
 fn single_archive_shows_whiteouts_unless_used_as_layer() {
     let layers = [vec![File(".wh.a", "kept"), File("a", "seen")]];
@@ -512,7 +510,7 @@ fn single_archive_shows_whiteouts_unless_used_as_layer() {
     assert_matches_model("one layer", &layers, "keep");
 }
 
-// Promises: hard-entry-exists, hard-message-names, hard-layer-members, hard-mount-names
+// Promises: layerlink-lost, layer-missing
 #[test]
 fn links_without_target_are_reported() {
     let place = Place::of_steps(&[
@@ -553,7 +551,7 @@ fn links_without_target_are_reported() {
     assert_eq!(below.with_mount(&[], seen), written);
 }
 
-// Promises: hard-entry-exists, hard-message-names, hard-layers-entry
+// Promises: layerlink-lost
 #[test]
 fn link_without_target_skips_its_name() {
     let place = Place::of_steps(&[
@@ -571,7 +569,7 @@ fn link_without_target_skips_its_name() {
     assert!(complaints.contains(told), "{complaints}");
 }
 
-// Promises: whiteouts-whiteout-type
+// Promises: whiteout-scope
 #[test]
 fn whiteout_stored_as_link_ignores_its_target() {
     let above = vec![
@@ -597,7 +595,7 @@ fn whiteout_stored_as_link_ignores_its_target() {
     assert_eq!(written.len(), 7, "{written:?}");
 }
 
-// Promises: whiteouts-below-entry, whiteouts-whiteout-never
+// Promises: whiteout-literal
 #[test]
 fn whiteout_below_a_file_is_ignored() {
     let place = Place::of_steps(&[bottom(), vec![File("d", "above"), File("d/.wh.x", "")]]);
@@ -616,7 +614,7 @@ fn whiteout_below_a_file_is_ignored() {
     assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
 }
 
-// Promises: hard-entry-exists
+// Promises: layerlink-lost
 #[test]
 fn link_to_whiteout_is_skipped_and_reported() {
     let above = vec![
@@ -660,7 +658,7 @@ fn tree_of(name: &str, layers: &[Vec<Step>]) -> Vec<String> {
     lines.collect()
 }
 
-// Promises: whiteouts-whiteout-refers
+// Promises: whiteout-literal
 #[test]
 fn whiteout_path_through_link_is_not_followed() {
     let over = |above: Vec<Step>| {
@@ -690,8 +688,7 @@ fn whiteout_path_through_link_is_not_followed() {
     );
 }
 
-// Promises: merge-within-layer, merge-directory-replaces, whiteouts-whiteout-hides, whiteouts-contents-directory
-// Promises: whiteouts-files-wh, hard-names-entry, hard-target-layer, hard-holds-even, hard-lower-layers
+// Promises: layer-replaces, whiteout-scope, whiteout-hidden, layerlink-target
 #[test]
 fn order_in_layer_gives_same_tree_as_umoci() {
     let long: &'static str = Box::leak("n".repeat(255).into_boxed_str());
@@ -781,7 +778,7 @@ fn order_in_layer_gives_same_tree_as_umoci() {
     );
 }
 
-// Promises: reading-writes-files, reading-layer-member
+// Promises: layer-written
 #[test]
 fn layer_may_contain_name_of_temporary_files() {
     let named = |more: Vec<Step>| {
@@ -809,7 +806,7 @@ fn layer_may_contain_name_of_temporary_files() {
     );
 }
 
-// Promises: merge-symbolic-links, merge-absolute-target
+// Promises: layer-links
 #[test]
 fn path_through_absolute_link_stays_in_the_root() {
     let layer = vec![
@@ -825,7 +822,7 @@ fn path_through_absolute_link_stays_in_the_root() {
     assert_eq!(names, ["d", "d/up", "d/x", "e", "e/y", "l"]);
 }
 
-// Promises: whiteouts-entries-redirects
+// Promises: whiteout-overlay
 #[test]
 fn overlay_redirects_are_skipped_and_reported() {
     let above = vec![Marked("d2", "trusted.overlay.redirect"), File("n", "above")];
@@ -840,7 +837,7 @@ fn overlay_redirects_are_skipped_and_reported() {
     assert_eq!(place.with_mount(&flags, seen), written);
 }
 
-// Promises: merge-layers-different, merge-layer-own, reading-afterwards-layers
+// Promises: layer-kinds, layer-state, layer-memory
 #[test]
 fn contents_come_from_their_layer_in_every_packing() {
     let packings = Packing::ALL;
@@ -881,7 +878,7 @@ fn contents_come_from_their_layer_in_every_packing() {
     check(&place.path("out"));
 }
 
-// Promises: merge-attributes-extended, merge-implied-directory
+// Promises: layer-directory
 #[test]
 fn attributes_come_from_the_top_layer() {
     let layer = |value: &str, mode| {
@@ -908,7 +905,7 @@ fn attributes_come_from_the_top_layer() {
     check(&place.path("out"));
 }
 
-// Promises: merge-inode-numbers
+// Promises: layer-state
 #[test]
 fn inode_numbers_stay_the_same_across_mounts() {
     let place = Place::of_steps(&[
@@ -930,7 +927,7 @@ fn inode_numbers_stay_the_same_across_mounts() {
     assert!(first.get("f") < first.get("n") && first.get("d/y") < first.get("f"));
 }
 
-// Promises: reading-link-whiteout
+// Promises: layer-safe
 #[test]
 fn layers_write_and_remove_nothing_outside() {
     let outside = TestDir::new(&["sub"]);
@@ -992,7 +989,7 @@ fn layers_write_and_remove_nothing_outside() {
     assert_eq!(place.with_mount(&[], seen), written);
 }
 
-// Promises: reading-status-names, reading-mount-copy
+// Promises: layer-mount
 #[test]
 fn status_covers_all_layers_and_copy_is_merged() {
     let layers = vec![bottom(), vec![File("d/.wh.x", ""), File("n", "above")]];
@@ -1016,7 +1013,7 @@ fn status_covers_all_layers_and_copy_is_merged() {
     assert_eq!(seen(&copy), expected);
 }
 
-// Promises: updating-dir-named, reading-owners-numbers
+// Promises: sync-operands, layer-owners
 #[test]
 fn layers_keep_numeric_owners() {
     let script = r#"

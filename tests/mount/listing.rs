@@ -39,7 +39,7 @@ fn assert_same(place: &TestMount, path: &str) {
     assert_eq!(sorted(&du.stdout), expected);
 }
 
-// Promises: listings-mount-directory, listings-paths-attributes
+// Promises: walk-mount
 #[test]
 fn mount_is_walked_by_its_index() {
     let place = place(&[]);
@@ -51,7 +51,7 @@ fn mount_is_walked_by_its_index() {
     assert_eq!(place.counter("sent_indexes"), 4);
 }
 
-// Promises: listings-file-systems
+// Promises: walk-mount
 #[test]
 fn file_systems_mounted_below_are_not_shown() {
     let place = place(&[]);
@@ -65,7 +65,7 @@ fn file_systems_mounted_below_are_not_shown() {
     assert_eq!(seen, ["", "mnt/first"], "it hides the files below");
 }
 
-// Promises: listings-mount-shows
+// Promises: walk-changed
 #[test]
 fn mount_with_other_attributes_is_walked_by_fuse() {
     for flags in [["-o", "uid=7"], ["-o", "umask=077"], ["--root", "first"]] {

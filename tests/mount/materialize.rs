@@ -23,7 +23,7 @@ use crate::support::materialize::{
 };
 use crate::support::raw::{Archive, Header};
 
-// Promises: owners-name-owner, owners-gid-extended, owners-listings-show
+// Promises: owner-names
 #[test]
 fn owners_are_chosen_as_by_gnu_tar() {
     let place = Place::open();
@@ -77,7 +77,7 @@ fn owners_are_chosen_as_by_gnu_tar() {
     );
 }
 
-// Promises: types-supports-files
+// Promises: types-flags
 #[test]
 fn every_type_is_written_with_its_attributes() {
     let root = temporary();
@@ -133,7 +133,7 @@ fn every_type_is_written_with_its_attributes() {
     assert!(root.path().join(OsStr::from_bytes(b"caf\xe9")).exists());
 }
 
-// Promises: extended-materialize-writes, differences-extended-attributes
+// Promises: xattr-default, gnu-xattrs
 #[test]
 fn attributes_and_acls_replace_inherited_ones() {
     let root = temporary();
@@ -217,7 +217,7 @@ fn owners_are_set_if_new_files_have_another_owner() {
     }
 }
 
-// Promises: existing-destination-full, existing-message-says
+// Promises: write-full-disk
 #[test]
 fn full_destination_stops_run_and_reports_missing_bytes() {
     let root = temporary();
@@ -247,7 +247,7 @@ fn full_destination_stops_run_and_reports_missing_bytes() {
     );
 }
 
-// Promises: existing-destination-full
+// Promises: write-full-disk
 #[test]
 fn read_only_destination_stops_run() {
     let root = temporary();

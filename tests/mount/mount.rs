@@ -229,7 +229,7 @@ fn one_file() -> Sample {
     sample
 }
 
-// Promises: types-supports-files, types-modification-times, types-mount-shows
+// Promises: types-flags, times-nanoseconds, times-mount
 #[test]
 fn every_kind_of_entry_is_shown_correctly() {
     let mut sample = Sample::default();
@@ -271,7 +271,7 @@ fn every_kind_of_entry_is_shown_correctly() {
     assert_eq!(missing.kind(), ErrorKind::NotFound);
 }
 
-// Promises: names-bytes-need, errors-names-escaped
+// Promises: names-bytes, error-line
 #[test]
 fn names_need_not_be_utf8() {
     let mut sample = Sample::default();
@@ -285,7 +285,7 @@ fn names_need_not_be_utf8() {
     assert!(mounted.path(OsStr::from_bytes(b"caf\xe9")).exists());
 }
 
-// Promises: hard-links-share
+// Promises: hardlink-inode
 #[test]
 fn hard_links_share_inode_and_link_count() {
     let mut sample = one_file();
@@ -323,7 +323,7 @@ fn content_is_the_same_by_immediate_and_late_replies() {
     }
 }
 
-// Promises: types-holes-stay, types-seek-data
+// Promises: holes-kept
 #[test]
 fn holes_are_reported_and_use_no_blocks() {
     const MIB: u64 = 1 << 20;
@@ -358,7 +358,7 @@ fn holes_are_reported_and_use_no_blocks() {
     assert_eq!(seek(&dense, Sparse::Hole(0)), Ok(513));
 }
 
-// Promises: extended-mount-lists, extended-missing-attribute
+// Promises: xattr-default, xattr-errno
 #[test]
 fn extended_attributes_are_listed_and_returned() {
     let mut sample = one_file();
@@ -398,7 +398,7 @@ fn extended_attributes_are_listed_and_returned() {
     assert_eq!(listxattr(mounted.path("file"), &mut buffer[..]), Ok(0));
 }
 
-// Promises: extended-security-selinux
+// Promises: xattr-errno
 #[test]
 fn security_labels_are_unsupported_without_any() {
     let label = "security.selinux";
@@ -416,7 +416,7 @@ fn security_labels_are_unsupported_without_any() {
     }
 }
 
-// Promises: extended-mount-shows
+// Promises: xattr-errno
 #[test]
 fn getxattr_without_any_attributes_is_not_supported() {
     let mounted = one_file().mount();
@@ -426,7 +426,7 @@ fn getxattr_without_any_attributes_is_not_supported() {
     assert_eq!(listxattr(mounted.path("file"), &mut buffer[..]), Ok(0));
 }
 
-// Promises: names-mounted-directory
+// Promises: names-order
 #[test]
 fn large_directory_is_listed_once_in_archive_order() {
     const COUNT: usize = 50_000;
@@ -449,7 +449,7 @@ fn large_directory_is_listed_once_in_archive_order() {
     }
 }
 
-// Promises: read-writable-write
+// Promises: readonly-errno
 #[test]
 fn mount_is_read_only() {
     let mut sample = one_file();
@@ -475,7 +475,7 @@ fn mount_is_read_only() {
     assert_eq!(set, Err(Errno::ROFS));
 }
 
-// Promises: writers-default-number, writers-network-fuse
+// Promises: write-threads
 #[test]
 fn fuse_destination_gets_more_writers_than_local_one() {
     let mounted = one_file().mount();
@@ -492,7 +492,7 @@ fn fuse_destination_gets_more_writers_than_local_one() {
     assert_eq!(count(mounted.directory.path()), 16);
 }
 
-// Promises: errors-read-cannot, errors-eio-failure, errors-status-names
+// Promises: error-alone, error-eio, error-reported
 #[test]
 fn unanswered_read_fails_with_eio_and_the_rest_works() {
     let mounted = Mounted::new(one_file().content(ReplyTiming::Never), Subtree::WHOLE, "");
@@ -510,7 +510,7 @@ fn statfs_counts_entries_and_reports_full() {
     assert_eq!(found.f_namemax, 255);
 }
 
-// Promises: owners-mount-shows, owners-uid-gid
+// Promises: owner-mount
 #[test]
 fn owner_and_mode_options_are_applied() {
     let content = one_file().content(ReplyTiming::AtOnce);
@@ -522,7 +522,7 @@ fn owner_and_mode_options_are_applied() {
     );
 }
 
-// Promises: inode-number-number, inode-every-mount, mount-root-path, mount-strip-components
+// Promises: inode-number, option-part
 #[test]
 fn subtree_is_shown_under_its_own_root() {
     let mut sample = Sample::default();
@@ -551,7 +551,7 @@ fn subtree_is_shown_under_its_own_root() {
     assert!(!mounted.path("README").exists());
 }
 
-// Promises: mount-default-permissions
+// Promises: option-permissions
 #[test]
 fn default_permissions_enforces_modes_and_acls() {
     let mut sample = Sample::default();
@@ -579,7 +579,7 @@ fn default_permissions_enforces_modes_and_acls() {
     assert_eq!(as_nobody("shared"), b"shared");
 }
 
-// Promises: mount-default-permissions, mount-either-option
+// Promises: option-permissions
 #[test]
 fn default_permissions_alone_admits_only_the_owner() {
     let mut sample = Sample::default();
@@ -690,7 +690,7 @@ fn dropped_mount_is_unmounted() {
     assert!(mounted.is_gone());
 }
 
-// Promises: start-error-before
+// Promises: start-answers
 #[test]
 fn failed_mount_leaves_nothing_mounted() {
     let file = tempfile::NamedTempFile::new().expect("a file");
@@ -739,7 +739,7 @@ impl SilentMount {
     }
 }
 
-// Promises: unmount-process-mount
+// Promises: unmount-next
 #[test]
 fn ended_mount_never_opens_the_next_one_at_its_path() {
     let mut first = one_file().mount();

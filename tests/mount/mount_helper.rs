@@ -67,7 +67,7 @@ fn archive() -> Vec<u8> {
         .end()
 }
 
-// Promises: mount-mounts-types, mount-fuse-uses, mount-findmnt-df
+// Promises: helper-types
 #[test]
 fn mount_command_finds_helper_by_each_type() {
     for (helpers, kind) in [
@@ -96,7 +96,7 @@ fn mount_command_finds_helper_by_each_type() {
     }
 }
 
-// Promises: mount-root-makes, mount-root-status
+// Promises: helper-root
 #[test]
 fn system_mount_uses_system_directories() {
     let place = Place::new();
@@ -113,7 +113,7 @@ fn system_mount_uses_system_directories() {
     );
 }
 
-// Promises: mount-mounts-entries
+// Promises: helper-table
 #[test]
 fn fstab_mounts_all_entries_or_named_one() {
     let place = Place::new();
@@ -147,7 +147,7 @@ fn fstab_mounts_all_entries_or_named_one() {
     }
 }
 
-// Promises: mount-mounts-entries, mount-kernel-table, mount-table-lists, mount-lists-url, mount-mounts-url
+// Promises: helper-table
 #[test]
 fn fstab_mounts_any_source_only_once() {
     let place = Place::new();
@@ -185,7 +185,7 @@ fn fstab_mounts_any_source_only_once() {
     assert_eq!(said, format!("{}7\n", expected.concat()));
 }
 
-// Promises: mount-user-mounts
+// Promises: helper-user
 #[test]
 fn fstab_user_mounts_with_own_identity_and_unmounts() {
     let place = Place::new();
@@ -207,7 +207,7 @@ fn fstab_user_mounts_with_own_identity_and_unmounts() {
     assert_eq!(said, format!("open\n{options}\n"));
 }
 
-// Promises: mount-remount-refused, mount-exit-code
+// Promises: helper-remount, helper-status
 #[test]
 fn mount_helper_returns_exit_codes_of_mount() {
     let place = Place::new();
@@ -247,7 +247,7 @@ fn mount_helper_returns_exit_codes_of_mount() {
     }
 }
 
-// Promises: mount-nosymfollow-symbolic
+// Promises: option-nosymfollow
 #[test]
 fn nosymfollow_reads_links_but_does_not_follow_them() {
     let place = Place::new();
@@ -269,7 +269,7 @@ fn nosymfollow_reads_links_but_does_not_follow_them() {
     assert_eq!(said, "open\nopen\nopen\nopen\n");
 }
 
-// Promises: mount-allow-suid
+// Promises: helper-flags
 #[test]
 fn suid_and_dev_options_take_effect() {
     let place = Place::new();
@@ -282,7 +282,7 @@ fn suid_and_dev_options_take_effect() {
     assert_eq!(said, format!("ro,nosuid,nodev,{common}ro,{common}"));
 }
 
-// Promises: mounts-mount-namespace, mounts-processes-stay
+// Promises: namespace-mount
 #[test]
 fn mount_is_made_in_the_named_namespace() {
     let place = Place::new();
@@ -315,7 +315,7 @@ fn another_namespace(commands: &str) -> String {
     )
 }
 
-// Promises: mounts-processes-stay, mounts-resolve-path
+// Promises: namespace-mount
 #[test]
 fn mount_in_namespace_executes_no_program_of_it() {
     let place = Place::new();
@@ -341,7 +341,7 @@ fn mount_in_namespace_executes_no_program_of_it() {
     assert_eq!(said, "0\nopen\n");
 }
 
-// Promises: mounts-umount-unmounts, mounts-mount-unmounted, mounts-status-shows, mounts-mount-ends
+// Promises: namespace-mount, namespace-end
 #[test]
 fn mount_in_namespace_is_unmounted_when_its_process_ends() {
     for signal in ["TERM", "KILL"] {
@@ -360,7 +360,7 @@ fn mount_in_namespace_is_unmounted_when_its_process_ends() {
     }
 }
 
-// Promises: mounts-writable-restart, mounts-namespace-refused
+// Promises: namespace-refused
 #[test]
 fn mount_in_namespace_rejects_unsupported_options() {
     let place = Place::new();
@@ -393,7 +393,7 @@ fn mount_in_namespace_rejects_unsupported_options() {
     }
 }
 
-// Promises: hidden-arguments-mount
+// Promises: secret-hidden
 #[test]
 fn mount_by_fstab_shows_no_secret_in_process_titles() {
     let place = Place::new();
@@ -427,7 +427,7 @@ fn mount_by_fstab_shows_no_secret_in_process_titles() {
     }
 }
 
-// Promises: unmount-mount-unmounted
+// Promises: unmount-proc
 #[test]
 fn mount_is_unmounted_without_readable_fdinfo() {
     let place = Place::new();
@@ -442,7 +442,7 @@ fn mount_is_unmounted_without_readable_fdinfo() {
     assert_eq!(said, "open\n");
 }
 
-// Promises: unmount-proc-belongs
+// Promises: unmount-proc
 #[test]
 fn foreground_mount_ends_with_proc_of_other_pid_namespace() {
     let place = Place::new();

@@ -172,7 +172,7 @@ fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Thread
     Thread::spawn("aside", work).expect("a thread")
 }
 
-// Promises: start-mount-returns, reads-saved-index, reads-tree-grows, reads-read-waits, checks-during-first
+// Promises: start-answers, scan-answers, scan-grows, scan-waits, check-first-scan
 #[test]
 fn file_is_readable_before_scan_ends() {
     let content = Rng::new(1).bytes(300_000);
@@ -212,7 +212,7 @@ fn file_is_readable_before_scan_ends() {
     );
 }
 
-// Promises: reads-saved-index, truncated-wait-names
+// Promises: scan-answers, damaged-listed
 #[test]
 fn mount_waits_for_the_first_member_and_nothing_else() {
     let front = Archive::new().file("early", "early");
@@ -225,7 +225,7 @@ fn mount_waits_for_the_first_member_and_nothing_else() {
     assert_eq!(early, b"early");
 }
 
-// Promises: page-scan-stores, page-stores-none, page-these-pages, page-kernel-evicts, page-mounts-users
+// Promises: scan-pages
 #[test]
 fn scanned_files_are_in_the_page_cache() {
     let lens = [0, 1, 4096, 5000, 100_000, (2 << 20) + 1, 3 << 20];
@@ -253,7 +253,7 @@ fn scanned_files_are_in_the_page_cache() {
     assert_eq!(place.phase(), "scanning");
 }
 
-// Promises: reads-later-member
+// Promises: scan-grows
 #[test]
 fn open_file_keeps_bytes_if_member_is_replaced() {
     let (old, new) = (Rng::new(1).bytes(100_000), Rng::new(2).bytes(90_000));
@@ -282,7 +282,7 @@ fn open_file_keeps_bytes_if_member_is_replaced() {
     assert_eq!((unlinked.ino(), unlinked.nlink()), (2, 0));
 }
 
-// Promises: reads-link-counts, reads-daemon-notifies, reads-name-link, reads-until-members
+// Promises: scan-grows
 #[test]
 fn changes_by_later_members_become_visible_soon() {
     let front = Archive::new().directory("d").file("f", "f");
@@ -310,7 +310,7 @@ fn changes_by_later_members_become_visible_soon() {
     assert_eq!(xattr("with-xattr").expect("there"), b"1");
 }
 
-// Promises: reads-scan-fails, reads-entries-found, reads-after-failure
+// Promises: scan-fails
 #[test]
 fn failed_scan_keeps_indexed_files() {
     let content = Rng::new(1).bytes(300_000);
@@ -352,7 +352,7 @@ fn mount_through_gate(place: &Arc<Place>, digest: &str) -> (Output, bool) {
     })
 }
 
-// Promises: expected-mount-expect, expected-mounts-once
+// Promises: expect-mount
 #[test]
 fn mount_expecting_digest_shows_nothing_before_match() {
     let content = Rng::new(1).bytes(300_000);
@@ -387,7 +387,7 @@ fn mount_expecting_digest_shows_nothing_before_match() {
     assert!(place.tarfs(&["umount", "mnt"]).status.success());
 }
 
-// Promises: reads-unmount-ends
+// Promises: scan-unmount
 #[test]
 fn unmount_ends_scan_waiting_for_server() {
     let front = Archive::new().file("early", "early");
@@ -401,7 +401,7 @@ fn unmount_ends_scan_waiting_for_server() {
     assert!(!place.is_mounted());
 }
 
-// Promises: killed-caller-waits, killed-daemon-polls
+// Promises: caller-killed
 #[test]
 fn killed_reader_exits_though_server_is_silent() {
     let front = Archive::new().file("early", "early");
@@ -441,7 +441,7 @@ fn killed_reader_exits_though_server_is_silent() {
     assert_eq!(fs::read(place.path("mnt/late")).expect("readable"), b"late");
 }
 
-// Promises: killed-single-bytes
+// Promises: caller-extended
 #[test]
 fn trickling_server_times_out() {
     let front = Archive::new().file("early", "early");
@@ -459,7 +459,7 @@ fn trickling_server_times_out() {
 }
 
 /// The process is stopped, like a container frozen for a snapshot.
-// Promises: killed-time-process
+// Promises: caller-frozen
 #[test]
 fn time_while_stopped_is_not_server_silence() {
     // Stopped for longer than any request may wait, and running for much less.
@@ -488,7 +488,7 @@ fn time_while_stopped_is_not_server_silence() {
     assert_eq!(place.counter("timed_out_requests"), 0);
 }
 
-// Promises: memory-scan-mount
+// Promises: memory-files
 #[test]
 fn scan_resumes_after_a_moment_without_descriptors() {
     let front = Archive::new().file("early", "early");
@@ -517,7 +517,7 @@ fn scan_resumes_after_a_moment_without_descriptors() {
     assert_eq!(place.phase(), "complete");
 }
 
-// Promises: reads-scan-survives, reads-log-reports
+// Promises: scan-outage
 #[test]
 fn scan_resumes_when_server_returns_after_deadline() {
     let front = Archive::new().file("early", "early");

@@ -13,7 +13,7 @@ use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
 use crate::support::wait;
 
-// Promises: kinds-tar-source, kinds-every-verb
+// Promises: nested-tar, nested-everywhere
 #[test]
 fn nested_archive_is_a_source_of_every_verb() {
     for packing in [Packing::Plain, Packing::Gzip, Packing::ZstdFrames] {
@@ -45,7 +45,7 @@ fn nested_archive_is_a_source_of_every_verb() {
     }
 }
 
-// Promises: kinds-path-bytes
+// Promises: source-bytes
 #[test]
 fn sources_and_copies_with_any_bytes_in_their_paths_are_mounted() {
     let place = TestMount::new(&[]);
@@ -81,7 +81,7 @@ fn sources_and_copies_with_any_bytes_in_their_paths_are_mounted() {
     assert!(place.path("mnt/kept").exists());
 }
 
-// Promises: kinds-outer-archives, kinds-outer-archive
+// Promises: nested-everywhere
 #[test]
 fn indexes_of_nested_and_outer_archive_are_cached() {
     let place = TestMount::new(&["out"]);

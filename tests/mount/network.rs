@@ -203,7 +203,7 @@ fn run(words: &[&str], variables: &[(&str, &str)]) -> Output {
         .expect("the program runs")
 }
 
-// Promises: tls-trusts-system
+// Promises: tls-trust
 #[test]
 fn https_trusts_only_ssl_cert_file() {
     let server = TlsServer::start();
@@ -223,7 +223,7 @@ fn https_trusts_only_ssl_cert_file() {
     assert!(complaint.contains("certificate"), "{complaint}");
 }
 
-// Promises: tls-loaded-first
+// Promises: tls-trust
 #[test]
 fn certificates_are_loaded_only_for_tls() {
     let missing = [("SSL_CERT_FILE", "/nonexistent.pem")];
@@ -247,7 +247,7 @@ fn certificates_are_loaded_only_for_tls() {
 }
 
 /// Objects of S3 are read with the certificates that the AWS CLI trusts. Other URLs are not.
-// Promises: object-aws-ca
+// Promises: s3-credentials
 #[test]
 fn certificates_of_aws_are_trusted_for_objects_of_s3() {
     let server = TlsServer::start();
@@ -296,7 +296,7 @@ fn certificates_of_aws_are_trusted_for_objects_of_s3() {
     }
 }
 
-// Promises: mirrors-ca-client
+// Promises: hosts-file
 #[test]
 fn tls_of_a_registry_follows_hosts_toml() {
     let settings = "ssl_client_certificate certificate.pem; ssl_verify_client optional;
@@ -343,7 +343,7 @@ fn tls_of_a_registry_follows_hosts_toml() {
     }
 }
 
-// Promises: tls-proxy-set
+// Promises: proxy-environment
 #[test]
 fn proxy_of_the_environment_is_used() {
     let packed = tempfile::tempdir().expect("a directory");
@@ -384,7 +384,7 @@ fn rejection(server: &TlsServer, file: &Path) -> String {
     complaint
 }
 
-// Promises: tls-server-present
+// Promises: tls-trust
 #[test]
 fn ca_as_server_certificate_is_accepted_if_trusted() {
     let server = TlsServer::with(&Certificate::of_authority());
@@ -408,7 +408,7 @@ fn ca_as_server_certificate_is_accepted_if_trusted() {
     }
 }
 
-// Promises: tls-names-dates
+// Promises: tls-trust
 #[test]
 fn trusted_ca_as_server_certificate_keeps_other_checks() {
     let authority = Certificate::of_authority;
@@ -465,7 +465,7 @@ fn trusted_ca_as_server_certificate_keeps_other_checks() {
     assert!(accepted.status.success(), "{accepted:?}");
 }
 
-// Promises: tls-cacert-file
+// Promises: tls-trust
 #[test]
 fn cacert_adds_all_its_certificates_to_the_system_ones() {
     let (one, two) = (
@@ -502,7 +502,7 @@ fn cacert_adds_all_its_certificates_to_the_system_ones() {
     }
 }
 
-// Promises: tls-server-asks, tls-scheme-host
+// Promises: tls-client
 #[test]
 fn client_certificate_is_sent_to_the_host_of_source() {
     let client = tempfile::tempdir().expect("a directory");
@@ -551,7 +551,7 @@ fn client_certificate_is_sent_to_the_host_of_source() {
     assert!(complaint.contains("status 400"), "{complaint}");
 }
 
-// Promises: tls-about-certificate
+// Promises: tls-errors
 #[test]
 fn certificate_errors_print_dates_and_names() {
     for (certificate, expected, hint) in [

@@ -77,7 +77,7 @@ impl Place {
     }
 }
 
-// Promises: server-mount-listing, server-offline-request, server-status-note
+// Promises: offline-start, offline-reads
 #[test]
 fn cached_archive_is_mounted_without_its_server() {
     let place = Place::new();
@@ -105,7 +105,7 @@ fn cached_archive_is_mounted_without_its_server() {
     place.umount();
 }
 
-// Promises: server-data-cached, server-offline-request, server-status-note
+// Promises: offline-reads
 #[test]
 fn uncached_data_is_read_once_the_server_is_back() {
     let place = Place::new();

@@ -103,7 +103,7 @@ fn archive_requests(place: &Place) -> usize {
     place.requests(ARCHIVE).len()
 }
 
-// Promises: published-index-output, published-mount-ls
+// Promises: publish-verb, published-used
 #[test]
 fn published_index_replaces_the_scan_in_every_format() {
     for packing in [Packing::Plain, Packing::Gzip, Packing::Lz4, Packing::Zstd] {
@@ -125,7 +125,7 @@ fn published_index_replaces_the_scan_in_every_format() {
     }
 }
 
-// Promises: published-index-most
+// Promises: published-saved
 #[test]
 fn published_index_is_saved_for_mounts_without_the_network() {
     let place = published(archive(), Packing::Gzip);
@@ -154,7 +154,7 @@ fn published_index_is_saved_for_mounts_without_the_network() {
     );
 }
 
-// Promises: published-copy-compared
+// Promises: published-saved
 #[test]
 fn saved_copy_of_a_forged_index_is_not_read() {
     let name = "0000000000000000";
@@ -176,7 +176,7 @@ fn saved_copy_of_a_forged_index_is_not_read() {
     }
 }
 
-// Promises: published-index-match
+// Promises: published-used
 #[test]
 fn published_index_of_another_version_is_not_used() {
     let place = published(Archive::new().file("old", [1; 512]), Packing::Plain);
@@ -194,7 +194,7 @@ fn published_index_of_another_version_is_not_used() {
     place.umount();
 }
 
-// Promises: published-proof-samples
+// Promises: published-used
 #[test]
 fn index_of_an_equal_archive_elsewhere_is_used_after_samples() {
     let place = published(archive(), Packing::Gzip);
@@ -231,7 +231,7 @@ fn packed(index: &[u8], file: &[u8]) -> Vec<u8> {
     packed
 }
 
-// Promises: published-file-name
+// Promises: published-checked
 #[test]
 fn forged_names_sizes_and_modes_are_not_read() {
     let header = Header::new("true", b'0').mode(0o644);
@@ -269,7 +269,7 @@ fn assert_forged<T>(result: io::Result<T>, what: &str) {
 /// Something that a user does with the tree of a mount.
 type Use = fn(&Place) -> io::Result<()>;
 
-// Promises: published-mount-opens, published-name-hard, published-listing-stat
+// Promises: published-checked, published-unchecked
 #[test]
 fn forged_owners_modes_and_times_are_not_read() {
     let header = |name: &str, kind: u8| Header::new(name, kind).mode(0o700).owner(0x12_3456, 7);
@@ -388,7 +388,7 @@ fn renamed(index: &[u8], name: &[u8], ino: u32) -> Vec<u8> {
     packed(index, &file)
 }
 
-// Promises: published-name-hard
+// Promises: published-checked
 #[test]
 fn forged_hard_link_leads_nowhere() {
     let archive = Archive::new()
@@ -433,7 +433,7 @@ fn forged_hard_link_leads_nowhere() {
     }
 }
 
-// Promises: published-headers-compared
+// Promises: published-unchecked
 #[test]
 fn headers_behind_long_extensions_are_compared() {
     let long = "c".repeat(2 << 20);
@@ -465,7 +465,7 @@ fn headers_behind_long_extensions_are_compared() {
 }
 
 /// A tar in a tar that ends with the extension of a member which is cut off.
-// Promises: published-headers-compared
+// Promises: published-unchecked
 #[test]
 fn content_that_ends_as_an_extension_is_no_extension() {
     let cut = Archive::new().pax(&[("comment", "cut")]).unfinished();
@@ -487,7 +487,7 @@ fn content_that_ends_as_an_extension_is_no_extension() {
     place.umount();
 }
 
-// Promises: published-index-beside
+// Promises: published-used
 #[test]
 fn samples_are_compared_only_within_the_memory() {
     let files = (0..8).fold(Archive::new(), |archive, number| {
@@ -508,7 +508,7 @@ fn samples_are_compared_only_within_the_memory() {
     assert_eq!(archive_requests(&place), requests + 1, "its first bytes");
 }
 
-// Promises: published-index-says
+// Promises: published-impossible
 #[test]
 fn index_that_headers_cannot_prove_is_not_used() {
     for (records, indexes) in [(("comment", "git"), 1), (("uid", "5"), 0)] {
@@ -526,7 +526,7 @@ fn index_that_headers_cannot_prove_is_not_used() {
     }
 }
 
-// Promises: published-ls-siblings
+// Promises: published-note
 #[test]
 fn listing_of_a_mount_has_a_note_about_a_published_index() {
     let place = published(Archive::new().file("a", [1; 512]), Packing::Plain);
@@ -586,7 +586,7 @@ fn link_targets(place: &TestMount) -> ([String; 3], bool) {
     )
 }
 
-// Promises: published-beside-archive, published-verbs-write, published-beside-local
+// Promises: published-note, published-not-written, published-owner
 #[test]
 fn index_that_other_users_can_write_is_not_used() {
     let place = shared_directory();
@@ -617,7 +617,7 @@ fn index_that_other_users_can_write_is_not_used() {
     assert_eq!(link_targets(&place).0[1], "./evil", "the archive's owner");
 }
 
-// Promises: published-symbolic-link
+// Promises: published-checked
 #[test]
 fn forged_target_of_a_link_is_not_read() {
     let archive = Archive::new()
@@ -653,7 +653,7 @@ fn chain_of_links(len: usize) -> Archive {
     archive.file("plain", [1; 512])
 }
 
-// Promises: published-entry-name
+// Promises: published-unchecked
 #[test]
 fn comparison_through_a_chain_of_links_ends() {
     for (len, is_proven) in [(30, true), (60, false)] {
@@ -671,7 +671,7 @@ fn comparison_through_a_chain_of_links_ends() {
     }
 }
 
-// Promises: published-symbolic-links
+// Promises: published-copies
 #[test]
 fn links_of_a_root_are_compared() {
     let archive = Archive::new()
@@ -693,7 +693,7 @@ fn links_of_a_root_are_compared() {
     assert!(error.contains("--root link"), "{error}");
 }
 
-// Promises: published-index-beside
+// Promises: published-used
 #[test]
 fn published_index_over_a_limit_is_not_used() {
     let place = published(Archive::new().file("a", [1; 512]), Packing::Plain);
@@ -716,7 +716,7 @@ fn published_index_over_a_limit_is_not_used() {
     }
 }
 
-// Promises: published-part-index
+// Promises: published-damaged
 #[test]
 fn unavailable_part_of_an_index_is_an_error_and_no_missing_name() {
     let place = TestMount::with(&["cache", "other"], Server::start());
@@ -745,7 +745,7 @@ fn unavailable_part_of_an_index_is_an_error_and_no_missing_name() {
     place.umount();
 }
 
-// Promises: published-index-sha256, published-index-uses
+// Promises: published-flags
 #[test]
 fn pinned_index_is_used_only_with_its_sha256() {
     let place = published(archive(), Packing::Gzip);
@@ -767,7 +767,7 @@ fn pinned_index_is_used_only_with_its_sha256() {
 }
 
 /// Below `--root`, whose paths in the copy are not those in the archive.
-// Promises: published-materialize-bundle
+// Promises: published-copies
 #[test]
 fn copy_compares_each_name_with_the_archive() {
     let (link, pipe) = ("name-of-the-link", "name-of-the-pipe");
@@ -812,7 +812,7 @@ fn copy_compares_each_name_with_the_archive() {
     assert_eq!(names, pipe);
 }
 
-// Promises: published-index-url
+// Promises: published-flags
 #[test]
 fn named_index_is_used_or_reported() {
     let place = published(archive(), Packing::Zstd);
@@ -843,7 +843,7 @@ fn named_index_is_used_or_reported() {
 }
 
 /// Another program may write the archive's own location and version into an index file.
-// Promises: published-index-index
+// Promises: index-named
 #[test]
 fn named_index_file_is_compared_with_the_archive() {
     let place = published(archive(), Packing::Gzip);

@@ -117,7 +117,7 @@ impl Drop for PushFixture {
     }
 }
 
-// Promises: small-files-most, small-push-most, small-reads-pushed
+// Promises: ahead-small-files
 #[test]
 fn files_after_the_marker_are_pushed_before_they_are_read() {
     let place = PushFixture::new();
@@ -158,7 +158,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-// Promises: small-mount-made, small-reader-opens, small-reads-pushed
+// Promises: ahead-small-files
 #[test]
 fn files_opened_by_name_are_pushed_to_page_cache() {
     let place = PushFixture::new();
@@ -184,7 +184,7 @@ fn files_opened_by_name_are_pushed_to_page_cache() {
     assert!(pushed <= total as u64, "nothing twice");
 }
 
-// Promises: small-after-three
+// Promises: ahead-small-files
 #[test]
 fn lookups_in_directory_order_prime_dentries_in_batches() {
     let place = PushFixture::new();
@@ -206,7 +206,7 @@ fn lookups_in_directory_order_prime_dentries_in_batches() {
     assert!(asked >= 1000, "earlier names were primed: {asked}");
 }
 
-// Promises: small-mount-made, small-reader-opens
+// Promises: ahead-small-files
 #[test]
 fn only_mounted_subtree_is_primed_on_lookups() {
     let place = PushFixture::of_subtree(Some("1"));
@@ -227,7 +227,7 @@ fn only_mounted_subtree_is_primed_on_lookups() {
     }
 }
 
-// Promises: small-priming-never
+// Promises: ahead-small-files
 #[test]
 fn mount_can_be_unmounted_during_dentry_priming() {
     for files in 3..13 {

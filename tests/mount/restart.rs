@@ -97,7 +97,7 @@ impl Place {
     }
 }
 
-// Promises: restart-new-worker, restart-open-files, restart-same-connection
+// Promises: restart-continues
 #[test]
 fn open_files_stay_open_after_worker_restart() {
     let place = Place::mounted_with(&["--restart"]);
@@ -131,7 +131,7 @@ fn open_files_stay_open_after_worker_restart() {
     assert!(!place.is_mounted());
 }
 
-// Promises: access-restarted-worker
+// Promises: profile-record
 #[test]
 fn access_log_survives_worker_restart() {
     let place = Place::mounted_with(&["--restart", "--record", "profile"]);
@@ -147,7 +147,7 @@ fn access_log_survives_worker_restart() {
     assert!(is_recorded(3), "{}", recorded());
 }
 
-// Promises: restart-worker-answers
+// Promises: restart-continues
 #[test]
 fn waiting_reads_are_answered_after_worker_restart() {
     // Without a disk cache and prefetching, nothing is cached.
@@ -182,7 +182,7 @@ fn waiting_reads_are_answered_after_worker_restart() {
     assert_ne!(place.server_pid(), Some(before));
 }
 
-// Promises: restart-new-worker
+// Promises: restart-continues
 #[test]
 fn worker_killed_while_scanning_is_restarted() {
     let place = Place::mounted_with(&["--restart"]);
@@ -198,7 +198,7 @@ fn worker_killed_while_scanning_is_restarted() {
     assert_eq!(listed, 8);
 }
 
-// Promises: restart-new-worker, restart-otherwise-copy
+// Promises: restart-continues, restart-new-mount
 #[test]
 fn relative_paths_mean_the_same_after_restart() {
     let place = TestMount::new(&[]);
@@ -223,7 +223,7 @@ fn relative_paths_mean_the_same_after_restart() {
     }
 }
 
-// Promises: restart-worker-find
+// Promises: restart-gives-up
 #[test]
 fn restart_rejects_another_version() {
     let place = Place::mounted_with(&["--restart"]);
@@ -240,7 +240,7 @@ fn restart_rejects_another_version() {
     assert!(!place.is_mounted());
 }
 
-// Promises: restart-server-answer, restart-possible-urls
+// Promises: restart-outage
 #[test]
 fn restarted_worker_serves_cache_without_source() {
     let place = Place::mounted_with(&["--restart"]);
@@ -254,7 +254,7 @@ fn restarted_worker_serves_cache_without_source() {
     place.is_silent.store(false, Ordering::SeqCst);
 }
 
-// Promises: restart-reads-wait
+// Promises: restart-outage
 #[test]
 fn restarted_worker_reads_uncached_once_source_is_back() {
     let place = Place::mounted_with(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
@@ -271,7 +271,7 @@ fn restarted_worker_reads_uncached_once_source_is_back() {
     assert!(read.expect("a thread").join() == content(5));
 }
 
-// Promises: restart-answer-server
+// Promises: restart-outage
 #[test]
 fn restarted_worker_rejects_other_version_of_returned_source() {
     let place = Place::mounted_with(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
@@ -284,7 +284,7 @@ fn restarted_worker_rejects_other_version_of_returned_source() {
     assert_eq!(error.kind(), std::io::ErrorKind::StaleNetworkFileHandle);
 }
 
-// Promises: restart-time-server
+// Promises: restart-outage
 #[test]
 fn source_outage_does_not_count_towards_restart_timeout() {
     let place = Place::mounted_with(&["--restart", "--restart-timeout", "5", "--timeout", "2"]);
@@ -310,7 +310,7 @@ fn source_outage_does_not_count_towards_restart_timeout() {
     assert!(place.log().contains(told), "{}", place.log());
 }
 
-// Promises: restart-answer-within
+// Promises: restart-gives-up
 #[test]
 fn scan_longer_than_restart_timeout_loses_the_mount() {
     let place = Place::mounted_with(&["--restart", "--restart-timeout", "1"]);

@@ -131,8 +131,7 @@ fn search_for_secrets(directory: &Path, seen: &mut usize) {
     }
 }
 
-// Promises: header-come-file, header-unit-systemd, header-relative-names, hidden-output-header
-// Promises: hidden-covers-messages
+// Promises: header-file, secret-hidden
 #[test]
 fn mount_leaks_no_secrets() {
     let place = Place::start();
@@ -251,7 +250,7 @@ fn mount_with_netrc_mirror_and_proxy_leaks_no_secrets() {
     search_for_secrets(place.root(), &mut 0);
 }
 
-// Promises: hidden-nor-secret, hidden-covers-messages
+// Promises: secret-hidden
 #[test]
 fn mount_of_s3_object_leaks_no_keys() {
     let server = Server::start();
@@ -321,7 +320,7 @@ fn fails(place: &Place, words: &[&str]) {
     text_without_secrets(words.first().expect("a verb"), &output);
 }
 
-// Promises: hidden-output-header, hidden-covers-messages
+// Promises: secret-hidden
 #[test]
 fn commands_leak_no_secrets_on_success_or_failure() {
     let place = Place::start();
@@ -418,8 +417,7 @@ fn pushes_pages() -> bool {
     pushed.and_then(Value::as_u64) > Some(0)
 }
 
-// Promises: ordinary-mount-keeps, ordinary-keeps-cap, ordinary-record-keeps, ordinary-copy-keeps
-// Promises: ordinary-threads-same, ordinary-process-mount, ordinary-process-needs
+// Promises: privilege-kept, privilege-same
 #[test]
 fn mount_keeps_only_needed_capabilities() {
     let daemon = Daemon::start(&[]);
@@ -444,7 +442,7 @@ fn mount_keeps_only_needed_capabilities() {
     assert_eq!(kept.count_ones(), 9, "{kept:x}");
 }
 
-// Promises: descriptors-mount-background, descriptors-keeps-inherited
+// Promises: process-inherits
 #[test]
 fn background_process_closes_inherited_descriptors() {
     let place = Place::start();

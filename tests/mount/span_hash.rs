@@ -126,7 +126,7 @@ fn read_error(place: &Place) -> Option<i32> {
         .raw_os_error()
 }
 
-// Promises: checks-every-packed, checks-holds-reads, checks-server-cache
+// Promises: check-digests
 #[test]
 fn bytes_with_colliding_span_hash_are_not_served() {
     for packed in [Packed::Not, Packed::Stored] {
@@ -152,7 +152,7 @@ fn bytes_with_colliding_span_hash_are_not_served() {
     }
 }
 
-// Promises: contents-bytes-copy, checks-every-packed, checks-holds-reads, checks-server-cache
+// Promises: copy-tree, check-digests
 #[test]
 fn copy_gets_no_bytes_with_colliding_span_hash() {
     let place = Place::with(&[], Server::start());

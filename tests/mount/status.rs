@@ -51,7 +51,7 @@ fn mount(place: &Place, more: &[&str]) {
     place.succeeds(&[&["mount", &url, "mnt", "--wait-index"], more].concat());
 }
 
-// Promises: status-mountpoint-utf
+// Promises: status-json
 #[test]
 fn mountpoint_that_is_not_utf8_is_named_by_its_bytes() {
     let place = place();
@@ -121,8 +121,7 @@ fn metrics(address: &str, mountpoint: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
-// Promises: status-counters-bytes, status-json-shows, status-read-kernel, status-verbose-json, metrics-addr-port
-// Promises: metrics-counter-name, metrics-port-selects
+// Promises: status-counters, status-usage, metrics-format, metrics-port
 #[test]
 fn status_and_metrics_report_mount_activity() {
     let (place, tree) = (place(), Tree::mixed());
@@ -242,7 +241,7 @@ fn now() -> u64 {
     since.expect("after 1970").as_secs()
 }
 
-// Promises: errors-failed-read
+// Promises: error-reported
 #[test]
 fn failed_read_is_reported_with_time_and_counted() {
     let place = place();
@@ -273,7 +272,7 @@ fn failed_read_is_reported_with_time_and_counted() {
     assert_eq!(metrics.get("tarfs_failed_reads_total"), Some(&failed));
 }
 
-// Promises: metrics-daemon-binds
+// Promises: metrics-address
 #[test]
 fn mount_fails_if_metrics_cannot_be_served() {
     let place = place();
@@ -298,8 +297,7 @@ fn mount_fails_if_metrics_cannot_be_served() {
     assert_eq!(output.status.code(), Some(64), "{}", stderr_text(&output));
 }
 
-// Promises: prefetch-status-says, access-record-file, access-profile-written, access-mount-records
-// Promises: access-ranges-missing
+// Promises: prefetch-all, profile-record, profile-mismatch
 #[test]
 fn recorded_mount_is_replayed_and_reported() {
     let (place, tree) = (place(), Tree::mixed());
@@ -353,7 +351,7 @@ fn recorded_mount_is_replayed_and_reported() {
     );
 }
 
-// Promises: trusted-runtime-directory
+// Promises: trust-socket
 #[test]
 fn runtime_directory_of_another_user_is_not_used() {
     let directory = TestDir::new(&["run", "run/tarfs", "mnt"]);

@@ -523,7 +523,7 @@ impl Place {
     }
 }
 
-// Promises: killed-under-faults, killed-mount-unmounted, killed-mount-starts
+// Promises: kill-faults, kill-names
 #[test]
 #[expect(
     clippy::print_stderr,

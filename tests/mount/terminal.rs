@@ -7,7 +7,7 @@ use crate::support::http::{Fault, Resource, Response, Server};
 use crate::support::raw::Archive;
 use crate::support::terminal::on_terminal;
 
-// Promises: start-terminal-mount, reads-wait-index
+// Promises: start-messages, scan-answers
 #[test]
 fn mount_shows_progress_of_awaited_index() {
     let archive = Archive::new().file("f", vec![7; 300_000]).end();
@@ -28,7 +28,7 @@ fn mount_shows_progress_of_awaited_index() {
     assert!(!shown.contains("listings"), "{shown:?}");
 }
 
-// Promises: start-mount-prints
+// Promises: start-messages
 #[test]
 fn mount_explains_on_terminal_what_waits_for_index() {
     let archive = Archive::new()
@@ -58,7 +58,7 @@ fn mount_explains_on_terminal_what_waits_for_index() {
     assert_eq!(shown.lines().count(), 1, "{shown:?}");
 }
 
-// Promises: start-mount-index
+// Promises: start-messages
 #[test]
 fn mount_with_saved_index_prints_nothing_on_terminal() {
     let directory = TestMount::new(&["out"]);

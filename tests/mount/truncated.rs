@@ -76,7 +76,7 @@ fn assert_cut_file(place: &TestMount, packing: Packing, expected: &[u8]) {
     }
 }
 
-// Promises: truncated-mount-shows
+// Promises: truncated-allowed
 #[test]
 fn cut_file_of_a_mount_has_every_byte_before_the_cut() {
     for packing in Packing::ALL {
@@ -91,7 +91,7 @@ fn cut_file_of_a_mount_has_every_byte_before_the_cut() {
     }
 }
 
-// Promises: truncated-copy-layers
+// Promises: truncated-allowed
 #[test]
 fn copy_of_layers_keeps_the_cut_file_of_a_lower_layer() {
     let (place, expected) = place_with_cut_file(Packing::Gzip);
@@ -115,7 +115,7 @@ fn copy_of_layers_keeps_the_cut_file_of_a_lower_layer() {
     place.umount();
 }
 
-// Promises: truncated-copy-copy
+// Promises: truncated-allowed
 #[test]
 fn copy_keeps_the_available_bytes_of_a_cut_file_and_names_it_once() {
     let (place, expected) = place_with_cut_file(Packing::Gzip);

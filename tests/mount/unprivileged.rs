@@ -70,7 +70,7 @@ fn archive() -> Vec<u8> {
         .end()
 }
 
-// Promises: hidden-process-program, hidden-saved-indexes, ordinary-user-mounts, ordinary-process-needs
+// Promises: secret-memory, secret-modes, user-mounts, privilege-same
 #[test]
 fn ordinary_user_mounts_reads_and_unmounts() {
     let place = Place::new();
@@ -88,7 +88,7 @@ fn ordinary_user_mounts_reads_and_unmounts() {
     assert_eq!(said, expected);
 }
 
-// Promises: hidden-process-program, hidden-process-user
+// Promises: secret-memory
 #[test]
 fn process_with_secrets_has_no_core_dump_or_ptrace() {
     let place = Place::new();
@@ -106,7 +106,7 @@ fn process_with_secrets_has_no_core_dump_or_ptrace() {
     assert_eq!(said, "open\n0\nrefused\n");
 }
 
-// Promises: ordinary-users-enter, ordinary-allow-modes
+// Promises: user-mounts
 #[test]
 fn allow_other_needs_fuse_conf_and_checks_permissions() {
     let place = Place::new();
@@ -128,7 +128,7 @@ fn allow_other_needs_fuse_conf_and_checks_permissions() {
     assert_eq!(said, "open\nopen\nkept out\nkept out as well\n");
 }
 
-// Promises: ordinary-fusermount3-missing
+// Promises: user-mounts
 #[test]
 fn missing_fusermount_error_says_how_to_install_it() {
     let place = Place::new();
@@ -148,7 +148,7 @@ fn missing_fusermount_error_says_how_to_install_it() {
     }
 }
 
-// Promises: ordinary-user-mount
+// Promises: user-mounts
 #[test]
 fn unwritable_mountpoint_error_says_what_to_do() {
     for (how, words) in [
@@ -178,7 +178,7 @@ fn unwritable_mountpoint_error_says_what_to_do() {
     }
 }
 
-// Promises: ordinary-supervisor-restarted
+// Promises: privilege-same
 #[test]
 fn service_with_ambient_capability_leaves_no_dead_mount() {
     let place = Place::new();
@@ -222,7 +222,7 @@ fn failed_link_does_not_affect_upper_layer() {
     assert_eq!(said, "d2\n", "nothing of what is hidden is made");
 }
 
-// Promises: trusted-control-socket, trusted-variable-run, trusted-directory-belong
+// Promises: trust-socket
 #[test]
 fn runtime_directory_created_by_others_is_not_used() {
     for trap in [

@@ -56,7 +56,7 @@ fn assert_content(path: &Path, content: &[u8]) {
     assert!(read == content, "{} is wrong", path.display());
 }
 
-// Promises: versions-block-device
+// Promises: version-file
 #[test]
 fn archive_in_another_mount_is_reread_after_remount() {
     let place = place();
@@ -79,7 +79,7 @@ fn archive_in_another_mount_is_reread_after_remount() {
     }
 }
 
-// Promises: resumed-source-strong
+// Promises: resume-weak
 #[test]
 fn run_from_file_system_without_ctime_is_not_resumed() {
     let place = place();
@@ -139,7 +139,7 @@ impl Drop for Loop {
     }
 }
 
-// Promises: versions-block-device, versions-server-sends
+// Promises: version-file, version-weak
 #[test]
 fn other_medium_in_same_block_device_is_another_archive() {
     let place = place();
@@ -168,7 +168,7 @@ fn other_medium_in_same_block_device_is_another_archive() {
     }
 }
 
-// Promises: owner-archive-version
+// Promises: copy-unproven
 #[test]
 fn copy_without_version_is_reused_only_for_same_bytes() {
     let place = place();
@@ -207,7 +207,7 @@ fn copy_without_version_is_reused_only_for_same_bytes() {
     );
 }
 
-// Promises: versions-server-sends, versions-status-gives
+// Promises: version-weak, version-reason
 #[test]
 fn status_reports_server_without_version() {
     let place = place();

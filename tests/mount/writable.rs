@@ -43,7 +43,7 @@ fn stdout_of(script: &str) -> String {
     namespace::stdout_text(&run(script))
 }
 
-// Promises: killed-unmount-restart
+// Promises: unmount-number
 #[test]
 fn mount_is_found_after_parent_directory_is_renamed() {
     for flags in ["", "--writable"] {
@@ -81,9 +81,7 @@ fn mount_is_found_after_parent_directory_is_renamed() {
     assert_eq!(said, "one\ntwo\n");
 }
 
-// Promises: upper-written-data, upper-dir-names, upper-dir-missing, upper-dir-holds, upper-next-mount
-// Promises: upper-mounts-cannot, upper-process-open, upper-results-undefined, upper-changed-file
-// Promises: upper-named-directory, upper-temporary-directory, upper-changed-hard
+// Promises: upper-temporary, upper-named, upper-shared, upper-whole, upper-quick, upper-hardlink
 #[test]
 fn written_data_is_temporary_unless_directory_is_named() {
     let said = stdout_of(
@@ -112,7 +110,7 @@ fn written_data_is_temporary_unless_directory_is_named() {
     assert_eq!(said, format!("{temporary}{named}"));
 }
 
-// Promises: root-new-upper, root-options-apply, root-modes-visible
+// Promises: upper-root, writable-options
 #[test]
 fn writable_root_has_archive_attributes_and_mount_options() {
     let said = stdout_of(
@@ -142,7 +140,7 @@ fn writable_root_has_archive_attributes_and_mount_options() {
     assert!(said.eq(root.chain(harmless).chain(told.split_whitespace())));
 }
 
-// Promises: end-read-mount, end-umount-umount, end-serving-process, end-nothing-temporary, end-process-uses
+// Promises: writable-unmount, kill-unmounts, upper-temporary, writable-lazy
 #[test]
 fn writable_mount_leaves_nothing_after_unmount_or_kill() {
     let said = stdout_of(
@@ -177,7 +175,7 @@ fn writable_mount_leaves_nothing_after_unmount_or_kill() {
 }
 
 /// With empty listings, a process would believe that its files were removed.
-// Promises: end-uses-mount, end-process-gets, end-supervisor-removes, end-leaves-directory
+// Promises: writable-lazy, upper-temporary
 #[test]
 fn process_in_killed_mount_sees_errors_not_empty_listings() {
     let said = stdout_of(
@@ -206,7 +204,7 @@ fn process_in_killed_mount_sees_errors_not_empty_listings() {
     assert_eq!(said, "new\nTransport endpoint is not connected\n".repeat(4));
 }
 
-// Promises: end-restart-new, end-restart-refused
+// Promises: writable-restart
 #[test]
 fn writable_mount_survives_worker_restart_if_supported() {
     let said = stdout_of(
@@ -255,7 +253,7 @@ fn written_data_survives_failed_restart() {
     assert_eq!(said, "one\nx\none\nx\n");
 }
 
-// Promises: archive-daemon-prefetches
+// Promises: writable-prefetch
 #[test]
 fn dentries_are_primed_through_the_overlay() {
     let said = stdout_of(
@@ -270,7 +268,7 @@ fn dentries_are_primed_through_the_overlay() {
     assert_eq!(said, "400\n1\n");
 }
 
-// Promises: read-rw-writable, upper-mounts-cannot, upper-path-dir, upper-pages-kib, user-neither-overlay
+// Promises: readonly-rw, upper-shared, upper-long, overlay-kind
 #[test]
 fn unsupported_writable_mounts_are_reported() {
     let said = stdout_of(
@@ -296,7 +294,7 @@ fn unsupported_writable_mounts_are_reported() {
     assert_eq!(said, "64\n1\n2\n1\n2\n1\n2\n1\n2\n1\n2\n1\n");
 }
 
-// Promises: user-mount-gets, user-fuse-overlayfs, user-overlayfs-killed
+// Promises: overlay-kind, overlay-fuse
 #[test]
 fn ordinary_user_writes_by_fuse_overlayfs() {
     let said = stdout_of(
@@ -320,7 +318,7 @@ fn ordinary_user_writes_by_fuse_overlayfs() {
 }
 
 /// dpkg makes directories with mode 0 and sets their mode later.
-// Promises: user-overlayfs-runs
+// Promises: overlay-modes
 #[test]
 fn ordinary_user_creates_directories_of_any_mode() {
     let said = stdout_of(
@@ -344,7 +342,7 @@ fn ordinary_user_creates_directories_of_any_mode() {
     assert_eq!(said, format!("{made}0\n0\n"));
 }
 
-// Promises: user-namespace-cannot, user-after-warning
+// Promises: overlay-modes
 #[test]
 fn user_without_user_namespaces_is_warned_of_modes() {
     let said = stdout_of(
@@ -360,7 +358,7 @@ fn user_without_user_namespaces_is_warned_of_modes() {
     assert_eq!(said, "1\nPermission denied\n1\n");
 }
 
-// Promises: user-namespace-kernel
+// Promises: overlay-kind
 #[test]
 fn user_namespace_writes_by_kernel_overlayfs() {
     let said = stdout_of(

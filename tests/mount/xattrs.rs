@@ -24,7 +24,7 @@ fn stdout_of(script: &str) -> String {
     namespace::stdout_text(&namespace::run_program(PRELUDE, script))
 }
 
-// Promises: acls-acl-stored
+// Promises: acl-forms
 #[test]
 fn acl_in_extended_attribute_is_shown_and_enforced() {
     let said = stdout_of(
@@ -49,7 +49,7 @@ fn acl_in_extended_attribute_is_shown_and_enforced() {
     assert_eq!(said, format!("{archive}{archive}"));
 }
 
-// Promises: acls-acl-repeats, acls-access-acl
+// Promises: acl-mode
 #[test]
 fn acl_stricter_than_header_mode_is_enforced() {
     let said = stdout_of(
@@ -66,7 +66,7 @@ fn acl_stricter_than_header_mode_is_enforced() {
     assert_eq!(said, "660\none\nrefused\n660\n660\n");
 }
 
-// Promises: extended-ext4-process, extended-below-overlay
+// Promises: xattr-trusted
 #[test]
 fn trusted_names_are_listed_with_cap_sys_admin_only() {
     let said = stdout_of(
@@ -96,7 +96,7 @@ fn trusted_names_are_listed_with_cap_sys_admin_only() {
     assert_eq!(said, format!("{mounted}{mounted}secret\n"));
 }
 
-// Promises: extended-attribute-list
+// Promises: xattr-errno
 #[test]
 fn archive_without_attributes_lists_none() {
     let said = stdout_of(
@@ -111,7 +111,7 @@ fn archive_without_attributes_lists_none() {
     assert_eq!(said, "Operation not supported\n");
 }
 
-// Promises: acls-user-namespace, acls-status-counts
+// Promises: acl-impossible
 #[test]
 fn acl_entries_of_unmapped_ids_are_skipped() {
     let said = stdout_of(
@@ -143,7 +143,7 @@ fn acl_entries_of_unmapped_ids_are_skipped() {
     assert_eq!(said, format!("{archive}{archive}"));
 }
 
-// Promises: types-lsattr-shows, types-writable-mount
+// Promises: flags-chattr
 #[test]
 fn files_have_no_flags_but_chattr_works_on_writable_mount() {
     let said = stdout_of(
@@ -163,7 +163,7 @@ fn files_have_no_flags_but_chattr_works_on_writable_mount() {
     assert_eq!(said, "0\n0\n0\na-\nappend only\none\nmore\n");
 }
 
-// Promises: types-statx-returns
+// Promises: times-mount
 #[test]
 fn statx_returns_no_birth_time() {
     let said = stdout_of(
@@ -177,7 +177,7 @@ fn statx_returns_no_birth_time() {
     assert_eq!(said, "1\n-\n-\n-\n");
 }
 
-// Promises: extended-mount-leaves
+// Promises: xattr-impossible
 #[test]
 fn attributes_that_linux_cannot_hold_are_left_out_and_counted() {
     let said = stdout_of(

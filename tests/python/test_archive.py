@@ -27,7 +27,7 @@ Contents = dict[str, bytes]
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
-# Promises: python-file-content
+# Promises: python-content
 def test_every_format_has_the_contents_of_tarfile(
     server: Server, contents: Contents, suffix: str
 ) -> None:
@@ -40,7 +40,7 @@ def test_every_format_has_the_contents_of_tarfile(
 
 @pytest.mark.parametrize("suffix", PACKERS)
 @pytest.mark.parametrize("opened", ["open", "stream"])
-# Promises: python-iteration-reads
+# Promises: python-iteration
 def test_iteration_yields_members_in_archive_order(
     server: Server, plain: bytes, contents: Contents, suffix: str, opened: str
 ) -> None:
@@ -81,14 +81,14 @@ def test_listing_has_one_directory(server: Server) -> None:
     assert archive.exists("data/d1/f0001") and not archive.exists("data/d1/f0002")
 
 
-# Promises: python-names-utf
+# Promises: python-names
 def test_names_that_are_not_utf8_survive(server: Server) -> None:
     archive = tarfs.open(server.url("a.tar.xz"))
     for name in (b"latin-\xe9", os.fsdecode(b"latin-\xe9")):
         assert archive.open(name).read() == b"not UTF-8"
 
 
-# Promises: python-ranges-slices
+# Promises: python-ranges
 def test_ranges_are_slices(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     data = contents["table.csv"]
@@ -119,7 +119,7 @@ def test_file_seeks_and_fills_buffers(server: Server, contents: Contents) -> Non
         file.read()
 
 
-# Promises: python-symbolic-links
+# Promises: python-links
 def test_links_are_followed_inside_the_archive(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     assert archive.open("link").read() == contents["data/d1/f0001"]
@@ -132,7 +132,7 @@ def test_links_are_followed_inside_the_archive(server: Server, contents: Content
     assert archive.ls("data/d1/") == archive.ls("data/d1")
 
 
-# Promises: python-shards-members
+# Promises: python-shards
 def test_shards_are_disjoint_and_complete(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     plan = archive.plan(7)
@@ -150,7 +150,7 @@ def test_shards_are_disjoint_and_complete(server: Server, contents: Contents) ->
     assert shards[[entry.path for entry in entries].index("empty")] == 7
 
 
-# Promises: python-shards-members
+# Promises: python-shards
 def test_members_can_be_selected(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     wanted = archive.ls("data/d3", detail=True)
@@ -158,7 +158,7 @@ def test_members_can_be_selected(server: Server, contents: Contents) -> None:
     assert found == {entry.path: contents[entry.path] for entry in wanted}
 
 
-# Promises: python-member-content
+# Promises: python-iteration
 def test_member_is_a_stream(server: Server, contents: Contents) -> None:
     for member in tarfs.stream(server.url("a.tar.gz")):
         data = contents.get(member.name, b"")
@@ -189,7 +189,7 @@ def is_reading(thread: str) -> bool:
         return False
 
 
-# Promises: python-saved-published
+# Promises: python-indexes
 def test_saved_index_spares_the_archive(server: Server) -> None:
     assert tarfs.open(server.url("a.tar.bz2"), cache_size=False).ls()
     server.sent = 0
@@ -197,7 +197,7 @@ def test_saved_index_spares_the_archive(server: Server) -> None:
     assert server.sent < 100_000
 
 
-# Promises: python-saved-published
+# Promises: python-indexes
 def test_published_index_spares_the_archive(server: Server, contents: Contents) -> None:
     (server.directory / "p.tar.gz").write_bytes((server.directory / "a.tar.gz").read_bytes())
     program = Path(sys.executable).with_name("tarfs")
@@ -211,7 +211,7 @@ def test_published_index_spares_the_archive(server: Server, contents: Contents) 
         assert archive.plan(3)[0].entries > 50
 
 
-# Promises: python-archive-opened, published-symbolic-links
+# Promises: python-indexes, published-copies
 def test_links_of_a_published_index_are_compared(server: Server) -> None:
     def write(path: Path, target: str, mode: int) -> None:
         with tarfile.open(path, "w") as archive:
@@ -257,7 +257,7 @@ def test_links_of_a_published_index_are_compared(server: Server) -> None:
 
 
 @pytest.mark.parametrize("is_saved", [False, True])
-# Promises: python-materialize-finish, python-plan-members
+# Promises: python-indexes
 def test_tree_of_a_published_index_is_not_written(
     server: Server, contents: Contents, tmp_path: Path, is_saved: bool
 ) -> None:
@@ -287,7 +287,7 @@ def test_tree_of_a_published_index_is_not_written(
     assert (out / "data/d1/f0001").read_bytes() == contents["data/d1/f0001"]
 
 
-# Promises: python-pickled-archive
+# Promises: python-processes
 def test_archive_is_pickled(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"), memory="64MiB")
     copy = pickle.loads(pickle.dumps(archive))
@@ -299,7 +299,7 @@ def test_archive_is_pickled(server: Server, contents: Contents) -> None:
         ]
 
 
-# Promises: python-forked-process
+# Promises: python-processes
 def test_forked_process_opens_again(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     file, members = archive.open("table.csv"), iter(archive)
@@ -317,14 +317,14 @@ def test_forked_process_opens_again(server: Server, contents: Contents) -> None:
     assert file.read() == contents["table.csv"]
 
 
-# Promises: python-threads-run
+# Promises: python-threads
 def test_threads_share_an_archive(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.xz"))
     with ThreadPoolExecutor(8) as threads:
         assert dict(zip(contents, threads.map(archive.read_range, contents))) == contents
 
 
-# Promises: python-threads-run
+# Promises: python-threads
 def test_other_threads_run_while_one_waits(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     failed = []
@@ -346,7 +346,7 @@ def test_other_threads_run_while_one_waits(tmp_path: Path) -> None:
     assert isinstance(failed[0], tarfs.Damaged)
 
 
-# Promises: python-errors-error
+# Promises: python-errors
 def test_errors_have_kinds_and_texts(server: Server, tmp_path: Path) -> None:
     archive = tarfs.open(server.url("a.tar"))
     cases = [
@@ -368,7 +368,7 @@ def test_errors_have_kinds_and_texts(server: Server, tmp_path: Path) -> None:
         assert isinstance(raised.value, tarfs.Error)
 
 
-# Promises: python-damaged-truncated
+# Promises: python-damaged
 def test_damage_is_a_value_error(server: Server, tmp_path: Path) -> None:
     whole = (server.directory / "a.tar.gz").read_bytes()
     for data in (
@@ -383,7 +383,7 @@ def test_damage_is_a_value_error(server: Server, tmp_path: Path) -> None:
         assert isinstance(raised.value, ValueError) and "bad.tar.gz" in str(raised.value)
 
 
-# Promises: python-archive-over
+# Promises: python-errors
 def test_limits_are_no_damage(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {"a": b"1", "b": b"2"})
     with pytest.raises(tarfs.Error, match="allowed") as raised:
@@ -391,7 +391,7 @@ def test_limits_are_no_damage(tmp_path: Path) -> None:
     assert not isinstance(raised.value, tarfs.Damaged)
 
 
-# Promises: python-sized-read
+# Promises: python-damaged
 def test_cut_file_has_the_bytes_before_the_cut(tmp_path: Path) -> None:
     data = os.urandom(100_000)
     path = write_tar(tmp_path / "a.tar", {"a": data})
@@ -405,7 +405,7 @@ def test_cut_file_has_the_bytes_before_the_cut(tmp_path: Path) -> None:
             read()
 
 
-# Promises: python-function-headers
+# Promises: python-headers
 def test_headers_are_loaded_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.user, logins = "token 1", iter(["token 1", "token 2"])
     with pytest.raises(PermissionError, match="refuses access"):
@@ -420,7 +420,7 @@ def test_headers_are_loaded_again(server: Server, monkeypatch: pytest.MonkeyPatc
     assert tarfs.open(server.url("a.tar"), **options).exists("table.csv")
 
 
-# Promises: python-secrets-url
+# Promises: python-secrets
 def test_secrets_are_not_shown(server: Server) -> None:
     url = server.url("a.tar").replace("//", "//user:geheim@")
     assert "geheim" not in repr(tarfs.open(url))
@@ -429,7 +429,7 @@ def test_secrets_are_not_shown(server: Server) -> None:
     assert "geheim" not in str(raised.value)
 
 
-# Promises: python-cache-dir
+# Promises: python-cache
 def test_options_without_cache_write_nothing(server: Server, tmp_path: Path) -> None:
     archive = tarfs.open(server.url("a.tar.gz"), cache_dir=False)
     assert archive.open("table.csv").read(4) == b"name"
@@ -444,7 +444,7 @@ def test_wheel_brings_the_program(server: Server, contents: dict[str, bytes]) ->
     assert listed.split() == [name[8:] for name in contents if name.startswith("data/d1/")]
 
 
-# Promises: python-files-raw
+# Promises: python-files
 def test_file_is_a_raw_file_of_python(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"), cache_size=True)
     file = archive.open("table.csv")
@@ -468,7 +468,7 @@ def test_file_is_a_raw_file_of_python(server: Server, contents: Contents) -> Non
         tarfs.open(server.url("a.tar.gz"), memory=True)
 
 
-# Promises: python-open-file
+# Promises: python-files
 def test_file_outlives_its_archive(server: Server, contents: Contents) -> None:
     with tarfs.open(server.url("a.tar.gz")) as archive:
         file = archive.open("table.csv")
@@ -481,7 +481,7 @@ def test_file_outlives_its_archive(server: Server, contents: Contents) -> None:
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
 @pytest.mark.parametrize("is_local", [True, False])
-# Promises: python-archive-file
+# Promises: python-version
 def test_other_version_is_never_read(server: Server, suffix: str, is_local: bool) -> None:
     path = server.directory / f"version.{suffix}"
     write_tar(path, {name: name.encode() * 9 for name in ("alice", "bobby", "carol")})
@@ -501,7 +501,7 @@ def test_other_version_is_never_read(server: Server, suffix: str, is_local: bool
         again.shards_of(entries, 2)
 
 
-# Promises: python-paths-archives
+# Promises: python-names
 def test_path_that_is_not_utf8_is_read(tmp_path: Path) -> None:
     directory = os.fsencode(tmp_path) + b"/caf\xe9"
     os.mkdir(directory)
@@ -518,7 +518,7 @@ def test_path_that_is_not_utf8_is_read(tmp_path: Path) -> None:
         assert [member.name for member in tarfs.stream(path)] == ["f"]
 
 
-# Promises: python-archives-process
+# Promises: python-threads
 def test_many_archives_need_few_files_and_threads(tmp_path: Path) -> None:
     for number in range(60):
         write_tar(tmp_path / f"{number}.tar.gz", {"t": b"%d" % number})
@@ -538,7 +538,7 @@ print(names.count("tarfs-read\\n"), names.count("tarfs-fetch\\n"), names.count("
 
 
 @pytest.mark.parametrize("work", ["open", "stream", "range", "file", "members", "materialize"])
-# Promises: python-sigint-ends
+# Promises: python-interrupt
 def test_interrupt_ends_what_waits(server: Server, tmp_path: Path, work: str) -> None:
     url = server.url("a.tar.gz")
     options = {"cache_size": False, "memory": "64MiB"}
@@ -568,7 +568,7 @@ def test_interrupt_ends_what_waits(server: Server, tmp_path: Path, work: str) ->
         server.is_called.clear()
 
 
-# Promises: python-after-damaged
+# Promises: python-damaged
 def test_iteration_goes_on_after_damage(server: Server) -> None:
     data = {f"f{number}": random.Random(number).randbytes(1_500_000) for number in range(4)}
     plain = write_tar(server.directory / "damaged.tar", data).read_bytes()
@@ -594,7 +594,7 @@ def test_iteration_goes_on_after_damage(server: Server) -> None:
     assert names == list(data)
 
 
-# Promises: python-iterations-reads
+# Promises: python-threads
 def test_iterations_go_on_side_by_side(server: Server) -> None:
     data = {f"f{number:02}": random.Random(number).randbytes(1_000_000) for number in range(30)}
     path = write_tar(server.directory / "side.tar", data)
@@ -612,7 +612,7 @@ for members in zip(one, one, two):
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
-# Promises: python-content-long
+# Promises: python-damaged
 def test_content_is_never_silently_short() -> None:
     entry = tarfs.Entry("a", "file", 5, 0, 0o644, 0, 0, "", "", "", 1)
     for items in ([b"abc", None], [b"abc", b"", None]):
@@ -621,7 +621,7 @@ def test_content_is_never_silently_short() -> None:
             member.read()
 
 
-# Promises: python-materialize-raises
+# Promises: python-materialize
 def test_materialize_that_cannot_write_raises(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         directory.chmod(0o755)

@@ -30,7 +30,7 @@ def test_url_chain_reads_a_member(server: Server, contents: dict[str, bytes]) ->
         assert file.readline() == "name,value\n"
 
 
-# Promises: python-fsspec-reads
+# Promises: fsspec-sources
 def test_local_paths_and_other_protocols(
     server: Server, contents: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -43,7 +43,7 @@ def test_local_paths_and_other_protocols(
         assert file.read() == contents["table.csv"]
 
 
-# Promises: object-read-wherever
+# Promises: store-hadoop
 def test_names_of_hadoop_are_archives(
     server: Server, contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +60,7 @@ def test_names_of_hadoop_are_archives(
         assert fs.cat("table.csv") == contents["table.csv"]
 
 
-# Promises: python-temporary-copy
+# Promises: python-processes
 def test_copy_of_an_archive_is_removed_by_its_process_only(server: Server) -> None:
     packed = (server.directory / "a.tar.gz").read_bytes()
     fs = fsspec.filesystem("tarfs", fo=io.BytesIO(packed))
@@ -77,7 +77,7 @@ def test_copy_of_an_archive_is_removed_by_its_process_only(server: Server) -> No
     assert not os.path.exists(copy)
 
 
-# Promises: python-paths-archives
+# Promises: python-names
 def test_path_may_have_bytes_that_are_not_utf8(server: Server, tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/caf\xe9.tar.gz"
     shutil.copy(server.directory / "a.tar.gz", path)
@@ -117,7 +117,7 @@ def test_ranges_of_many_files(server: Server, contents: dict[str, bytes]) -> Non
     assert fs.cat_file("table.csv", start=-5) == contents["table.csv"][-5:]
 
 
-# Promises: python-pickled-archive
+# Promises: python-processes
 def test_file_system_is_pickled(server: Server, contents: dict[str, bytes]) -> None:
     fs = fsspec.filesystem("tarfs", fo=server.url("a.tar.gz"), memory="64MiB")
     copy = pickle.loads(pickle.dumps(fs))
@@ -127,7 +127,7 @@ def test_file_system_is_pickled(server: Server, contents: dict[str, bytes]) -> N
         assert opened.read() == contents["table.csv"]
 
 
-# Promises: python-options-file
+# Promises: fsspec-options
 def test_options_of_other_file_systems_have_no_effect(server: Server) -> None:
     url = server.url("a.tar")
     for options in (
@@ -139,7 +139,7 @@ def test_options_of_other_file_systems_have_no_effect(server: Server) -> None:
     assert "memory" in OPTIONS and "url" not in OPTIONS
 
 
-# Promises: python-options-file, python-options-fsspec
+# Promises: fsspec-options
 def test_options_that_would_be_misunderstood_are_refused(server: Server) -> None:
     url = server.url("a.tar")
     for options, text in (
@@ -154,7 +154,7 @@ def test_options_that_would_be_misunderstood_are_refused(server: Server) -> None
         fsspec.filesystem("tarfs", fo=url).open("new", "wb")
 
 
-# Promises: python-listings-searches
+# Promises: fsspec-listing
 def test_links_to_directories_are_not_entered(tmp_path: Path) -> None:
     links = {"bin/A": ".", "bin/B": ".", "top": "bin", "none": "missing", "file": "bin/x"}
     path = write_tar(tmp_path / "links.tar", {"bin/x": b"12345"}, links)
@@ -171,7 +171,7 @@ def test_links_to_directories_are_not_entered(tmp_path: Path) -> None:
     assert found == {"bin": "directory", "top": "other", "none": "other", "file": "file"}
 
 
-# Promises: python-find-du
+# Promises: fsspec-listing
 def test_searches_below_missing_paths_find_nothing(server: Server) -> None:
     fs = fsspec.filesystem("tarfs", fo=server.url("a.tar"))
     assert (fs.find("none"), fs.find("none", detail=True), fs.du("none")) == ([], {}, 0)
@@ -181,7 +181,7 @@ def test_searches_below_missing_paths_find_nothing(server: Server) -> None:
 
 
 @pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
-# Promises: python-fsspec-archive
+# Promises: fsspec-sources
 def test_caches_of_fsspec_are_below(server: Server, tmp_path: Path, cache: str) -> None:
     url = f"tarfs://table.csv::{cache}::{server.url('a.tar.gz')}"
     with fsspec.open(url, "r", **{cache: {"cache_storage": str(tmp_path / "below")}}) as file:
@@ -189,7 +189,7 @@ def test_caches_of_fsspec_are_below(server: Server, tmp_path: Path, cache: str) 
     assert os.listdir(tmp_path / "below")
 
 
-# Promises: python-fsspec-archive
+# Promises: fsspec-sources
 def test_archive_is_a_path_or_a_file_object(server: Server, contents: dict[str, bytes]) -> None:
     path = server.directory / "a.tar.gz"
     with path.open("rb") as file, fsspec.open(str(path)) as opened:
@@ -199,7 +199,7 @@ def test_archive_is_a_path_or_a_file_object(server: Server, contents: dict[str, 
     assert pickle.loads(pickle.dumps(fsspec.filesystem("tarfs", fo=path))).exists("table.csv")
 
 
-# Promises: python-files-raw
+# Promises: python-files
 def test_files_have_the_attributes_of_fsspec(server: Server, contents: dict[str, bytes]) -> None:
     fs = fsspec.filesystem("tarfs", fo=server.url("a.tar.gz"))
     assert fs.read_block("table.csv", 1, 4) == contents["table.csv"][1:5]
@@ -214,7 +214,7 @@ def test_files_have_the_attributes_of_fsspec(server: Server, contents: dict[str,
             fs.cat_ranges(paths, starts, ends)
 
 
-# Promises: python-archives-process
+# Promises: python-threads
 def test_archives_in_a_loop_are_closed(tmp_path: Path) -> None:
     for number in range(60):
         write_tar(tmp_path / f"{number}.tar.gz", {"t": b"%d" % number})
@@ -230,7 +230,7 @@ for number, url in enumerate(urls):
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-# Promises: python-archive-file
+# Promises: python-version
 def test_new_file_system_has_the_current_version(tmp_path: Path) -> None:
     for version in (b"1", b"2"):
         path = write_tar(tmp_path / "a.tar.gz", {"t": version})

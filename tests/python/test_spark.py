@@ -64,7 +64,7 @@ def digests(url: str) -> dict[str, str]:
         return {path: hashlib.sha256(archive.read_range(path)).hexdigest() for path in paths}
 
 
-# Promises: python-spark-task
+# Promises: spark-cost
 def test_executors_read_each_byte_once(spark: SparkSession, server: Server, url: str) -> None:
     server.sent = 0
     frame = spark.read.format("tarfs").option("shards", 2).option("cache_size", "false").load(url)
@@ -75,7 +75,7 @@ def test_executors_read_each_byte_once(spark: SparkSession, server: Server, url:
     assert length * 0.9 < sent <= length * 1.05 + 2 * SEEK_BYTES
 
 
-# Promises: python-spark-task
+# Promises: spark-cost
 def test_each_shard_decodes_its_part(url: str) -> None:
     decoded = []
     for number in (1, 2):
@@ -99,7 +99,7 @@ def test_rows_have_the_attributes(spark: SparkSession, url: str) -> None:
     )
 
 
-# Promises: python-spark-pushes
+# Promises: spark-filters
 def test_path_filters_spare_the_other_members(
     spark: SparkSession, server: Server, url: str
 ) -> None:
@@ -112,7 +112,7 @@ def test_path_filters_spare_the_other_members(
     assert server.sent < 0.6 * (server.directory / "large.tar.gz").stat().st_size
 
 
-# Promises: python-schema-spark
+# Promises: spark-cost
 def test_schema_without_content_reads_only_the_index(
     spark: SparkSession, server: Server, url: str
 ) -> None:
@@ -122,7 +122,7 @@ def test_schema_without_content_reads_only_the_index(
     assert server.sent < 1 << 20
 
 
-# Promises: python-spark-materialize
+# Promises: spark-materialize
 def test_materialize_writes_the_tree(spark: SparkSession, url: str, tmp_path: Path) -> None:
     written = tarfs.spark.materialize(spark, url, str(tmp_path / "out"), shards=3)
     found = {}
@@ -142,7 +142,7 @@ def read(spark: SparkSession, *paths: object, schema: str = "", **options: objec
     return (reader.schema(schema) if schema else reader).load([*map(str, paths)])
 
 
-# Promises: python-compare-path
+# Promises: spark-filters
 def test_filters_compare_the_paths_that_are_shown(
     spark: SparkSession, url: str, server: Server
 ) -> None:
@@ -158,7 +158,7 @@ def test_filters_compare_the_paths_that_are_shown(
         assert [tuple(row) for row in frame.where(condition).collect()] == [(shown, 9)]
 
 
-# Promises: python-columns-found
+# Promises: spark-schema
 def test_schema_has_names_without_case_and_is_checked_in_the_plan(
     spark: SparkSession, url: str
 ) -> None:
@@ -176,7 +176,7 @@ def test_schema_has_names_without_case_and_is_checked_in_the_plan(
             read(spark, url, schema=schema, **options).count()
 
 
-# Promises: python-spark-reads
+# Promises: spark-lists
 def test_archives_are_a_list_or_a_pattern(spark: SparkSession, tmp_path: Path) -> None:
     paths = [write_tar(tmp_path / f"{n}.tar.gz", {f"f{n}": b"%d" % n}) for n in range(3)]
     for frame, wanted in (
@@ -188,7 +188,7 @@ def test_archives_are_a_list_or_a_pattern(spark: SparkSession, tmp_path: Path) -
         read(spark, tmp_path / "none-*").count()
 
 
-# Promises: python-task-spark
+# Promises: spark-version
 def test_task_reads_no_other_version(spark: SparkSession, tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {f"f{n}": b"1" * 100 for n in range(40)})
     reader = TarfsReader({"path": "path", "content": "content"}, {"path": str(path), "shards": "2"})
@@ -203,7 +203,7 @@ def test_task_reads_no_other_version(spark: SparkSession, tmp_path: Path) -> Non
         assert {bytes(row["content"]) for row in rows} == {version * 100} and len(rows) == 40
 
 
-# Promises: python-mode-permissive
+# Promises: spark-permissive
 def test_damaged_member_is_null_or_left_out_by_option(
     spark: SparkSession, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +229,7 @@ def test_damaged_member_is_null_or_left_out_by_option(
     assert {row["path"] for row in left} == set(data) - broken
 
 
-# Promises: python-mode-permissive
+# Promises: spark-permissive
 def test_content_that_is_too_long_is_null_by_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +267,7 @@ def test_number_of_shards_is_limited() -> None:
     assert tarfs.spark._default_shards(Huge()) == tarfs.spark.MAX_SHARDS
 
 
-# Promises: python-entries-shard
+# Promises: python-shards
 def test_entries_of_all_shards_are_those_of_the_archive(url: str) -> None:
     with tarfs.open(url) as archive:
         found = [entry for number in range(1, 8) for entry in archive.shard_entries(number, 7)]

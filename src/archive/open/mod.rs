@@ -299,7 +299,7 @@ mod tests {
         });
     }
 
-    // Promises: directories-data-archives
+    // Promises: archives-memory
     #[test]
     fn archives_with_shared_resources_queue_disk_writes_in_one_pool() {
         let runtime = tokio::runtime::Builder::new_current_thread().build();

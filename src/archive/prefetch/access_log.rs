@@ -97,7 +97,7 @@ mod tests {
             .collect()
     }
 
-    // Promises: access-record-file
+    // Promises: profile-record
     #[test]
     fn adjacent_reads_merge_in_the_order_of_the_first() {
         let reads = [(7, 0, 10), (8, 5, 5), (7, 10, 10), (7, 30, 5), (8, 0, 6)];
@@ -108,7 +108,7 @@ mod tests {
     }
 
     proptest! {
-        // Promises: access-record-file
+        // Promises: profile-record
         #[test]
         fn ranges_cover_exactly_the_bytes_read(
             reads in prop::collection::vec((1..4_u32, 0..60_u64, 0..20_u64), 0..40)

@@ -67,7 +67,7 @@ mod tests {
     }
 
     proptest! {
-        // Promises: read-prefetch-rate
+        // Promises: ahead-rate
         #[test]
         fn bytes_passed_stay_within_the_limit_and_one_spending(
             spendings in prop::collection::vec((0..2000_u64, 1..5000_u64), 1..50)

@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(replay.next(4), [] as [u32; 0]);
     }
 
-    // Promises: access-replay-stays
+    // Promises: profile-replay
     #[test]
     fn replay_stays_within_the_limit_ahead_of_its_reader() {
         let mut replay = replay(&[0, 1, 2, 3, 4, 5, 6, 7], Some(35));

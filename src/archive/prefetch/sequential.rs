@@ -307,7 +307,7 @@ mod tests {
         }
     }
 
-    // Promises: read-within-file
+    // Promises: ahead-default
     #[test]
     fn fill_doubles_within_one_file_until_its_end() {
         let mut streams = ReadStreams::new(LIMITS);
@@ -331,7 +331,7 @@ mod tests {
         }
     }
 
-    // Promises: read-beyond-end
+    // Promises: ahead-default
     #[test]
     fn fill_across_small_files_is_a_sixth_of_bytes_read() {
         let mut streams = ReadStreams::new(LIMITS);
@@ -350,7 +350,7 @@ mod tests {
         }
     }
 
-    // Promises: read-disk-cache
+    // Promises: ahead-cached
     #[test]
     fn fill_across_files_on_disk_equals_bytes_read() {
         let mut streams = ReadStreams::new(LIMITS);
@@ -367,7 +367,7 @@ mod tests {
         }
     }
 
-    // Promises: read-prefetch-ahead, read-random-reads
+    // Promises: ahead-default
     #[test]
     fn random_reads_cause_no_read_ahead() {
         let mut streams = ReadStreams::new(LIMITS);
@@ -475,7 +475,7 @@ mod tests {
 
     proptest! {
         /// Read-ahead never exceeds the bytes read, and never goes backwards.
-        // Promises: read-within-file, read-disk-cache
+        // Promises: ahead-default, ahead-cached
         #[test]
         fn read_ahead_never_exceeds_bytes_read(
             reads in prop::collection::vec((0..64_u64, 1..8_u64), 1..200)

@@ -356,7 +356,7 @@ mod tests {
         assert!(reader.batches(0..1, Plain(0), None).is_empty());
     }
 
-    // Promises: limits-runs-zeros
+    // Promises: disk-zeros
     #[test]
     fn zeros_are_believed_of_an_own_index_of_this_version_only() {
         const LEN: u64 = 16 << 10;

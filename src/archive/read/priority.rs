@@ -86,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: read-prefetch-starts
+    // Promises: ahead-shared
     #[test]
     fn prefetch_waits_for_active_reads() {
         let read_priority = ReadPriority::default();
@@ -105,7 +105,7 @@ mod tests {
         });
     }
 
-    // Promises: read-prefetch-starts
+    // Promises: ahead-shared
     #[test]
     fn closed_archive_ends_all_waits() {
         let read_priority = ReadPriority::default();

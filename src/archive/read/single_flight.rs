@@ -165,7 +165,7 @@ impl<E, K: FlightKey> Drop for Claim<E, K> {
 mod tests {
     use super::*;
 
-    // Promises: read-reader-span
+    // Promises: ahead-shared
     #[test]
     fn one_thread_fills_a_span_and_the_others_share_it() {
         let single_flight = SingleFlight::<&str>::default();
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(flight.wait(), Ok(None));
     }
 
-    // Promises: read-reader-span
+    // Promises: ahead-shared
     #[test]
     fn waiters_of_a_failed_claim_share_its_error() {
         let single_flight = SingleFlight::<&str>::default();

@@ -217,7 +217,7 @@ mod tests {
         (stored, stats.disk_cache_declined_spans.get())
     }
 
-    // Promises: limits-data-local
+    // Promises: disk-zeros
     #[test]
     fn scan_declines_compressed_spans_that_decode_faster_than_the_disk_reads() {
         // The first span has none before it, and the last one is decoded from far away.
@@ -235,7 +235,7 @@ mod tests {
         );
     }
 
-    // Promises: slow-data-seek
+    // Promises: disk-slow
     #[test]
     fn scan_waits_for_the_disk_as_long_as_it_worked() {
         let left = |elapsed, waited| {

@@ -71,7 +71,7 @@ mod tests {
         assert!(!policy.should_skip(63 * MIB));
     }
 
-    // Promises: amount-mount-ls
+    // Promises: fetch-skips
     #[test]
     fn fast_distant_link_streams_medium_payloads() {
         let mut policy = SkipPolicy::default();

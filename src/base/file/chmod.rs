@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: changes-mode-changed
+    // Promises: change-closed
     #[test]
     fn mode_of_a_name_or_an_open_file_is_set_and_no_link_followed() {
         type Chmod = fn(BorrowedFd<'_>, &[u8], u32) -> Result<(), Errno>;

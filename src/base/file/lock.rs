@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(LockHolder::default().to_string(), "another process");
     }
 
-    // Promises: updating-process-keeps
+    // Promises: sync-locked
     #[test]
     fn lock_holder_is_found_by_device_and_inode() {
         let locks = "\

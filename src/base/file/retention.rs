@@ -56,7 +56,7 @@ mod tests {
         }
     }
 
-    // Promises: expiry-indexes-more
+    // Promises: index-expiry
     #[test]
     fn least_recently_used_items_expire_until_size_fits() {
         let all = [item(1, 10, false), item(3, 10, false), item(2, 10, false)];
@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(policy(0, 9).expired(&all, NOW), [1, 2, 0]);
     }
 
-    // Promises: expiry-index-saved, expiry-index-use
+    // Promises: index-expiry
     #[test]
     fn old_items_expire_and_items_in_use_never_expire() {
         let future = RetainedItem {

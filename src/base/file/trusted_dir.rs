@@ -253,7 +253,7 @@ mod tests {
         fs::symlink_metadata(path).expect("there").mode() & 0o7777
     }
 
-    // Promises: hidden-saved-indexes
+    // Promises: secret-modes
     #[test]
     fn created_files_and_directories_are_private() {
         let place = tempfile::tempdir().expect("a directory");
@@ -278,7 +278,7 @@ mod tests {
         assert!(inner.names().expect("readable").is_empty());
     }
 
-    // Promises: trusted-directory-users
+    // Promises: trust-cache
     #[test]
     fn directory_writable_by_others_is_rejected() {
         let place = tempfile::tempdir().expect("a directory");
@@ -298,7 +298,7 @@ mod tests {
         }
     }
 
-    // Promises: trusted-cache-directory, trusted-directories-index
+    // Promises: trust-cache
     #[test]
     #[ignore = "needs root"]
     fn files_of_another_user_are_rejected() {
@@ -319,7 +319,7 @@ mod tests {
         }
     }
 
-    // Promises: trusted-user-link
+    // Promises: trust-cache
     #[test]
     #[ignore = "needs root"]
     fn only_own_links_are_followed_and_only_to_directories() {
@@ -348,7 +348,7 @@ mod tests {
         assert!(problem_of(directory.file("real", OFlags::RDONLY)).contains("not a regular file"));
     }
 
-    // Promises: hidden-saved-indexes, trusted-user-link
+    // Promises: secret-modes, trust-cache
     #[test]
     #[ignore = "needs root"]
     fn log_file_is_private_and_foreign_links_are_rejected() {

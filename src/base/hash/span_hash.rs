@@ -151,7 +151,7 @@ mod tests {
         );
     }
 
-    // Promises: limits-block-bytes
+    // Promises: disk-zeros
     #[test]
     fn only_zeros_have_the_checksum_of_zeros() {
         for len in [1, 16 << 10, 40_000] {

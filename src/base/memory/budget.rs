@@ -224,7 +224,7 @@ mod tests {
             .flat_map(move |share| uses.map(|used_by| DecoderMemory { share, used_by }))
     }
 
-    // Promises: memory-error-names
+    // Promises: memory-needed
     #[test]
     fn named_memory_suffices_and_is_the_least() {
         let needs = (0..900).map(|number| number * MIB / 3 + number * 7);
@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    // Promises: memory-error-names
+    // Promises: memory-needed
     #[test]
     fn named_memory_is_never_less_than_that_of_a_directory() {
         let need = 90 * MIB;
@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    // Promises: memory-take-three
+    // Promises: memory-decoder
     #[test]
     fn decoder_of_a_mount_borrows_three_quarters_from_64_mib_on() {
         let memory = |used_by| DecoderMemory {

@@ -511,7 +511,7 @@ impl Drop for Buffer {
 mod tests {
     use super::*;
 
-    // Promises: memory-reads-wait
+    // Promises: memory-order
     #[test]
     fn large_reservation_is_served_before_smaller_ones_that_came_later() {
         let pool = BufferPool::new(100);
@@ -531,7 +531,7 @@ mod tests {
         assert_eq!(pool.used_bytes(), 0);
     }
 
-    // Promises: memory-reads-wait
+    // Promises: memory-order
     #[test]
     fn reservation_that_gives_up_lets_the_next_one_through() {
         let pool = BufferPool::new(100);
@@ -737,7 +737,7 @@ mod tests {
         });
     }
 
-    // Promises: unmount-process-ends, unmount-waits-memory
+    // Promises: unmount-quick
     #[test]
     fn closing_ends_every_wait_and_leaves_buffers_valid() {
         let pool = BufferPool::new(10);

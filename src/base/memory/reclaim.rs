@@ -228,7 +228,7 @@ mod tests {
         left.collect()
     }
 
-    // Promises: status-either-flag
+    // Promises: status-usage
     #[test]
     fn memory_is_reclaimed_in_order_and_restored() {
         let (memories, broker) = memories([10, 20]);
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(left(&memories), [10, 20]);
     }
 
-    // Promises: unmount-waits-memory
+    // Promises: unmount-quick
     #[test]
     fn close_ends_a_wait_for_a_grant() {
         let broker = MemoryBroker::with_limit(10);

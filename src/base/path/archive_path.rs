@@ -147,7 +147,7 @@ mod tests {
         (path.to_owned(), stripped.to_owned())
     }
 
-    // Promises: names-target-hard, names-hard-link
+    // Promises: names-cut
     #[test]
     fn sanitize_strips_leading_slashes_and_parent_components() {
         assert_eq!(sanitized("a/b"), pair("a/b", ""));
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(sanitized("a/..b"), pair("a/..b", ""));
     }
 
-    // Promises: names-component-repeated
+    // Promises: names-cut
     #[test]
     fn sanitize_drops_dots_and_repeated_slashes() {
         assert_eq!(sanitized("./a/./b//c/"), pair("a/b/c", ""));
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(sanitized(""), pair(".", ""));
     }
 
-    // Promises: names-member-name
+    // Promises: names-parent
     #[test]
     fn only_a_whole_dot_dot_component_is_a_parent() {
         let has_parent_component = |name: &[u8]| ArchivePath::sanitize(name).has_parent_component;
@@ -184,7 +184,7 @@ mod tests {
         );
     }
 
-    // Promises: names-bytes-need, errors-names-escaped
+    // Promises: names-bytes, error-line
     #[test]
     fn names_need_not_be_utf8() {
         let path = ArchivePath::sanitize(b"caf\xe9/\n").path;

@@ -239,7 +239,7 @@ mod tests {
         Glob::new(pattern.as_bytes()).matches(path.as_bytes())
     }
 
-    // Promises: differences-path-arguments
+    // Promises: gnu-arguments
     #[test]
     fn a_pattern_matches_any_run_of_components_and_everything_below() {
         assert!(matches("b", "a/b/c"));
@@ -286,7 +286,7 @@ mod tests {
         assert!(!matches("caf??", "café"));
     }
 
-    // Promises: extended-pattern-match
+    // Promises: xattr-flags
     #[test]
     fn name_is_matched_as_a_whole() {
         let matches =

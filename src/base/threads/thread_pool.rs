@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    // Promises: logs-callers-wait
+    // Promises: log-panic
     #[test]
     fn panicking_job_does_not_end_its_thread() {
         let workers = ThreadPool::start("test", 1).expect("threads");

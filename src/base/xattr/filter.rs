@@ -87,7 +87,7 @@ mod tests {
             .collect()
     }
 
-    // Promises: extended-mount-materialize, extended-xattrs-include
+    // Promises: xattr-default, xattr-flags
     #[test]
     fn labels_and_trusted_attributes_are_selected_by_patterns_only() {
         assert_eq!(
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(selected(&include(&["user.b*"])), ["user.b/c"]);
     }
 
-    // Promises: extended-xattrs-exclude, extended-xattrs-leaves
+    // Promises: xattr-flags
     #[test]
     fn xattr_exclusion_beats_inclusion_and_acls_are_separate() {
         let filter = XattrFilter {

@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(bytes.get(16..20), Some(&1234u32.to_le_bytes()[..]));
     }
 
-    // Promises: acls-acl-names
+    // Promises: acl-impossible
     #[test]
     fn text_acl_names_are_looked_up() {
         let text = b"user::rwx,user:lisa:r--,group::---,mask::r--,other::---";
@@ -333,7 +333,7 @@ mod tests {
         }
     }
 
-    // Promises: acls-member-forms
+    // Promises: acl-forms
     #[test]
     fn text_acl_beats_xattr_unless_it_is_invalid() {
         let xattr =
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(none, Ok(None));
     }
 
-    // Promises: acls-acl-linux
+    // Promises: acl-impossible
     #[test]
     fn malformed_acl_xattr_is_invalid_and_valid_one_is_sorted() {
         let stored =
@@ -384,7 +384,7 @@ mod tests {
         }
     }
 
-    // Promises: acls-user-namespace, acls-status-counts
+    // Promises: acl-impossible
     #[test]
     fn acl_entries_of_unmapped_ids_are_skipped_and_counted() {
         struct Mapped;

@@ -322,7 +322,7 @@ mod tests {
         files.iter().map(|info| info.name.clone()).collect()
     }
 
-    // Promises: limits-cache-size
+    // Promises: disk-limit
     #[test]
     fn bytes_to_free_counts_all_disk_cache_files() {
         let directory = directory();
@@ -353,7 +353,7 @@ mod tests {
         assert!(missing >= disk.reserve.saturating_sub(1 << 30), "{missing}");
     }
 
-    // Promises: limits-default-tenth
+    // Promises: disk-limit
     #[test]
     fn blocks_reserved_for_root_do_not_count_as_disk() {
         let disk = Disk::new(4096, 1000, 1000, 1000);

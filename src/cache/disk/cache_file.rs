@@ -312,7 +312,7 @@ mod tests {
         );
     }
 
-    // Promises: trusted-names-looked
+    // Promises: trust-cache
     #[test]
     fn cache_file_open_rejects_symlinks_and_directories() {
         let directory = tempfile::tempdir().expect("a directory");

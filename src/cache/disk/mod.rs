@@ -635,7 +635,7 @@ mod tests {
         (0..20).filter(is_kept).collect()
     }
 
-    // Promises: status-verbose-json, cached-disk-cache, cached-data-write
+    // Promises: status-usage, disk-file, disk-once
     #[test]
     fn inserted_span_is_readable_at_once_and_after_reopen() {
         let directory = directory();
@@ -657,7 +657,7 @@ mod tests {
         assert_eq!(cache.disk_usage(), expected);
     }
 
-    // Promises: limits-runs-zeros
+    // Promises: disk-zeros
     #[test]
     fn zero_runs_take_no_disk_and_are_read_as_zeros() {
         let directory = directory();
@@ -704,7 +704,7 @@ mod tests {
         assert_eq!(cache.read(hole), None);
     }
 
-    // Promises: limits-speeds-measured
+    // Promises: disk-zeros
     #[test]
     fn first_writes_measure_the_speed_of_reads() {
         let directory = directory();
@@ -714,7 +714,7 @@ mod tests {
         assert!(cache.read_rate() > Some(0));
     }
 
-    // Promises: limits-unused-archives
+    // Promises: disk-eviction
     #[test]
     fn least_recently_read_span_is_evicted_for_a_new_read() {
         let directory = directory();
@@ -737,7 +737,7 @@ mod tests {
         assert_eq!(kept(&cache), [8, 9, 10, 11]);
     }
 
-    // Promises: limits-scan-evicts
+    // Promises: disk-eviction
     #[test]
     fn scanned_span_evicts_nothing_when_cache_is_full() {
         let directory = directory();
@@ -752,7 +752,7 @@ mod tests {
         assert!(problems.contains("1114112 bytes"), "{problems}");
     }
 
-    // Promises: limits-unused-archives
+    // Promises: disk-eviction
     #[test]
     fn unused_archives_are_evicted_first_in_lru_order() {
         let directory = directory();
@@ -774,7 +774,7 @@ mod tests {
         assert_eq!(evicted_bytes(&cache), 3 * SPAN);
     }
 
-    // Promises: limits-archives-use
+    // Promises: disk-eviction
     #[test]
     fn archives_in_use_share_the_disk_limit() {
         let directory = directory();
@@ -792,7 +792,7 @@ mod tests {
         assert_eq!([&first, &second].map(evicted_bytes), [6 * SPAN, 10 * SPAN]);
     }
 
-    // Promises: reads-disk-cache
+    // Promises: disk-damaged
     #[test]
     fn two_openers_of_one_archive_share_its_cache_file() {
         let directory = directory();
@@ -810,7 +810,7 @@ mod tests {
         }
     }
 
-    // Promises: limits-cache-evicted
+    // Promises: disk-no-ranges
     #[test]
     fn only_copy_stays_whole_while_in_use() {
         let directory = directory();
@@ -836,7 +836,7 @@ mod tests {
         assert_eq!(kept(&other), [5, 6, 7], "all of it goes at once");
     }
 
-    // Promises: limits-cache-size
+    // Promises: disk-limit
     #[test]
     fn lowered_limit_is_enforced_on_open() {
         let directory = directory();
@@ -888,7 +888,7 @@ mod tests {
         assert_eq!(cache_dir.files().len(), 1);
     }
 
-    // Promises: reads-disk-cache
+    // Promises: disk-damaged
     #[test]
     fn deleted_disk_cache_file_is_recreated_on_write() {
         let directory = directory();
@@ -902,7 +902,7 @@ mod tests {
         assert_eq!(kept(&open(&cache_dir, "a")), [2, 3]);
     }
 
-    // Promises: directories-data-archives
+    // Promises: archives-memory
     #[test]
     fn disk_caches_share_the_memory_of_queued_spans() {
         let directory = directory();
@@ -932,7 +932,7 @@ mod tests {
         assert_eq!(options.write_pool.used_bytes(), 0);
     }
 
-    // Promises: slow-data-disk
+    // Promises: disk-slow
     #[test]
     fn write_lock_timeout_skips_all_pending_spans() {
         let directory = directory();
@@ -954,7 +954,7 @@ mod tests {
         assert_eq!(kept(&cache), [0, 9]);
     }
 
-    // Promises: reads-next-process
+    // Promises: disk-damaged
     #[test]
     fn unfinished_files_of_dead_processes_are_removed() {
         let directory = directory();

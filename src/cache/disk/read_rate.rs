@@ -42,7 +42,7 @@ pub(crate) fn bytes_per_second(bytes: u64, nanoseconds: u64) -> Option<u64> {
 mod tests {
     use super::*;
 
-    // Promises: limits-speeds-measured
+    // Promises: disk-zeros
     #[test]
     fn read_rate_is_bytes_over_time() {
         let rate = ReadRate::default();

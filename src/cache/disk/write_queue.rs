@@ -177,7 +177,7 @@ mod tests {
         PendingWrite::new(extent.into(), vec![0; len].into())
     }
 
-    // Promises: directories-data-archives, slow-data-disk, slow-prefetch-wait
+    // Promises: archives-memory, disk-slow
     #[test]
     fn write_queue_accepts_its_limit_or_one_longer_item() {
         let queue = WriteQueue::new(BufferPool::new(10));
@@ -202,7 +202,7 @@ mod tests {
         assert!(queue.push(item(20, 100), QueueTimeout::NoWait));
     }
 
-    // Promises: slow-data-seek
+    // Promises: disk-slow
     #[test]
     fn push_waits_for_capacity_until_its_timeout() {
         let queue = WriteQueue::new(BufferPool::new(10));
@@ -239,7 +239,7 @@ mod tests {
         assert!(queue.push(item(20, 5), QueueTimeout::NoWait));
     }
 
-    // Promises: slow-read-waits
+    // Promises: disk-slow
     #[test]
     fn timed_out_push_does_not_wait_again_until_there_is_capacity() {
         let queue = WriteQueue::new(BufferPool::new(10));

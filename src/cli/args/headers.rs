@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    // Promises: header-come-file, header-line-further, header-relative-names
+    // Promises: header-file
     #[test]
     fn headers_of_files_keep_the_argument_order() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(pairs(&headers), expected);
     }
 
-    // Promises: hidden-arguments-mount, hidden-users-see
+    // Promises: secret-hidden
     #[test]
     fn arguments_are_redacted_of_headers_and_url_secrets() {
         let words = [
@@ -265,7 +265,7 @@ mod tests {
         assert!(!format!("{shown:?}").contains("hunter2"), "{shown:?}");
     }
 
-    // Promises: redirects-never-shown, hidden-output-header
+    // Promises: auth-origin, secret-hidden
     #[test]
     fn header_value_is_never_printed() {
         let header = arg("Authorization: secret");
@@ -281,7 +281,7 @@ mod tests {
         }
     }
 
-    // Promises: header-line-further, header-malformed-repeated
+    // Promises: header-file, header-malformed
     #[test]
     fn invalid_header_file_is_rejected_after_bounded_read() {
         let refusal = |path: &str| format!("{:#}", load_all(&[arg(path)]).expect_err("refused"));

@@ -184,7 +184,7 @@ mod tests {
     }
 
     /// Programs read these names. New ones may be added, but none may change or disappear.
-    // Promises: reading-json-prints
+    // Promises: image-verb
     #[test]
     fn image_json_field_names_are_stable() {
         let image = image(
@@ -200,7 +200,7 @@ mod tests {
         );
     }
 
-    // Promises: reading-image-prints
+    // Promises: image-verb
     #[test]
     fn control_characters_of_an_image_are_escaped() {
         let config = r#"{"config":{"Cmd":["a b","c'd","","\u001b[2J"],"Env":["A=\u0007"],

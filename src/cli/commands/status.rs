@@ -268,7 +268,7 @@ mod tests {
     use crate::cli::daemon::control_socket::OverlayStatus;
     use tarfs::fuse::DirectoryStatus;
 
-    // Promises: status-shows-source
+    // Promises: status-shows
     #[test]
     fn status_shows_what_a_user_wants_first() {
         let status = Status {

@@ -225,7 +225,7 @@ mod tests {
         }
     }
 
-    // Promises: access-profile-version, access-ranges-missing
+    // Promises: profile-mismatch
     #[test]
     fn profile_is_resolved_in_another_archive_by_path() {
         let here = index(&[b"a", b"dir/b c", b"gr\xfcn\n"]);
@@ -258,7 +258,7 @@ mod tests {
         );
     }
 
-    // Promises: access-unreadable-invalid
+    // Promises: profile-mismatch
     #[test]
     fn invalid_profile_is_rejected_with_its_line() {
         let index = index(&[b"a"]);
@@ -290,7 +290,7 @@ mod tests {
         ranges.trim_start().to_owned()
     }
 
-    // Promises: access-profile-merges
+    // Promises: profile-merge
     #[test]
     fn merged_profiles_have_the_order_of_bytes_before() {
         let one = "0 10 a\n0 30 b\n0 5 c\n";
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(merged(&[], u64::MAX), "");
     }
 
-    // Promises: access-byte-several
+    // Promises: profile-merge
     #[test]
     fn overlapping_ranges_are_merged_at_the_first() {
         let one = "10 10 a\n0 1 b\n30 10 a\n";
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(merged(&[one, other], u64::MAX), expected);
     }
 
-    // Promises: access-max-size
+    // Promises: profile-merge
     #[test]
     fn merged_profile_is_cut_at_a_size() {
         let profile = "0 10 a\n0 30 b\n0 5 c\n";
@@ -335,7 +335,7 @@ mod tests {
     }
 
     proptest! {
-        // Promises: access-byte-several
+        // Promises: profile-merge
         #[test]
         fn merged_profile_covers_each_byte_once(
             reads in prop::collection::vec((0..2_usize, 0..3_u8, 0..60_u64, 0..20_u64), 0..30)
@@ -362,7 +362,7 @@ mod tests {
             prop_assert_eq!(bytes(&merged), expected);
         }
 
-        // Promises: access-profile-text
+        // Promises: profile-format
         #[test]
         fn escaped_name_is_unescaped(name in prop::collection::vec(any::<u8>(), 0..30)) {
             prop_assert_eq!(unescape(&escape(&name)), Some(name));

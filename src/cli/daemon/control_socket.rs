@@ -747,7 +747,7 @@ mod tests {
         assert_eq!(list_statuses(directory.path()).expect("readable"), []);
     }
 
-    // Promises: status-answered-paths
+    // Promises: status-long
     #[test]
     fn status_with_long_texts_is_sent_truncated() {
         let directory = private_directory();
@@ -772,7 +772,7 @@ mod tests {
         assert!(path.len() <= MAX_TEXT_BYTES + 3 && path.starts_with('é') && path.ends_with('…'));
     }
 
-    // Promises: status-mounts-asked
+    // Promises: status-stopped
     #[test]
     fn silent_process_delays_no_answer_of_another() {
         let directory = private_directory();
@@ -818,7 +818,7 @@ mod tests {
         assert!(!socket.exists());
     }
 
-    // Promises: trusted-mistaken-socket
+    // Promises: trust-socket-lost
     #[test]
     fn pidfd_is_opened_only_in_the_same_pid_namespace() {
         let own = PathBuf::from(socket_name());
@@ -831,7 +831,7 @@ mod tests {
     }
 
     /// Between bind(2) and listen(2), a socket looks stale.
-    // Promises: trusted-socket-name
+    // Promises: trust-socket-lost
     #[test]
     fn socket_being_created_is_not_removed_as_stale() {
         let directory = private_directory();
@@ -859,7 +859,7 @@ mod tests {
     }
 
     /// The directory disappears when the user who mounted it logs out.
-    // Promises: trusted-socket-name, trusted-mount-socket
+    // Promises: trust-socket-lost
     #[test]
     fn control_socket_stops_when_its_file_is_gone() {
         let directory = private_directory();
@@ -897,7 +897,7 @@ mod tests {
         assert_eq!(list_statuses(directory.path()).expect("readable").len(), 1);
     }
 
-    // Promises: status-asks-mount
+    // Promises: status-private
     #[test]
     fn directory_accessible_to_others_is_rejected() {
         let directory = private_directory();
@@ -915,7 +915,7 @@ mod tests {
     }
 
     /// Programs read these names. New ones may be added, but none may change or disappear.
-    // Promises: status-json-mount, status-field-names
+    // Promises: status-json
     #[test]
     fn status_json_field_names_are_stable() {
         let status = Status {

@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: descriptors-keeps-inherited
+    // Promises: process-inherits
     #[test]
     fn open_fds_are_listed_without_the_listing_fd() {
         let file = File::open("/dev/null").expect("there");
@@ -85,7 +85,7 @@ mod tests {
         assert!(!seen.contains(&0) && !seen.contains(&1) && !seen.contains(&2));
     }
 
-    // Promises: descriptors-child-processes
+    // Promises: process-inherits
     #[test]
     fn inherited_fds_are_not_passed_to_children() {
         let file = File::open("/dev/null").expect("there");
@@ -96,7 +96,7 @@ mod tests {
         assert!(flags.contains(FdFlags::CLOEXEC));
     }
 
-    // Promises: descriptors-keeps-inherited
+    // Promises: process-inherits
     #[test]
     fn inherited_fd_is_closed() {
         let number = File::open("/dev/null").expect("there").into_raw_fd();

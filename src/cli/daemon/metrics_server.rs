@@ -291,7 +291,7 @@ mod tests {
 
     const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-    // Promises: metrics-addr-port
+    // Promises: metrics-format
     #[test]
     fn each_request_gets_a_fresh_snapshot() {
         let server = TestServer::new(Limits::default());
@@ -306,7 +306,7 @@ mod tests {
         }
     }
 
-    // Promises: metrics-every-client, metrics-path-returns
+    // Promises: metrics-open, metrics-limits
     #[test]
     fn only_get_metrics_requests_a_status() {
         let server = TestServer::new(Limits::default());
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(server.request_count(), 1);
     }
 
-    // Promises: metrics-client-five
+    // Promises: metrics-limits
     #[test]
     fn response_survives_an_unread_request_body() {
         let server = TestServer::new(Limits {
@@ -357,7 +357,7 @@ mod tests {
         assert!(rest.ends_with("\r\n\r\n"), "{rest}");
     }
 
-    // Promises: metrics-request-most
+    // Promises: metrics-limits
     #[test]
     fn request_head_size_is_limited() {
         let server = TestServer::new(Limits::default());
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(server.request_count(), 1);
     }
 
-    // Promises: metrics-request-most
+    // Promises: metrics-limits
     #[test]
     fn partial_request_is_undecided_and_garbage_is_harmless() {
         for len in 0..GET.len() {
@@ -395,7 +395,7 @@ mod tests {
         }
     }
 
-    // Promises: metrics-client-five
+    // Promises: metrics-limits
     #[test]
     fn silent_client_is_disconnected_after_the_timeout() {
         let server = TestServer::new(Limits {
@@ -415,7 +415,7 @@ mod tests {
         assert_eq!(server.request_count(), 0);
     }
 
-    // Promises: metrics-most-16
+    // Promises: metrics-limits
     #[test]
     fn connections_over_the_limit_wait_for_a_free_slot() {
         let server = TestServer::new(Limits {
@@ -441,7 +441,7 @@ mod tests {
         assert_eq!(server.request_count(), 1);
     }
 
-    // Promises: metrics-client-connects
+    // Promises: metrics-address
     #[test]
     fn early_client_waits_and_late_client_gets_an_error() {
         let mut server = TestServer::new(Limits::default());
@@ -458,7 +458,7 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     }
 
-    // Promises: metrics-address-free
+    // Promises: metrics-address
     #[test]
     fn address_in_use_fails_and_is_free_after_serving() {
         let mut server = TestServer::new(Limits::default());

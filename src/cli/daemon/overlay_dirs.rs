@@ -399,7 +399,7 @@ fn list_xattrs(path: &Path) -> io::Result<Vec<Vec<u8>>> {
 mod tests {
     use super::*;
 
-    // Promises: root-new-upper, root-existing-upper
+    // Promises: upper-root
     #[test]
     fn new_upper_copies_root_attributes_and_existing_keeps_its_own() {
         let place = tempfile::tempdir().expect("a directory");

@@ -109,7 +109,7 @@ mod tests {
         mount: MountArgs,
     }
 
-    // Promises: ordinary-copy-keeps, ordinary-writable-keeps, ordinary-namespace-keeps, ordinary-restart-metrics
+    // Promises: privilege-kept
     #[test]
     fn each_mount_flag_keeps_the_capabilities_it_needs() {
         let none = CapabilitySet::empty();
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    // Promises: ordinary-mount-keeps, ordinary-keeps-cap, ordinary-threads-same, ordinary-process-mount
+    // Promises: privilege-kept, privilege-same
     #[test]
     fn unneeded_capabilities_are_dropped_and_none_added() {
         let had = CapabilitySets {

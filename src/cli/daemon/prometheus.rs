@@ -201,7 +201,7 @@ mod tests {
         status
     }
 
-    // Promises: metrics-addr-port, metrics-counter-name
+    // Promises: metrics-format
     #[test]
     fn each_metric_has_help_type_and_value() {
         let text = render(&status("/mnt"));
@@ -253,7 +253,7 @@ mod tests {
         assert!(!text.contains('\\'), "help that would need escapes");
     }
 
-    // Promises: metrics-figure-mountpoint
+    // Promises: metrics-format
     #[test]
     fn mountpoint_in_metric_label_is_escaped() {
         let text = render(&status("/a\"b\\c\nd\u{fffd}"));

@@ -114,7 +114,7 @@ mod tests {
         String::from_utf8_lossy(&bytes[..len]).into_owned()
     }
 
-    // Promises: foreground-mount-reports
+    // Promises: service-notify
     #[test]
     fn notification_reaches_path_and_abstract_sockets() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    // Promises: foreground-mount-reports
+    // Promises: service-notify
     #[test]
     fn status_to_a_stopped_manager_does_not_block() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -159,7 +159,7 @@ mod tests {
         assert!(has_ended, "it waits for ever");
     }
 
-    // Promises: foreground-mount-reports
+    // Promises: service-notify
     #[test]
     fn missing_or_ended_manager_is_harmless() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -321,7 +321,7 @@ fn format_now() -> String {
 mod tests {
     use super::*;
 
-    // Promises: unread-messages-room, unread-same-holds
+    // Promises: block-terminal
     #[test]
     fn log_to_a_full_pipe_times_out_and_is_lost() {
         let (mut reader, writer) = io::pipe().expect("a pipe");

@@ -378,7 +378,7 @@ mod tests {
         }
     }
 
-    // Promises: messages-progress-line
+    // Promises: write-messages
     #[test]
     fn progress_line_fits_the_terminal() {
         let states = [
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(line, "indexing  50% 512.00 MiB/1.00 GiB, 1m 30s left");
     }
 
-    // Promises: messages-progress-line
+    // Promises: write-messages
     #[test]
     fn progress_line_at_the_start_has_no_estimate() {
         for state in [

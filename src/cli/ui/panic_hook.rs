@@ -66,7 +66,7 @@ mod tests {
         }
     }
 
-    // Promises: logs-panic-bug, logs-callers-wait, logs-thread-receives
+    // Promises: log-panic
     #[test]
     fn panic_is_logged_and_counted() {
         let log = Log::default();

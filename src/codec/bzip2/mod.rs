@@ -505,7 +505,7 @@ mod tests {
         outcome.end.unwrap_err().cause
     }
 
-    // Promises: seek-bzip2-before
+    // Promises: seek-blocks
     #[test]
     fn blocks_become_jobs_and_seek_points() {
         let plain = [text(2_000_000), noise(1_500_000)].concat();
@@ -535,7 +535,7 @@ mod tests {
         }
     }
 
-    // Promises: decoding-bzip2-block
+    // Promises: decode-memory
     #[test]
     fn job_of_long_runs_keeps_within_its_reserved_memory() {
         let packed = stream(&runs(540_000), 9);
@@ -562,7 +562,7 @@ mod tests {
         assert!(plain_len > 40 << 20, "{plain_len}");
     }
 
-    // Promises: unmount-waits-memory
+    // Promises: unmount-quick
     #[test]
     fn closing_the_pool_ends_a_wait_for_memory_of_a_long_block() {
         let packed = stream(&runs(540_000), 9);
@@ -638,7 +638,7 @@ mod tests {
         assert_bit_flips_are_detected(Compression::Bzip2, &stream(&plain, 1), &plain);
     }
 
-    // Promises: decoding-read-whole
+    // Promises: decode-verified
     #[test]
     fn wrong_stream_checksum_is_named_in_the_error() {
         let plain = text(1000);

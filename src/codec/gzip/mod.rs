@@ -845,7 +845,7 @@ mod tests {
         }
     }
 
-    // Promises: seek-gzip-before
+    // Promises: seek-gzip
     #[test]
     fn long_members_get_checkpoints_that_can_be_resumed() {
         let plain = text(26 << 20, 1);
@@ -876,7 +876,7 @@ mod tests {
         }
     }
 
-    // Promises: seek-gzip-before, seek-gzip-pigz
+    // Promises: seek-gzip
     #[test]
     fn full_flushes_become_seek_points_without_windows() {
         let plain = text(12 << 20, 1);
@@ -922,7 +922,7 @@ mod tests {
         (packed, plain)
     }
 
-    // Promises: seek-gzip-pigz
+    // Promises: seek-gzip
     #[test]
     fn flush_that_is_referred_across_is_no_seek_point() {
         for (distance, count) in [(30_000, 2), (30_001, 1), (32_768, 1)] {
@@ -951,7 +951,7 @@ mod tests {
         resumes_everywhere(&packed, &first, usize::MAX);
     }
 
-    // Promises: seek-gzip-before
+    // Promises: seek-gzip
     #[test]
     fn small_members_share_buffers_and_seek_points() {
         let plain = text(3 << 20, 1);
@@ -1209,7 +1209,7 @@ mod tests {
         }
     }
 
-    // Promises: checks-checksums-packed, checks-damaged-bytes, decoding-read-whole
+    // Promises: check-first-scan, decode-verified
     #[test]
     fn wrong_crc_and_wrong_length_are_distinguished() {
         let packed = member(b"hello", 6);
@@ -1226,7 +1226,7 @@ mod tests {
         assert_eq!(what(1), "length of a gzip member");
     }
 
-    // Promises: resumed-checksum-over, resumed-concerns-gzip, resumed-checksum-verified
+    // Promises: resume-checksums
     #[test]
     fn member_after_a_resumed_member_is_verified() {
         let mut packed = member(&text(9 << 20, 1), 6);

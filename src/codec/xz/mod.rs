@@ -654,7 +654,7 @@ mod tests {
         outcome.end.unwrap_err().cause
     }
 
-    // Promises: seek-xz-before
+    // Promises: seek-blocks
     #[test]
     fn blocks_with_sizes_become_jobs() {
         let plain = text(5_000_000);
@@ -687,7 +687,7 @@ mod tests {
         }
     }
 
-    // Promises: seek-xz-before
+    // Promises: seek-blocks
     #[test]
     fn one_block_has_one_seek_point() {
         let plain = [text(3 << 20), noise(1 << 20), vec![0; 9 << 20]].concat();
@@ -749,7 +749,7 @@ mod tests {
         assert_bit_flips_are_detected(Compression::Xz, &blocks(&plain, 500, Kind::Sha256), &plain);
     }
 
-    // Promises: decoding-read-starts
+    // Promises: decode-verified
     #[test]
     fn index_that_differs_from_the_blocks_is_detected() {
         let plain = text(3000);
@@ -761,7 +761,7 @@ mod tests {
         assert_eq!(cause(outcome), mismatch());
     }
 
-    // Promises: memory-stream-needs
+    // Promises: memory-needed
     #[test]
     fn dictionary_over_the_memory_limit_fails_with_needed_bytes() {
         let packed = one_block(&text(1000), Kind::None);

@@ -179,7 +179,7 @@ pub fn canonical_mountpoint(path: &Path) -> io::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    // Promises: killed-unmount-restart, killed-find-below, copies-process-ends
+    // Promises: unmount-number, unmount-copies
     #[test]
     fn find_prefers_expected_mountpoint_then_whole_mounts() {
         let table = b"\

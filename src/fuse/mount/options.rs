@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(options.ownership.umask, 0o027);
     }
 
-    // Promises: mount-accepts-options, mount-unknown-option
+    // Promises: option-unknown
     #[test]
     fn options_of_mount_and_systemd_are_ignored() {
         let plain = MountOptions::default();
@@ -252,7 +252,7 @@ mod tests {
         assert!(options.suid);
     }
 
-    // Promises: mount-allow-implies
+    // Promises: option-permissions
     #[test]
     fn allow_other_implies_permission_checks() {
         assert!(

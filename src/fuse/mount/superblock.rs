@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: end-supervisor-removes, end-leaves-directory
+    // Promises: upper-temporary
     #[test]
     #[ignore = "needs root"]
     fn superblock_watch_reports_end_after_last_user() {

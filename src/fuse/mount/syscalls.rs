@@ -457,7 +457,7 @@ mod tests {
         mounted.expect("root and FUSE run the tests").device
     }
 
-    // Promises: killed-unmount-affects, killed-exception-mount
+    // Promises: unmount-number
     #[test]
     #[ignore = "needs root and /dev/fuse"]
     fn unmount_follows_pinned_mount_after_rename() {
@@ -487,7 +487,7 @@ mod tests {
         }
     }
 
-    // Promises: start-path-mountpoint, start-user-privileges
+    // Promises: start-place
     #[test]
     #[ignore = "needs root and /dev/fuse"]
     fn mount_after_rename_lands_on_opened_directory() {
@@ -531,7 +531,7 @@ mod tests {
         assert!(victim.is_none() && opened.is_some(), "{by_path}");
     }
 
-    // Promises: mount-fusermount3-know
+    // Promises: option-nosymfollow
     #[test]
     fn fusermount_options_follow_mount_options() {
         let options = MountOptions {
@@ -546,7 +546,7 @@ mod tests {
         );
     }
 
-    // Promises: mount-nosuid-nodev
+    // Promises: option-nosuid
     #[test]
     fn mount_is_nosuid_and_nodev_by_default() {
         let harmless = MountFlags::NOSUID | MountFlags::NODEV;

@@ -305,7 +305,7 @@ fn bit(ino: Ino) -> u64 {
 mod tests {
     use super::*;
 
-    // Promises: small-push-most
+    // Promises: ahead-small-files
     #[test]
     fn known_file_is_wanted_until_first_read() {
         let kernel_cache = KernelCache::new(Subtree::WHOLE, Arc::default());
@@ -322,7 +322,7 @@ mod tests {
         }
     }
 
-    // Promises: small-files-most
+    // Promises: ahead-small-files
     #[test]
     fn files_with_evicted_pages_are_wanted_again() {
         let kernel_cache = KernelCache::new(Subtree::WHOLE, Arc::default());

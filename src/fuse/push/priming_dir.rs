@@ -181,7 +181,7 @@ mod tests {
         listed
     }
 
-    // Promises: page-daemon-shows, page-directory-listing
+    // Promises: scan-hidden
     #[test]
     fn priming_dir_is_found_only_by_its_current_random_name() {
         let priming_dir = PrimingDir::default();

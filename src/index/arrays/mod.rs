@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(arena.bytes_at(u64::MAX, 2), None);
     }
 
-    // Promises: published-path-target
+    // Promises: published-impossible
     #[test]
     fn path_and_target_longer_than_any_valid_one_are_none() {
         let mut index = index(&[directory("a/b/c/d", 0o755), symlink("l", "a")]);
@@ -452,7 +452,7 @@ mod tests {
         );
     }
 
-    // Promises: published-entry-index
+    // Promises: published-impossible
     #[test]
     fn entry_of_an_unknown_type_or_with_a_nul_is_none() {
         const SOCKET: u16 = 0o140_000;

@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(table.find(hash(10_000), |_| true), None);
     }
 
-    // Promises: memory-lookup-waits
+    // Promises: memory-lock
     #[test]
     fn growth_moves_a_small_part_and_memory_stays_bounded() {
         let mut table = RowTable::new();

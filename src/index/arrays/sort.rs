@@ -269,7 +269,7 @@ mod tests {
         builder
     }
 
-    // Promises: memory-lookup-waits
+    // Promises: memory-lock
     #[test]
     fn all_names_are_found_between_the_steps() {
         let mut builder = builder();
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(listed.count(), all.len() + 113 + 8);
     }
 
-    // Promises: memory-names-sorted
+    // Promises: memory-index
     #[test]
     fn sort_takes_eight_bytes_a_name_beside_the_tree() {
         let builder = builder();

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use crate::index::test_support::{file, index, symlink};
 
-    // Promises: listings-path-ls, listings-lookup-directory, listings-slash-behind, reading-name-link
+    // Promises: walk-paths, image-safe
     #[test]
     fn path_through_links_resolves_as_in_a_mount() {
         let index = index(&[

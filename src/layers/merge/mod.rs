@@ -253,7 +253,7 @@ mod tests {
         problems.map(ToString::to_string).collect()
     }
 
-    // Promises: hard-link-link
+    // Promises: layerlink-chain
     #[test]
     fn chain_of_links_of_any_length_finds_its_target() {
         let chain = (0..1000).map(|number| {
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(problems(&merged), [""; 0]);
     }
 
-    // Promises: hard-chain-ends, hard-links-cycle
+    // Promises: layerlink-chain
     #[test]
     fn cycle_of_links_ends_where_a_lower_layer_has_a_target() {
         let cycle = |name: &str| {
@@ -301,7 +301,7 @@ mod tests {
         vec!["d"; depth].join("/")
     }
 
-    // Promises: hard-links-together, hard-step-name
+    // Promises: layerlink-steps
     #[test]
     fn directory_of_many_targets_is_walked_to_once() {
         const LAYERS: usize = 20;
@@ -328,7 +328,7 @@ mod tests {
         assert!(work <= walk, "{work}");
     }
 
-    // Promises: hard-links-together, hard-step-name
+    // Promises: layerlink-steps
     #[test]
     fn step_that_many_targets_share_is_looked_up_once() {
         const LAYERS: usize = 20;
@@ -360,7 +360,7 @@ mod tests {
         assert!(work <= LINKS as u64 * link, "{work}");
     }
 
-    // Promises: hard-links-together, hard-link-needs, limits-steps-targets
+    // Promises: layerlink-steps, limit-link-steps
     #[test]
     fn link_through_too_many_directories_is_a_problem_by_name() {
         let deep = path(500);
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(merged.index.problem_count(), 3);
     }
 
-    // Promises: memory-layers-share, memory-exceeding-limit
+    // Promises: memory-index
     #[test]
     fn merge_counts_its_memory_and_stops_at_the_limit() {
         const LIMIT: usize = 16 << 20;

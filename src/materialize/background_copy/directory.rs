@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: owner-dir-created, owner-existing-dir, owner-list-complete, owner-dir-was, owner-mounts-cannot
+    // Promises: copy-owner, copy-list, copy-lock
     #[test]
     fn copy_directory_is_locked_and_bound_to_one_archive() {
         let base = tempfile::tempdir().expect("a directory");
@@ -179,7 +179,7 @@ mod tests {
         ));
     }
 
-    // Promises: reads-file-differs
+    // Promises: copy-changed
     #[test]
     fn copy_entries_are_not_opened_through_symlinks() {
         let base = tempfile::tempdir().expect("a directory");

@@ -274,7 +274,7 @@ fn damaged_file_is_named_and_not_in_the_copy() {
     assert_eq!(names, ["good"]);
 }
 
-// Promises: owner-file-complete, owner-entries-written
+// Promises: copy-continues
 #[test]
 fn copy_rewrites_entries_changed_since_the_last_run() {
     let (archive, dir) = (sample(), TestDir::new());
@@ -294,7 +294,7 @@ fn copy_rewrites_entries_changed_since_the_last_run() {
     assert_eq!(fs::read(dir.path("l")).expect("there"), b"first");
 }
 
-// Promises: owner-after-reboot, owner-reboot-files
+// Promises: copy-continues
 #[test]
 fn copy_verifies_contents_after_a_reboot() {
     let (archive, mut dir) = (sample(), TestDir::new());
@@ -332,7 +332,7 @@ fn copy_verifies_contents_after_a_reboot() {
     assert_eq!(fs::read(two).expect("there"), b"second");
 }
 
-// Promises: reads-copied-file, reads-file-differs
+// Promises: copy-changed
 #[test]
 fn changed_file_of_a_copy_is_not_opened() {
     let (archive, dir) = (sample(), TestDir::new());
@@ -353,7 +353,7 @@ fn changed_file_of_a_copy_is_not_opened() {
     drop(running);
 }
 
-// Promises: contents-entry-cannot, contents-later-mount
+// Promises: copy-failed-entry
 #[test]
 fn entry_that_cannot_be_created_does_not_stop_the_copy() {
     let (archive, dir) = (sample(), TestDir::new());
@@ -379,7 +379,7 @@ fn entry_that_cannot_be_created_does_not_stop_the_copy() {
     drop(running);
 }
 
-// Promises: contents-directories-come, contents-file-opened, contents-directories-get
+// Promises: copy-order
 #[test]
 fn requested_file_is_copied_before_its_turn() {
     let names: Vec<_> = (0..2000).map(|number| format!("{number:04}")).collect();

@@ -84,7 +84,7 @@ pub(crate) fn boot_id() -> Vec<u8> {
 mod tests {
     use super::*;
 
-    // Promises: updating-same-holds
+    // Promises: sync-locked
     #[test]
     fn sidecar_of_a_process_that_ends_is_opened() {
         let directory = tempfile::tempdir().expect("new");

@@ -188,7 +188,7 @@ mod tests {
         }
     }
 
-    // Promises: owners-root-materialize, owners-user-materialize, owners-same-owner
+    // Promises: owner-written
     #[test]
     fn mode_is_archived_or_masked_by_umask() {
         let mut policy = AttributePolicy {
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(policy.mode(&owned(0o6777)), 0o6777);
     }
 
-    // Promises: owners-name-owner
+    // Promises: owner-names
     #[test]
     fn known_account_name_overrides_the_number() {
         let mut policy = AttributePolicy {
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(policy.owner(&owned(0o644)), Some((4242, 77)));
     }
 
-    // Promises: owners-before-new, differences-user-attributes
+    // Promises: owner-early, gnu-readonly-xattr
     #[test]
     fn final_mode_is_set_at_creation_only_if_safe() {
         let policy = AttributePolicy {

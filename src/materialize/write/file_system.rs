@@ -76,7 +76,7 @@ pub(crate) fn sync_file_system(
 mod tests {
     use super::*;
 
-    // Promises: writers-network-fuse
+    // Promises: write-threads
     #[test]
     fn network_and_fuse_file_systems_are_remote() {
         let tmpfs = 0x0102_1994;

@@ -106,7 +106,7 @@ pub(super) fn split_words(text: &str) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    // Promises: object-files-aws
+    // Promises: s3-credentials
     #[test]
     fn words_are_those_of_a_shell() {
         for (text, expected) in [
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    // Promises: object-files-aws
+    // Promises: s3-credentials
     #[test]
     fn sections_are_found_by_the_words_of_their_names() {
         let text = "ignored = 1\n[profile   a] # comment\nKey=1\r\n[profile \"b c\"]\nkey: 2 ; not a comment\n\
@@ -143,7 +143,7 @@ mod tests {
         assert!(sections.of_kind("profile", "open").is_none());
     }
 
-    // Promises: object-files-aws
+    // Promises: s3-credentials
     #[test]
     fn settings_may_have_nested_ones_and_further_lines() {
         let text = "[services x]\ns3 =\n  endpoint_url = http://a\n  # comment\n\n  other = 1\nec2 =\n  endpoint_url = http://b\n\

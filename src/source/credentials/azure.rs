@@ -227,7 +227,7 @@ fn setting<'a>(text: &'a str, account: &str, name: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    // Promises: object-usedevelopmentstorage-true
+    // Promises: store-endpoint
     #[test]
     fn emulator_of_azure_has_a_short_connection_string() {
         let text = "UseDevelopmentStorage=true";

@@ -469,7 +469,7 @@ mod tests {
         cache.0.state.lock().last_load = None;
     }
 
-    // Promises: object-credentials-loaded, logins-token-renewed
+    // Promises: store-refresh, login-tokens
     #[tokio::test]
     async fn credentials_are_kept_until_shortly_before_they_expire() {
         for lifetime in [3600, 30] {
@@ -506,7 +506,7 @@ mod tests {
         assert_eq!(next(&cache).await, Some(0));
     }
 
-    // Promises: object-provider-fails
+    // Promises: store-refresh
     #[tokio::test]
     async fn failing_provider_leaves_valid_credentials_in_use() {
         let (first, _) = provider("metadata", true, &[60, 0]);
@@ -534,7 +534,7 @@ mod tests {
         assert!(error.to_string().contains("metadata"), "{error}");
     }
 
-    // Promises: object-provider-configured, object-metadata-server, object-credentials-those
+    // Promises: store-refresh, s3-credentials
     #[tokio::test]
     async fn search_goes_on_only_after_providers_without_credentials() {
         let found = |providers: Vec<(Provider<Key>, Keys)>| async {
@@ -556,7 +556,7 @@ mod tests {
         assert!(failing.is_err_and(|error| error.to_string().contains("broken")));
     }
 
-    // Promises: object-credentials-loaded, retries-failure-source
+    // Promises: store-refresh, retry-credentials
     #[tokio::test]
     async fn refused_credentials_are_loaded_again_once() {
         let (provider, keys) = provider("keys", false, &[3600, 3600, 3600]);
@@ -576,7 +576,7 @@ mod tests {
         assert_eq!(next(&cache).await, Some(0));
     }
 
-    // Promises: object-provider-configured
+    // Promises: store-refresh
     #[tokio::test]
     async fn expired_credentials_are_an_error() {
         let (provider, _) = provider("keys", false, &[10]);
@@ -588,7 +588,7 @@ mod tests {
         );
     }
 
-    // Promises: object-error-provider
+    // Promises: store-errors
     #[test]
     fn descriptions_quote_no_values() {
         for (text, expected) in [

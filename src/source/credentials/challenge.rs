@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    // Promises: logins-registry-tls
+    // Promises: login-tokens
     #[test]
     fn token_server_without_tls_needs_a_registry_without_tls() {
         let header = "Bearer realm=\"http://example.com/token\"";
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(parse(&[header], true), Some(found));
     }
 
-    // Promises: logins-requested-nothing
+    // Promises: login-tokens
     #[test]
     fn scope_that_allows_more_than_pull_is_ignored() {
         for scope in [

@@ -243,7 +243,7 @@ mod tests {
         config.login(registry, repository)?.ok()
     }
 
-    // Promises: logins-entry-longest
+    // Promises: login-files
     #[test]
     fn login_of_the_longest_prefix_is_found() {
         // "one:pass", "two:pass" and "hub:pass".
@@ -259,7 +259,7 @@ mod tests {
         assert!(login(&config, "example.com", "a").is_none());
     }
 
-    // Promises: logins-those-docker, logins-identity-token, logins-login-user
+    // Promises: login-files, login-tokens
     #[test]
     fn every_kind_of_login_is_read() {
         for (entry, expected) in [
@@ -299,7 +299,7 @@ mod tests {
         }
     }
 
-    // Promises: logins-file-helper
+    // Promises: login-files
     #[test]
     fn helper_of_a_registry_is_found_by_each_of_its_names() {
         let config = config(r#"{"credHelpers":{"index.docker.io":"a","example.com":"b","x":""}}"#);

@@ -154,7 +154,7 @@ default login anonymous password guest";
         find(text, host, true).map(|(login, password)| format!("{login}:{password}"))
     }
 
-    // Promises: redirects-entry-default
+    // Promises: auth-netrc
     #[test]
     fn default_entry_of_netrc_is_only_for_tls() {
         let file = tempfile::NamedTempFile::new().expect("a file");
@@ -169,7 +169,7 @@ default login anonymous password guest";
         assert_eq!(sent.as_deref(), Some("Basic bWU6b25l"));
     }
 
-    // Promises: redirects-server-answers
+    // Promises: auth-netrc
     #[test]
     fn netrc_entry_of_the_host_is_found() {
         for (host, expected) in [
@@ -190,7 +190,7 @@ default login anonymous password guest";
         assert_eq!(token.as_deref(), Some("token:"));
     }
 
-    // Promises: redirects-server-answers
+    // Promises: auth-netrc
     #[test]
     fn netrc_is_not_read_for_urls_with_a_user() {
         let netrc = |url: &str| Netrc::new(PathBuf::new(), &Url::parse(url).expect("well-formed"));

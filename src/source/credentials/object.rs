@@ -306,7 +306,7 @@ mod tests {
         Some((object.bucket, object.key, version))
     }
 
-    // Promises: object-s3-bucket, object-gs-bucket, object-clouds-own, object-key-blob
+    // Promises: store-s3, store-gcs, store-names
     #[test]
     fn object_names_are_taken_literally() {
         assert_eq!(parse("s3://b/a/k.tar"), Some(("b", "a/k.tar", None)));
@@ -327,7 +327,7 @@ mod tests {
         assert!(Object::parse("http://b/k").is_none());
     }
 
-    // Promises: object-bucket-s3, object-access-point
+    // Promises: store-arn
     #[test]
     fn access_points_are_buckets() {
         let arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint/p";
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(split_bucket(arn), None);
     }
 
-    // Promises: object-az-account, object-names-hadoop, object-saved-index
+    // Promises: store-azure, store-hadoop
     #[test]
     fn both_names_of_a_blob_are_one_object() {
         let locator = |spec: &str| {
@@ -392,7 +392,7 @@ mod tests {
         assert!(version.is_some_and(|version| Some(version) != locator_of_blob));
     }
 
-    // Promises: object-versionid-time
+    // Promises: store-azure
     #[test]
     fn versions_are_parameters_of_urls() {
         for (spec, expected) in [
@@ -414,7 +414,7 @@ mod tests {
         }
     }
 
-    // Promises: object-clouds-own
+    // Promises: store-names
     #[test]
     fn object_names_are_encoded_in_urls() {
         for (base, expected) in [

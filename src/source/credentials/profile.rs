@@ -512,7 +512,7 @@ sso_role_name = reader
         credential.split('/').next().unwrap_or_default().to_owned()
     }
 
-    // Promises: object-profile-keys
+    // Promises: s3-credentials
     #[tokio::test]
     async fn roles_are_assumed_with_credentials_of_their_sources() {
         for (profile, signers) in [
@@ -538,7 +538,7 @@ sso_role_name = reader
         }
     }
 
-    // Promises: object-profile-keys
+    // Promises: s3-credentials
     #[tokio::test]
     async fn single_sign_on_uses_the_token_of_its_session() {
         let (found, requests) = key_of("sso").await;
@@ -553,7 +553,7 @@ sso_role_name = reader
         assert_eq!(request.headers()["x-amz-sso_bearer_token"], "token");
     }
 
-    // Promises: object-profile-named
+    // Promises: s3-credentials
     #[tokio::test]
     async fn profile_that_cannot_be_used_says_why() {
         for (profile, expected) in [

@@ -377,7 +377,7 @@ mod tests {
         }
     }
 
-    // Promises: logins-requested-nothing
+    // Promises: login-tokens
     #[test]
     fn token_request_has_scope_service_and_password() {
         let login = Login::Password("me".to_owned(), "pass".to_owned());
@@ -428,7 +428,7 @@ mod tests {
         }
     }
 
-    // Promises: logins-registry-answers
+    // Promises: login-reload
     #[tokio::test]
     async fn login_is_read_again_at_each_refusal() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -478,7 +478,7 @@ mod tests {
         assert!(!should_resend(&forbidden).await);
     }
 
-    // Promises: logins-identity-token
+    // Promises: login-tokens
     #[test]
     fn identity_token_is_sent_in_the_body() {
         let login = Login::IdentityToken("s&cret".to_owned());

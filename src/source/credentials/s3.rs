@@ -250,7 +250,7 @@ mod tests {
 
     const PLAIN: &str = "s3";
 
-    // Promises: object-region-aws
+    // Promises: s3-credentials
     #[test]
     fn endpoints_of_s3_follow_region_and_settings() {
         let special = service(true, true);
@@ -311,7 +311,7 @@ mod tests {
         }
     }
 
-    // Promises: object-addressing-style
+    // Promises: store-endpoint
     #[test]
     fn buckets_have_hosts_of_their_own_if_the_profile_says_so() {
         let mut s3 = s3("b", "x", PLAIN, Some("https://oss.example.com/"));
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(url.as_str(), "https://b.oss.example.com/");
     }
 
-    // Promises: object-bucket-s3
+    // Promises: store-arn
     #[test]
     fn access_points_of_s3_have_hosts_of_their_own() {
         let special = service(true, true);
@@ -392,7 +392,7 @@ mod tests {
         assert!(advice.contains("s3:PutObject"), "{advice}");
     }
 
-    // Promises: object-region-aws
+    // Promises: s3-credentials
     #[tokio::test]
     async fn region_that_the_server_names_is_followed_once() {
         for endpoint in [None, Some("http://host:9000")] {

@@ -380,7 +380,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: tls-file-certificates
+    // Promises: tls-trust
     #[test]
     fn unusable_certificates_are_rejected() {
         let read = |pem: &[u8]| Certificates::from_pem(pem).map(|_| ());
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(read(b"-----BEGIN CERTIFICATE-----\nAAAA\n"), malformed);
     }
 
-    // Promises: tls-free-descriptor
+    // Promises: tls-errors
     #[test]
     fn certificates_that_lack_a_descriptor_are_not_taken_for_missing() {
         let load = |number| {
@@ -420,7 +420,7 @@ mod tests {
         );
     }
 
-    // Promises: tls-relative-paths
+    // Promises: tls-trust
     #[test]
     fn relative_paths_of_certificates_stay_in_the_first_directory() {
         let here = std::env::current_dir().expect("a directory");
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!(named.directories, [here.join("b"), "/c".into()]);
     }
 
-    // Promises: tls-about-certificate
+    // Promises: tls-errors
     #[test]
     fn certificate_names_lose_their_type() {
         for (name, expected) in [

@@ -514,7 +514,7 @@ mod tests {
         assert_eq!(to("http://"), None);
     }
 
-    // Promises: redirects-redirect-https
+    // Promises: redirect-http
     #[test]
     fn redirect_from_https_to_http_is_rejected_unless_allowed() {
         let from = Url::parse("https://host/a").expect("well-formed");
@@ -533,7 +533,7 @@ mod tests {
         assert_eq!(to("/b", false).ok().as_deref(), Some("https://host/b"));
     }
 
-    // Promises: redirects-header-password
+    // Promises: auth-origin
     #[test]
     fn credentials_go_to_the_same_origin_only() {
         let original = Url::parse("https://me:secret@host/a").expect("well-formed");

@@ -378,7 +378,7 @@ mod tests {
         permits.map(|permit| permit.expect("open")).collect()
     }
 
-    // Promises: concurrent-429-503
+    // Promises: request-rejected
     #[test]
     fn requests_are_unlimited_until_the_server_throttles() {
         let limiter = limiter(16);
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(limiter.limit(), 1);
     }
 
-    // Promises: concurrent-429-503
+    // Promises: request-rejected
     #[test]
     fn throttling_all_requests_is_not_for_concurrency() {
         let limiter = limiter(16);
@@ -412,7 +412,7 @@ mod tests {
         assert!(!out[0].throttled(None), "the only one");
     }
 
-    // Promises: concurrent-round-successful
+    // Promises: request-rejected
     #[test]
     fn limit_rises_by_one_each_round_up_to_the_maximum() {
         let limiter = limiter(4);
@@ -426,7 +426,7 @@ mod tests {
         assert_eq!(acquire_permits(&limiter, 100).len(), 100);
     }
 
-    // Promises: concurrent-raise-causes
+    // Promises: request-rejected
     #[test]
     fn throttled_raise_is_retried_after_four_times_as_many_rounds() {
         let limiter = limiter(16);
@@ -546,7 +546,7 @@ mod tests {
         });
     }
 
-    // Promises: concurrent-reads-mount
+    // Promises: request-limits
     #[test]
     fn serial_server_gets_one_request_until_many_succeed() {
         let limiter = limiter(16);
@@ -571,7 +571,7 @@ mod tests {
         assert_eq!(rests.len(), 15, "up to as many as ever");
     }
 
-    // Promises: retries-readers-server
+    // Promises: retry-pauses
     #[test]
     fn retry_after_pauses_all_requests() {
         let runtime = tokio::runtime::Builder::new_current_thread()

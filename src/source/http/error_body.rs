@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    // Promises: logins-error-messages
+    // Promises: login-errors
     #[test]
     fn error_text_that_may_be_a_secret_or_a_command_is_dropped() {
         for message in [

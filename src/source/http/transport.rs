@@ -403,7 +403,7 @@ fn error_chain<'a>(
 mod tests {
     use super::*;
 
-    // Promises: registries-url-http
+    // Promises: registry-foreign
     #[test]
     fn name_with_an_address_of_the_own_network_is_not_asked() {
         let network = tokio::runtime::Builder::new_current_thread()

@@ -94,7 +94,7 @@ mod tests {
         Via::new(prefix, sends_credentials).expect("well-formed")
     }
 
-    // Promises: caching-via-prefix
+    // Promises: via-prefix
     #[test]
     fn proxied_url_has_scheme_host_and_path_of_the_origin() {
         let signed = "https://me:pw@example.com:8443/a%20b/c.tar?versionId=7&X-Amz-Signature=abc#x";
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    // Promises: caching-url-query
+    // Promises: via-secrets
     #[test]
     fn proxy_is_not_asked_for_a_url_with_an_unknown_parameter() {
         for query in [
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    // Promises: caching-proxy-failed
+    // Promises: via-prefix
     #[test]
     fn failing_proxy_is_not_asked_for_a_while() {
         let runtime = tokio::runtime::Builder::new_current_thread()

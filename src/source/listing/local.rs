@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: directories-local-directory
+    // Promises: archives-names
     #[test]
     fn archives_below_the_directory_are_listed_without_links_out_of_it() {
         let outer = tempfile::tempdir().expect("a directory");
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(paths, ["a.tar", "deep/er/b.tgz", "link.tar"]);
     }
 
-    // Promises: kinds-path-member
+    // Promises: source-bytes
     #[test]
     fn archives_with_other_names_are_counted() {
         let top = tempfile::tempdir().expect("a directory");

@@ -119,7 +119,7 @@ pub fn paths_of_page(body: &[u8]) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    // Promises: directories-source-mount
+    // Promises: archives-place
     #[test]
     fn prefix_and_bucket_are_places_and_keys_are_not() {
         for (spec, expected) in [

@@ -119,7 +119,7 @@ mod tests {
         }
     }
 
-    // Promises: directories-mount-shows
+    // Promises: archives-names
     #[test]
     fn only_names_of_archives_are_listed() {
         for name in ["a.tar", "b/c.tgz", "a b.tar.zst", "é.tar.lz4"] {
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    // Promises: directories-names-directory
+    // Promises: archives-names
     #[test]
     fn hostile_names_are_refused() {
         let long = format!("{}.tar", "a".repeat(252));
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    // Promises: directories-names-directory
+    // Promises: archives-names
     #[test]
     fn archive_below_name_of_another_archive_is_skipped() {
         let mut listing = Listing::default();

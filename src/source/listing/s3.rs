@@ -161,7 +161,7 @@ pub(super) fn parse(
 mod tests {
     use super::*;
 
-    // Promises: directories-listing-cut
+    // Promises: archives-listed
     #[test]
     fn listing_of_a_bucket_is_parsed() {
         let body = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\

@@ -64,7 +64,7 @@ mod tests {
         })
     }
 
-    // Promises: mirrors-server-answer, mirrors-source-cannot
+    // Promises: hosts-order, mirror-source
     #[test]
     fn silent_server_delays_the_next_one_by_a_head_start() {
         assert_eq!(run(&[(50, true), (1, true)]), (Ok((0, 50)), 50));
@@ -76,7 +76,7 @@ mod tests {
         );
     }
 
-    // Promises: mirrors-fail-asked
+    // Promises: hosts-order
     #[test]
     fn failed_server_does_not_delay_the_next_one() {
         assert_eq!(run(&[(10, false), (20, true)]), (Ok((1, 20)), 30));

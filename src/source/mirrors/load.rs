@@ -215,7 +215,7 @@ mod tests {
         choose(loads, MIB, now).expect("one is included")
     }
 
-    // Promises: mirrors-mirror-url
+    // Promises: mirror-choice
     #[test]
     fn read_goes_to_the_mirror_that_finishes_it_first() {
         let now = Instant::now();
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(chosen(&[busy, unknown], now), 1);
     }
 
-    // Promises: mirrors-url-request, mirrors-after-gets
+    // Promises: mirror-choice
     #[test]
     fn failed_mirror_is_blocked_for_longer_each_time() {
         let now = Instant::now();
@@ -266,7 +266,7 @@ mod tests {
         assert!(loads[1].is_usable(now + LONG_BLOCK));
     }
 
-    // Promises: mirrors-mirror-url
+    // Promises: mirror-choice
     #[test]
     fn speed_is_that_of_all_reads_together() {
         let mut measured = MirrorLoad::new(ms(10));
@@ -281,7 +281,7 @@ mod tests {
         measured.record_speed(u64::MAX, Duration::ZERO, None, 1);
     }
 
-    // Promises: mirrors-url-less
+    // Promises: mirror-choice
     #[test]
     fn slow_mirror_gets_one_read_in_a_while() {
         let start = Instant::now();
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(measured.samples, 1);
     }
 
-    // Promises: mirrors-request-fails
+    // Promises: mirror-choice
     #[test]
     fn slow_read_continues_at_a_better_mirror() {
         let now = Instant::now();

@@ -30,7 +30,7 @@ impl Senders {
 mod tests {
     use super::*;
 
-    // Promises: mirrors-url-sent
+    // Promises: mirror-same
     #[test]
     fn senders_of_the_last_ranges_are_known() {
         let mut senders = Senders::default();

@@ -80,7 +80,7 @@ fn usable_url(url: &str, options: &Options) -> Result<Url, Cause> {
 mod tests {
     use super::*;
 
-    // Promises: registries-url-http
+    // Promises: registry-foreign
     #[test]
     fn hosts_of_the_own_network_are_recognised() {
         let options = Options {

@@ -266,7 +266,7 @@ mod tests {
           x-many = ["2", "3"]
         "#;
 
-    // Promises: mirrors-asked-order, mirrors-mirror-capability, mirrors-ca-client
+    // Promises: hosts-order, hosts-file
     #[tokio::test]
     async fn mirrors_are_tried_in_order_before_the_registry() {
         // A table must not be defined twice.
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(hosts[2].headers, headers);
     }
 
-    // Promises: mirrors-servers-registry
+    // Promises: hosts-file
     #[tokio::test]
     async fn directory_of_a_registry_is_found_by_each_of_its_names() {
         let text = "server = \"http://other.example.com\"";
@@ -328,7 +328,7 @@ mod tests {
         );
     }
 
-    // Promises: mirrors-error-about
+    // Promises: hosts-file
     #[tokio::test]
     async fn malformed_hosts_files_are_named_without_their_text() {
         let spec = "oci://example.com/a";

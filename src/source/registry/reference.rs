@@ -153,7 +153,7 @@ mod tests {
 
     const HEX: &str = "01091119212931394149515961697179818991a9b1b9c1c9d1d9e1e9f1f90109";
 
-    // Promises: registries-name-registry
+    // Promises: registry-name
     #[test]
     fn short_names_are_those_of_docker_hub() {
         for (spec, registry, repository, version) in [
@@ -186,7 +186,7 @@ mod tests {
         }
     }
 
-    // Promises: registries-digest-name
+    // Promises: registry-manifest
     #[test]
     fn digest_in_a_name_takes_precedence_over_its_tag() {
         for tag in ["", ":v1"] {
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    // Promises: registries-registry-machine
+    // Promises: registry-name
     #[test]
     fn only_servers_on_this_machine_are_reached_without_tls() {
         for (spec, server) in [

@@ -23,7 +23,7 @@ fn counter(run: &Run, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name}: {run:?}"))
 }
 
-// Promises: size-materialize-max
+// Promises: limit-size
 #[test]
 fn bomb_is_rejected_before_it_is_unpacked() {
     for packed in [
@@ -49,7 +49,7 @@ fn bomb_is_rejected_before_it_is_unpacked() {
     }
 }
 
-// Promises: size-whole-unpacked, size-skipped-excluded
+// Promises: limit-size
 #[test]
 fn bomb_after_the_end_or_excluded_is_stopped_at_the_limit() {
     let left_out = ["--max-unpacked-size=600M", "--exclude=zeros"];
@@ -76,7 +76,7 @@ fn bomb_after_the_end_or_excluded_is_stopped_at_the_limit() {
     }
 }
 
-// Promises: limits-memory-index, memory-names-sorted, memory-layers-share
+// Promises: limit-index-memory, memory-index
 #[test]
 fn whiteouts_of_a_layer_count_as_index_memory() {
     let whiteouts = (0..200_000).fold(Archive::new(), |archive, number| {
@@ -98,7 +98,7 @@ fn whiteouts_of_a_layer_count_as_index_memory() {
     }
 }
 
-// Promises: limits-memory-index
+// Promises: limit-index-memory
 #[test]
 fn claimed_length_does_not_make_index_unbounded() {
     const TOTAL: u64 = 1 << 60;

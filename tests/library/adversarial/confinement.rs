@@ -33,7 +33,7 @@ impl Outside {
     }
 }
 
-// Promises: hostile-absolute-climbing, hostile-same-holds, differences-later-member
+// Promises: hostile-paths, gnu-link-later
 #[test]
 fn names_and_links_do_not_escape_the_root() {
     // GNU tar makes such links last, and then finds its own placeholder at their path.
@@ -237,7 +237,7 @@ fn swap(directory: &fs::File, name: &str, other: &Path, stop: &AtomicBool, swaps
     }
 }
 
-// Promises: hostile-process-swaps
+// Promises: hostile-paths
 #[test]
 fn directory_swapped_for_link_by_racer_does_not_escape() {
     const FILES: usize = 40;

@@ -10,7 +10,7 @@ use crate::support::fixture::PROGRAM;
 /// Number of zeros after an archive that are accepted.
 const PADDING: usize = 32 << 20;
 
-// Promises: decoding-source-unknown
+// Promises: decode-zeros
 #[test]
 fn endless_zeros_after_archive_or_packed_are_an_error() {
     let (place, mut runner) = place();
@@ -22,7 +22,7 @@ fn endless_zeros_after_archive_or_packed_are_an_error() {
     }
 }
 
-// Promises: decoding-fewer-zeros, decoding-source-known
+// Promises: decode-zeros
 #[test]
 fn finite_zeros_after_archive_are_padding() {
     let (place, mut runner) = place();
@@ -38,7 +38,7 @@ fn finite_zeros_after_archive_are_padding() {
     }
 }
 
-// Promises: decoding-source-known
+// Promises: decode-zeros
 #[test]
 fn file_may_hold_any_number_of_zeros() {
     let (place, _) = place();

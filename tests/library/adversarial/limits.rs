@@ -41,7 +41,7 @@ fn names(place: &Place) -> Vec<String> {
     lines.into_iter().filter_map(name).collect()
 }
 
-// Promises: size-materialize-max, size-error-names, size-flag-limit, limits-bytes-files
+// Promises: limit-size, limit-stream
 #[test]
 fn tree_over_size_limit_stops_before_file_that_does_not_fit() {
     let archive = Archive::new()
@@ -72,7 +72,7 @@ fn tree_over_size_limit_stops_before_file_that_does_not_fit() {
     assert_eq!(names(&place), ["b", "d", "d/a"]);
 }
 
-// Promises: size-materialize-max
+// Promises: limit-size
 #[test]
 fn atomic_tree_over_size_limit_does_not_appear() {
     let place = Place::with_archive(&Archive::new().file("a", "1").file("b", "2").end());
@@ -84,7 +84,7 @@ fn atomic_tree_over_size_limit_does_not_appear() {
     assert!(names(&place).is_empty());
 }
 
-// Promises: size-holes-count
+// Promises: limit-size
 #[test]
 fn holes_count_with_their_full_size() {
     let keywords = [("GNU.sparse.map", "0,0"), ("GNU.sparse.size", "1000001")];
@@ -105,7 +105,7 @@ fn holes_count_with_their_full_size() {
     ));
 }
 
-// Promises: size-whole-unpacked, size-skipped-excluded, limits-bytes-files
+// Promises: limit-size, limit-stream
 #[test]
 fn data_outside_of_files_counts_towards_limit() {
     const FLAG: &str = "--max-unpacked-size=1MiB";
@@ -156,7 +156,7 @@ fn data_outside_of_files_counts_towards_limit() {
     }
 }
 
-// Promises: size-whole-unpacked
+// Promises: limit-size
 #[test]
 fn headers_of_small_files_are_within_any_size_limit() {
     let mut archive = Archive::new();
@@ -179,7 +179,7 @@ fn headers_of_small_files_are_within_any_size_limit() {
     ));
 }
 
-// Promises: size-max-entries, size-materialize-stops, limits-entries-max
+// Promises: limit-entries, limit-index-entries
 #[test]
 fn more_entries_than_limit_are_rejected_by_every_verb() {
     // With the implied directory d/e there are four entries: `./` exists anyway.
@@ -207,7 +207,7 @@ fn more_entries_than_limit_are_rejected_by_every_verb() {
     assert_eq!(names(&place), ["a", "d"]);
 }
 
-// Promises: size-materialize-stops
+// Promises: limit-entries
 #[test]
 fn saved_index_with_too_many_entries_is_rejected() {
     let place = Place::with_archive(&Archive::new().file("a", "").file("b", "").end());
@@ -221,8 +221,7 @@ fn saved_index_with_too_many_entries_is_rejected() {
 }
 
 /// Limits are about the archive, whichever part of it is written, and whether its index is saved or not.
-// Promises: shards-max-unpacked, size-shard-update, size-materialize-stops, size-member-counts, size-index-counts
-// Promises: size-limits-about
+// Promises: shard-limits, limit-size, limit-entries, limit-whole
 #[test]
 fn limits_count_the_same_with_a_saved_index() {
     // Two of the five members are replaced or further names, and there is an implied directory.
@@ -268,7 +267,7 @@ fn limits_count_the_same_with_a_saved_index() {
     }
 }
 
-// Promises: size-headers-layers
+// Promises: limit-size
 #[test]
 fn size_limit_of_layers_counts_only_files() {
     let place = cli::Place::new();
@@ -308,7 +307,7 @@ fn number_of_entries_is_limited_for_directories_too() {
     }
 }
 
-// Promises: limits-components-path
+// Promises: limit-components
 #[test]
 fn path_with_too_many_components_loses_only_its_member() {
     let deep = "a/".repeat(2048) + "f";

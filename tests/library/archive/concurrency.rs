@@ -37,7 +37,7 @@ impl Watchdog {
     }
 }
 
-// Promises: status-counters-show
+// Promises: status-counters
 #[test]
 fn span_read_by_many_readers_is_decoded_once() {
     let _watchdog = Watchdog::start("one span");

@@ -147,7 +147,7 @@ fn requests_for(env: &TestEnv, place: u64, from: usize) -> Vec<RecordedRequest> 
 
 const SEEKABLE: [Packing; 3] = [Packing::Lz4, Packing::Gzip, Packing::ZstdFrames];
 
-// Promises: checks-span-source, checks-damaged-spans, checks-span-verified, checks-verified-read
+// Promises: check-again, check-cache
 #[test]
 fn data_damaged_in_transit_is_refetched_by_another_route() {
     for packing in SEEKABLE {
@@ -175,7 +175,7 @@ fn data_damaged_in_transit_is_refetched_by_another_route() {
     }
 }
 
-// Promises: checks-differs-again, checks-damaged-spans
+// Promises: check-again
 #[test]
 fn data_still_damaged_after_two_fetches_is_an_error() {
     for packing in SEEKABLE {
@@ -192,7 +192,7 @@ fn data_still_damaged_after_two_fetches_is_an_error() {
     }
 }
 
-// Promises: checks-xxh3-64, checks-damaged-lost, checks-cache-damaged
+// Promises: check-cache, check-neighbours
 #[test]
 fn only_the_damaged_disk_cache_block_is_decoded_again() {
     let env = TestEnv::with_archive(packed(Packing::Lz4));
@@ -365,7 +365,7 @@ fn open_error_names_what_is_not_an_archive() {
     ));
 }
 
-// Promises: truncated-mount-ends
+// Promises: truncated-error
 #[test]
 fn damage_fails_early_opening_only_before_the_first_member() {
     let cut = raw::Archive::new().file("a", "1").unfinished();

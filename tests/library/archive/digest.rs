@@ -50,10 +50,10 @@ fn digest_covers_all_packed_bytes(packing: Packing) {
     assert_eq!(archive.index().origin().sha256, Some(right));
     assert_files(&archive, &Tree::mixed());
 }
-// Promises: expected-expect-sha256
+// Promises: expect-digest
 for_each_packing!(digest_covers_all_packed_bytes);
 
-// Promises: expected-expect-sha256
+// Promises: expect-digest
 #[test]
 fn digest_includes_bytes_after_the_end_of_archive() {
     let packed = [&packed(Packing::Plain)[..], &vec![0; 3 << 20]].concat();
@@ -61,7 +61,7 @@ fn digest_includes_bytes_after_the_end_of_archive() {
     assert_eq!(env.assert_rejects(OTHER), digest(&packed));
 }
 
-// Promises: expected-mounts-once, expected-saved-index
+// Promises: expect-mount, expect-saved
 #[test]
 fn saved_index_proves_digest_only_with_strong_version() {
     let packed = packed(Packing::Lz4);
@@ -83,7 +83,7 @@ fn saved_index_proves_digest_only_with_strong_version() {
     assert!(env.server.sent_bytes(PATH) - sent < 1 << 20);
 }
 
-// Promises: expected-otherwise-archive
+// Promises: expect-saved
 #[test]
 fn saved_index_does_not_prove_digest_with_weak_version() {
     let packed = packed(Packing::Lz4);
@@ -97,7 +97,7 @@ fn saved_index_does_not_prove_digest_with_weak_version() {
     assert_eq!(env.open().stats().scans.get(), 0);
 }
 
-// Promises: expected-otherwise-archive
+// Promises: expect-saved
 #[test]
 fn foreign_index_file_does_not_prove_digest() {
     let packed = packed(Packing::Lz4);
@@ -120,7 +120,7 @@ fn foreign_index_file_does_not_prove_digest() {
     assert_eq!(env.open_with(&options).stats().scans.get(), 1);
 }
 
-// Promises: expected-digest-nothing
+// Promises: expect-mount
 #[test]
 fn archive_with_wrong_digest_leaves_no_index_or_cache() {
     let env = TestEnv::with_archive(packed(Packing::Lz4));

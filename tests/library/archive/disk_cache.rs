@@ -26,7 +26,7 @@ fn fetched_by_reading(archive: &Archive) -> u64 {
     archive.stats().source_read_bytes.get() - before
 }
 
-// Promises: lookup-index-content, cached-server-archive
+// Promises: index-spans, disk-once
 #[test]
 fn unseekable_stream_is_cached_on_disk_and_fetched_once() {
     for packing in UNSEEKABLE {
@@ -88,10 +88,10 @@ fn archive_is_fetched_once_in_any_read_order(packing: Packing) {
     let read = (env.server.requests(PATH).len(), env.server.sent_bytes(PATH));
     assert_eq!(read, opening, "nothing is fetched for reads");
 }
-// Promises: cached-mount-caches, cached-server-archive, cached-next-mount
+// Promises: disk-data, disk-once
 for_each_packing!(archive_is_fetched_once_in_any_read_order);
 
-// Promises: cached-next-mount
+// Promises: disk-once
 #[test]
 fn reads_with_foreign_index_fill_disk_cache() {
     let packed = packed(Packing::Lz4);
@@ -121,7 +121,7 @@ fn reads_with_foreign_index_fill_disk_cache() {
     assert!(missing > 0 || stats.decoded_bytes.get() == 0);
 }
 
-// Promises: cached-mount-caches, cached-local-plain
+// Promises: disk-data
 #[test]
 fn local_archive_is_cached_on_disk_only_if_packed() {
     for packing in Packing::ALL {
@@ -151,7 +151,7 @@ fn local_archive_is_cached_on_disk_only_if_packed() {
     }
 }
 
-// Promises: lookup-span-disk, reads-disk-cache
+// Promises: index-spans, disk-damaged
 #[test]
 fn reads_are_right_if_disk_cache_is_damaged() {
     for packing in UNSEEKABLE {
@@ -183,7 +183,7 @@ fn truncate(env: &TestEnv, len: u64) {
     file.expect("a cache file").set_len(len).expect("shorter");
 }
 
-// Promises: cached-cache-data, cached-data-memory
+// Promises: disk-none
 #[test]
 fn bytes_are_decoded_again_without_disk_cache() {
     for packing in UNSEEKABLE {
@@ -198,7 +198,7 @@ fn bytes_are_decoded_again_without_disk_cache() {
     }
 }
 
-// Promises: limits-status-warning
+// Promises: disk-full
 #[test]
 fn disk_cache_that_cannot_grow_is_noted_in_status() {
     for limit in [0, 9 << 20] {
@@ -239,7 +239,7 @@ fn without_ranges(packing: Packing) -> TestEnv {
     env
 }
 
-// Promises: limits-server-ranges
+// Promises: disk-no-ranges
 #[test]
 fn server_without_ranges_is_cached_on_disk_whole() {
     let tree = Tree::mixed();
@@ -284,7 +284,7 @@ fn damaged_cache_of_server_without_ranges_is_refilled() {
     }
 }
 
-// Promises: limits-mount-refused
+// Promises: disk-no-ranges
 #[test]
 fn server_without_ranges_requires_disk_cache() {
     let env = without_ranges(Packing::Gzip);
@@ -317,7 +317,7 @@ fn server_without_ranges_requires_disk_cache() {
     assert!(env.cached_files("disk-cache").is_empty());
 }
 
-// Promises: cached-materialize-ls, cached-cache-packed
+// Promises: disk-data
 #[test]
 fn materialize_needs_no_disk_cache() {
     let env = without_ranges(Packing::Gzip);

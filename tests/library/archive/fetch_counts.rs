@@ -12,7 +12,7 @@ use tarfs::index::{EntryKind, Index, Ino};
 
 use super::PATH;
 
-// Promises: amount-read-mount
+// Promises: fetch-reads
 #[test]
 fn small_file_read_costs_one_span_and_then_nothing() {
     let (tree, packed) = (Tree::large(), large_lz4());
@@ -60,7 +60,7 @@ fn scan_fetches_every_byte_once(packing: Packing) {
 }
 for_each_packing!(scan_fetches_every_byte_once);
 
-// Promises: amount-materialize-fetches
+// Promises: fetch-materialize
 #[test]
 fn materialize_fetches_every_byte_once() {
     let tree = Tree::mixed();
@@ -82,7 +82,7 @@ fn materialize_fetches_every_byte_once() {
     }
 }
 
-// Promises: memory-128-mib, memory-nothing-held
+// Promises: memory-bound
 #[test]
 fn cached_spans_stay_within_memory_budget() {
     let tree = Tree::large();
@@ -117,7 +117,7 @@ fn files_in_listing_order(index: &Index, directory: Ino) -> Vec<Ino> {
     children.collect()
 }
 
-// Promises: names-mounted-directory
+// Promises: names-order
 #[test]
 fn reads_in_listing_order_decode_every_span_once() {
     let env = TestEnv::with_archive(large_lz4());

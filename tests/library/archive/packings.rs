@@ -74,19 +74,19 @@ fn long_skippable_frames_hide_no_format(packing: Packing) {
     }
 }
 
-// Promises: detection-frames-lz4
+// Promises: format-detected
 #[test]
 fn long_skippable_frames_do_not_hide_lz4() {
     long_skippable_frames_hide_no_format(Packing::Lz4);
 }
 
-// Promises: detection-frames-lz4
+// Promises: format-detected
 #[test]
 fn long_skippable_frames_do_not_hide_zstd() {
     long_skippable_frames_hide_no_format(Packing::Zstd);
 }
 
-// Promises: detection-ignore-zeros
+// Promises: format-detected
 #[test]
 fn zeros_before_plain_archive_are_ignored_on_request() {
     let tree = Tree::mixed();

@@ -90,7 +90,7 @@ fn assert_economy(env: &TestEnv, numbers: &[usize]) {
     );
 }
 
-// Promises: read-prefetch-ahead, read-set-files
+// Promises: ahead-default, ahead-cost
 #[test]
 fn reading_some_files_fetches_little_more_than_their_spans() {
     let env = TestEnv::with_archive(large_lz4());
@@ -113,7 +113,7 @@ fn reading_some_files_fetches_little_more_than_their_spans() {
     }
 }
 
-// Promises: read-prefetch-ahead, read-reader-everything, read-neighbouring-spans
+// Promises: ahead-default, ahead-cost, ahead-shared
 #[test]
 fn sequential_reader_is_prefetched_and_fetches_archive_once() {
     let tree = Tree::large();
@@ -198,7 +198,7 @@ impl PageCache for SlowPages {
     }
 }
 
-// Promises: page-scan-waits
+// Promises: scan-slow-store
 #[test]
 fn scan_waits_for_slow_page_cache_stores() {
     let (tree, env) = (Tree::large(), TestEnv::new());
@@ -253,7 +253,7 @@ fn state(archive: &Archive) -> PrefetchState {
     archive.prefetch_progress().expect("started").state
 }
 
-// Promises: prefetch-fetches-archive, prefetch-disk-cache, prefetch-afterwards-nothing
+// Promises: prefetch-all
 #[test]
 fn full_prefetch_fetches_everything_once() {
     let tree = Tree::mixed();
@@ -286,7 +286,7 @@ fn full_prefetch_fetches_everything_once() {
     }
 }
 
-// Promises: prefetch-disk-cache, prefetch-status-says
+// Promises: prefetch-all
 #[test]
 fn full_prefetch_without_space_stops_and_is_reported() {
     let env = TestEnv::with_archive(large_lz4());
@@ -302,7 +302,7 @@ fn full_prefetch_without_space_stops_and_is_reported() {
     assert!(progress.done_spans < progress.total_spans, "{progress:?}");
 }
 
-// Promises: read-prefetch-none
+// Promises: ahead-none
 #[test]
 fn nothing_is_prefetched_if_prefetch_is_off() {
     let tree = Tree::large();
@@ -321,7 +321,7 @@ fn nothing_is_prefetched_if_prefetch_is_off() {
     assert_eq!(state(&archive), PrefetchState::Off);
 }
 
-// Promises: read-waits-limit
+// Promises: ahead-rate
 #[test]
 fn rate_limited_prefetch_does_not_block_reads() {
     let tree = Tree::large();
@@ -388,7 +388,7 @@ fn record(env: &TestEnv, numbers: &[usize]) -> Vec<AccessedRange> {
     recorded
 }
 
-// Promises: access-replay-file
+// Promises: profile-replay
 #[test]
 fn replayed_access_log_leaves_no_fetch_to_reads() {
     let env = TestEnv::with_archive(large_lz4());

@@ -91,7 +91,7 @@ fn weak_resources(packed: Bytes) -> [Resource; 3] {
     ]
 }
 
-// Promises: lookup-strong-etag, lookup-used-samples
+// Promises: index-proof
 #[test]
 fn strong_validator_is_trusted_and_weak_one_is_checked() {
     let packed = packed(Packing::Lz4);
@@ -113,7 +113,7 @@ fn strong_validator_is_trusted_and_weak_one_is_checked() {
     }
 }
 
-// Promises: lookup-used-samples, lookup-otherwise-archive
+// Promises: index-proof
 #[test]
 fn index_is_discarded_if_bytes_changed_unnoticed() {
     // Incompressible, so that both versions have the same length in every packing.
@@ -164,7 +164,7 @@ fn bytes_of_newer_version_are_never_served_by_old_index() {
     }
 }
 
-// Promises: lookup-span-read, lookup-span-disk, lookup-large-members
+// Promises: index-spans
 #[test]
 fn unnoticed_change_while_open_is_read_as_damage() {
     // More spans than are sampled when the archive is opened.
@@ -197,7 +197,7 @@ fn with_index(env: &TestEnv, path: PathBuf) -> OpenOptions {
     }
 }
 
-// Promises: lookup-index-named
+// Promises: index-named
 #[test]
 fn matching_index_file_is_used_wherever_archive_is() {
     let env = TestEnv::with_archive(packed(Packing::Bgzf));
@@ -213,7 +213,7 @@ fn matching_index_file_is_used_wherever_archive_is() {
     assert_files(&archive, &Tree::mixed());
 }
 
-// Promises: lookup-index-named
+// Promises: index-named
 #[test]
 fn index_file_of_another_archive_is_rejected() {
     let [one, other] = [1, 2].map(|seed| {
@@ -281,7 +281,7 @@ fn two_concurrent_opens_leave_one_valid_index() {
     assert_eq!(env.open().stats().scans.get(), 0);
 }
 
-// Promises: lookup-strong-etag
+// Promises: index-proof
 #[test]
 fn large_archive_is_reopened_with_one_request() {
     let tree = Tree::large();

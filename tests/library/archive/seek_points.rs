@@ -74,10 +74,10 @@ fn saved_index_changes_only_how_scan_decodes(packing: Packing) {
     }
 }
 
-// Promises: materialize-uses-index
+// Promises: index-materialize
 for_each_packing!(saved_index_changes_only_how_scan_decodes);
 
-// Promises: materialize-uses-saved
+// Promises: index-materialize
 #[test]
 fn seek_points_of_another_version_are_not_used_by_scan() {
     let env = TestEnv::with_archive(packed(Packing::Gzip));
@@ -96,7 +96,7 @@ fn seek_points_of_another_version_are_not_used_by_scan() {
     assert_eq!(scan_counts(&env, &named, true).1, 1);
 }
 
-// Promises: materialize-index-named
+// Promises: index-materialize
 #[test]
 fn seek_points_of_another_archive_are_not_used_by_scan() {
     let env = TestEnv::with_archive(packed(Packing::Gzip));

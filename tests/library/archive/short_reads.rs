@@ -81,7 +81,7 @@ fn disk_cache_read_bytes(archive: &Archive) -> u64 {
     archive.stats().disk_cache_read_bytes.get()
 }
 
-// Promises: reads-short-read
+// Promises: disk-blocks
 #[test]
 fn short_read_of_cached_packed_archive_reads_few_bytes() {
     for packing in [Packing::Gzip, Packing::Zstd, Packing::Lz4, Packing::Xz] {
@@ -98,7 +98,7 @@ fn short_read_of_cached_packed_archive_reads_few_bytes() {
     }
 }
 
-// Promises: slow-archive-local
+// Promises: disk-slow
 #[test]
 fn spans_dropped_by_disk_cache_are_stored_on_later_read() {
     let (env, tree) = (TestEnv::new(), tree());
@@ -130,7 +130,7 @@ fn spans_dropped_by_disk_cache_are_stored_on_later_read() {
     assert_eq!(stats.decoded_spans.get(), decoded);
 }
 
-// Promises: reads-short-read
+// Promises: disk-blocks
 #[test]
 fn short_read_of_cached_plain_archive_reads_few_bytes() {
     let (env, tree) = (TestEnv::new(), tree());
@@ -201,7 +201,7 @@ fn disk_cache_changed_during_verification_is_never_served() {
     }
 }
 
-// Promises: reads-block-read
+// Promises: disk-blocks
 #[test]
 fn changed_byte_of_disk_cache_is_never_served() {
     for packing in [Packing::Gzip, Packing::Zstd] {
@@ -220,7 +220,7 @@ fn changed_byte_of_disk_cache_is_never_served() {
     }
 }
 
-// Promises: checks-cache-damaged
+// Promises: check-neighbours
 #[test]
 fn partly_cached_span_is_not_damaged() {
     let (env, tree) = (TestEnv::new(), tree());

@@ -81,7 +81,7 @@ fn check_read(archive: &Archive, name: &str, file: u8, at: usize, len: usize) {
     assert!(right, "{name} at {at}");
 }
 
-// Promises: amount-mount-ls, amount-nothing-fetched
+// Promises: fetch-skips
 #[test]
 fn large_payloads_are_skipped_and_still_readable() {
     let env = TestEnv::with_archive(archive());
@@ -130,7 +130,7 @@ fn assert_disjoint(env: &TestEnv) {
     }
 }
 
-// Promises: amount-short-read
+// Promises: fetch-reads
 #[test]
 fn short_read_of_skipped_payload_fetches_one_window() {
     let env = TestEnv::with_archive(archive());
@@ -147,7 +147,7 @@ fn short_read_of_skipped_payload_fetches_one_window() {
     assert_eq!(archive.stats().disk_cache_written_bytes.get(), stored);
 }
 
-// Promises: amount-bytes-skipped
+// Promises: fetch-skips
 #[test]
 fn skipped_payload_with_changed_bytes_is_refetched() {
     let env = TestEnv::with_archive(archive());
@@ -181,7 +181,7 @@ fn skipped_payload_with_changed_bytes_is_refetched() {
     assert_eq!(opened.stats().damaged_spans.get(), 1);
 }
 
-// Promises: expected-bytes-fetched
+// Promises: expect-digest
 #[test]
 fn nothing_is_skipped_if_digest_is_expected() {
     let packed = archive();
@@ -194,7 +194,7 @@ fn nothing_is_skipped_if_digest_is_expected() {
     assert_eq!(archive.index().origin().sha256, Some(digest));
 }
 
-// Promises: amount-mount-ls
+// Promises: fetch-skips
 #[test]
 fn source_without_version_is_read_whole() {
     let env = TestEnv::new();
@@ -217,7 +217,7 @@ fn archive_ending_in_payload_is_truncated_skipped_or_not() {
     assert_eq!(skipped, error(&env.options()));
 }
 
-// Promises: amount-bytes-skipped
+// Promises: fetch-skips
 #[test]
 fn unverifiable_index_is_not_shared() {
     let env = TestEnv::with_archive(raw_huge());
@@ -245,7 +245,7 @@ fn raw_huge() -> Bytes {
         .into()
 }
 
-// Promises: checks-every-packed, checks-members-scan
+// Promises: check-digests
 #[test]
 fn data_beside_skipped_payload_has_digests() {
     let env = TestEnv::with_archive(archive());

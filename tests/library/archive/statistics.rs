@@ -43,7 +43,7 @@ fn cache_counts(archive: &Archive) -> [u64; 5] {
     .map(tarfs::internal::stats::Counter::get)
 }
 
-// Promises: status-counters-show
+// Promises: status-counters
 #[test]
 fn read_spans_are_counted_by_cache_level() {
     let tree = Tree::large();
@@ -86,7 +86,7 @@ fn read_spans_are_counted_by_cache_level() {
     assert_eq!(stats.decoded_bytes.get(), sum(&spans));
 }
 
-// Promises: status-counters-show
+// Promises: status-counters
 #[test]
 fn read_without_spans_counts_no_cache_level() {
     let env = TestEnv::with_archive(packed(Packing::Lz4));
@@ -98,7 +98,7 @@ fn read_without_spans_counts_no_cache_level() {
     assert_eq!(cache_counts(&archive), [0; 5]);
 }
 
-// Promises: status-counters-show
+// Promises: status-counters
 #[test]
 fn disk_cache_serves_spans_missing_in_memory() {
     let env = TestEnv::with_archive(packed(Packing::Zstd));
@@ -125,7 +125,7 @@ fn disk_cache_serves_spans_missing_in_memory() {
     );
 }
 
-// Promises: status-either-flag
+// Promises: status-usage
 #[test]
 fn memory_use_is_reported_during_a_read() {
     let tree = Tree::large();
@@ -183,7 +183,7 @@ fn memory_use_is_reported_during_a_read() {
     assert!(after.spans_bytes >= span);
 }
 
-// Promises: status-either-flag
+// Promises: status-usage
 #[test]
 fn reported_memory_budget_is_the_one_in_use() {
     let env = TestEnv::with_archive(packed(Packing::Gzip));

@@ -22,7 +22,7 @@ fn packed(tree: &Tree) -> Bytes {
     Packing::Lz4.pack(&tree.tar)
 }
 
-// Promises: cached-version-source, cached-mount-removes
+// Promises: disk-unproven
 #[test]
 fn old_bytes_are_not_served_for_server_without_validators() {
     let (old, new) = (tree(2), tree(4));
@@ -42,7 +42,7 @@ fn old_bytes_are_not_served_for_server_without_validators() {
     }
 }
 
-// Promises: cached-version-source, cached-same-weak
+// Promises: disk-unproven
 #[test]
 fn earlier_disk_cache_is_used_only_with_validator() {
     let tree = tree(2);
@@ -63,7 +63,7 @@ fn earlier_disk_cache_is_used_only_with_validator() {
     }
 }
 
-// Promises: cached-version-source, cached-mount-removes
+// Promises: disk-unproven
 #[test]
 fn process_reads_its_own_disk_cache_without_validator() {
     let tree = tree(2);
@@ -92,7 +92,7 @@ fn process_reads_its_own_disk_cache_without_validator() {
     assert_eq!(env.cached_files("disk-cache").len(), 1, "that of the scan");
 }
 
-// Promises: lookup-samples-front
+// Promises: index-proof
 #[test]
 fn samples_include_the_first_and_last_bytes() {
     let seeds = [[5, 2, 3], [1, 2, 5]];

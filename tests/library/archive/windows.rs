@@ -110,7 +110,7 @@ fn assert_disjoint(mut ranges: Vec<Range<u64>>) {
     }
 }
 
-// Promises: amount-short-read
+// Promises: fetch-reads
 #[test]
 fn random_reads_fetch_one_window_each() {
     let tree = tree();
@@ -140,7 +140,7 @@ fn random_reads_fetch_one_window_each() {
     }
 }
 
-// Promises: amount-disk-cache, reads-remote-archive
+// Promises: fetch-reads, disk-blocks
 #[test]
 fn thousand_random_reads_fetch_no_byte_twice() {
     let tree = tree();
@@ -173,7 +173,7 @@ fn thousand_random_reads_fetch_no_byte_twice() {
     assert_eq!(archive.stats().disk_cache_damaged_spans.get(), 0);
 }
 
-// Promises: amount-reader-continues
+// Promises: fetch-reads
 #[test]
 fn sequential_reader_fetches_larger_ranges() {
     let tree = tree();
@@ -201,7 +201,7 @@ fn sequential_reader_fetches_larger_ranges() {
     assert_disjoint(ranges);
 }
 
-// Promises: amount-disk-cache
+// Promises: fetch-reads
 #[test]
 fn read_ahead_fetches_only_missing_windows() {
     let tree = tree();
@@ -225,7 +225,7 @@ fn read_ahead_fetches_only_missing_windows() {
     }
 }
 
-// Promises: amount-disk-cache
+// Promises: fetch-reads
 #[test]
 fn concurrent_readers_share_window_fetches() {
     let tree = tree();
@@ -408,7 +408,7 @@ fn requests_for(env: &TestEnv, place: u64, from: usize) -> Vec<RecordedRequest> 
     seen.filter(holds).collect()
 }
 
-// Promises: checks-same-holds
+// Promises: check-again
 #[test]
 fn window_with_wrong_bytes_is_refetched_by_another_route() {
     let tree = tree();
@@ -428,7 +428,7 @@ fn window_with_wrong_bytes_is_refetched_by_another_route() {
     assert_eq!(again.request.header("cache-control"), Some("no-cache"));
 }
 
-// Promises: checks-same-holds, checks-bytes-beside
+// Promises: check-again, check-neighbours
 #[test]
 fn window_with_wrong_bytes_again_fails_alone() {
     let tree = tree();
@@ -463,7 +463,7 @@ fn window_with_wrong_bytes_again_fails_alone() {
     }
 }
 
-// Promises: reads-block-16
+// Promises: disk-blocks
 #[test]
 fn wrong_bytes_of_disk_cache_are_fetched_again() {
     let tree = tree();
@@ -584,7 +584,7 @@ fn span_with_one_failed_run_is_not_complete() {
     assert_eq!(state(), Some(PrefetchState::Incomplete));
 }
 
-// Promises: amount-short-read
+// Promises: fetch-reads
 #[test]
 fn windows_stay_within_memory_budget() {
     let tree = tree();
@@ -606,7 +606,7 @@ fn windows_stay_within_memory_budget() {
     assert!(env.cached_files("disk-cache").is_empty());
 }
 
-// Promises: amount-cache-room
+// Promises: fetch-reads
 #[test]
 fn random_reads_of_remote_packed_archive_decode_span_once() {
     let tree = Tree::large();

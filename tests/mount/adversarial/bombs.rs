@@ -12,7 +12,7 @@ use crate::support::fixture::PROGRAM;
 use crate::support::program::peak_mib;
 use crate::support::raw::{Archive, Header, random_bytes};
 
-// Promises: hostile-file-zeros
+// Promises: hostile-zeros
 #[test]
 fn bomb_is_listed_and_mounted_in_bounded_memory() {
     for packed in [
@@ -61,7 +61,7 @@ fn peak_of_mount(bomb: &mut Bomb, mnt: &str) -> u64 {
     peak_mib(u32::try_from(pid).expect("a number")).expect("it runs") << 20
 }
 
-// Promises: decoding-bzip2-block
+// Promises: decode-memory
 #[test]
 fn bzip2_blocks_of_long_runs_are_read_within_memory_limit() {
     // Packed to more than an eighth of a block's work memory, and 51 times as long unpacked.
@@ -90,7 +90,7 @@ fn bzip2_blocks_of_long_runs_are_read_within_memory_limit() {
     assert!(fs::read(root.join("runs")).expect("written") == runs);
 }
 
-// Promises: unmount-process-ends, unmount-after-seconds
+// Promises: unmount-quick
 #[test]
 fn umount_ends_process_whose_threads_are_busy() {
     // Half a terabyte of zeros in few chunks after the end: a scan decodes them for minutes.
@@ -105,7 +105,7 @@ fn umount_ends_process_whose_threads_are_busy() {
     assert_eq!(unmounted.code, 0, "{unmounted:?}");
 }
 
-// Promises: limits-memory-index, memory-index-takes
+// Promises: limit-index-memory, memory-index
 #[test]
 fn index_of_long_links_fails_at_its_memory_limit() {
     let target = "x".repeat(3900);
@@ -138,7 +138,7 @@ fn index_of_long_links_fails_at_its_memory_limit() {
     );
 }
 
-// Promises: limits-memory-index, memory-layers-share
+// Promises: limit-index-memory, memory-index
 #[test]
 fn layer_merge_fails_at_memory_limit_of_the_index() {
     let archive = (0..100_000).fold(Archive::new(), |archive, number| {

@@ -10,7 +10,7 @@ use crate::support::measured_runner::MeasuredRunner;
 use crate::support::program;
 use crate::support::raw::{Archive, Header};
 
-// Promises: hostile-fifo-device
+// Promises: hostile-paths
 #[test]
 fn existing_files_are_never_opened_or_written() {
     let mut archive = Archive::new();
@@ -56,7 +56,7 @@ fn existing_files_are_never_opened_or_written() {
     assert_eq!((after.len(), after.mtime_nsec()), (6, secret.mtime_nsec()));
 }
 
-// Promises: hostile-root-devices, hostile-root-set
+// Promises: hostile-devices
 #[test]
 fn devices_and_set_id_bits_are_created_by_root_only() {
     const NOBODY: u32 = 65534;

@@ -20,7 +20,7 @@ fn scripts(source: &str) -> [String; 6] {
     ]
 }
 
-// Promises: decoding-source-unknown, decoding-holds-ignore
+// Promises: decode-zeros
 #[test]
 fn endless_zeros_of_device_are_an_error_of_every_verb() {
     let (place, mut runner) = place();
@@ -45,7 +45,7 @@ fn serve_zeros(mut client: TcpStream) {
     }
 }
 
-// Promises: decoding-source-unknown, decoding-holds-ignore
+// Promises: decode-zeros
 #[test]
 fn endless_zeros_of_server_are_an_error_of_every_verb() {
     let (place, mut runner) = place();

@@ -8,7 +8,7 @@ use crate::support::measured_runner::MeasuredRunner;
 use crate::support::mounts::is_mounted;
 use crate::support::raw::Archive;
 
-// Promises: size-materialize-stops
+// Promises: limit-entries
 #[test]
 fn mount_of_too_many_entries_fails() {
     let place = Place::with_archive(&Archive::new().file("a", "").file("b", "").end());

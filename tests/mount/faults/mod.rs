@@ -84,7 +84,7 @@ fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-// Promises: network-late-responses
+// Promises: fault-late
 #[test]
 fn late_responses_are_awaited() {
     check_all_ways(
@@ -95,14 +95,14 @@ fn late_responses_are_awaited() {
     );
 }
 
-// Promises: network-slow-connections
+// Promises: fault-slow
 #[test]
 fn slow_steady_connections_are_awaited() {
     let fault = Fault::Paced(32 << 10, millis(10));
     check_all_ways(AMPLE_TIMEOUT_SECONDS, every_request(fault), Ok(()), Ok(()));
 }
 
-// Promises: deadlines-slow-steady, network-occasional-single
+// Promises: time-deadline, fault-trickle
 #[test]
 fn trickling_server_times_out_at_the_deadline() {
     let fault = Fault::Paced(1, millis(100));
@@ -114,8 +114,7 @@ fn trickling_server_times_out_at_the_deadline() {
     );
 }
 
-// Promises: network-mount-index, network-scan-survives, network-responses-501, network-scan-continues
-// Promises: network-show-row, network-501-some
+// Promises: fault-in-scan, fault-501
 #[test]
 fn server_errors_are_retried() {
     check_all_ways(
@@ -133,7 +132,7 @@ fn server_errors_are_retried() {
     );
 }
 
-// Promises: retries-server-unavailable, network-500-502
+// Promises: retry-how-long, fault-5xx
 #[test]
 fn outage_is_retried_until_the_deadline() {
     let gateway = |number: usize, _: &Request| {
@@ -150,7 +149,7 @@ fn outage_is_retried_until_the_deadline() {
     );
 }
 
-// Promises: network-429-503
+// Promises: fault-retry-after
 #[test]
 fn retry_after_is_honoured_up_to_the_deadline() {
     let fault = Fault::Busy(503, "1".to_owned());
@@ -170,7 +169,7 @@ fn retry_after_is_honoured_up_to_the_deadline() {
     );
 }
 
-// Promises: network-resets-inside
+// Promises: fault-reset
 #[test]
 fn connections_reset_anywhere_only_cost_time() {
     let cuts = |number: usize, _: &Request| Some(Fault::Reset(number * 7_919 % 200_000 + 70_000));
@@ -183,7 +182,7 @@ fn connections_reset_anywhere_only_cost_time() {
     );
 }
 
-// Promises: network-mount-fault, network-reads-after, network-tests-show, network-server-reset
+// Promises: fault-scope, fault-in-scan, fault-no-server
 #[test]
 fn unreachable_server_is_retried_until_the_deadline() {
     check_all_ways(
@@ -200,7 +199,7 @@ fn unreachable_server_is_retried_until_the_deadline() {
     );
 }
 
-// Promises: network-bodies-too
+// Promises: fault-short
 #[test]
 fn short_bodies_are_completed() {
     let cuts = |number: usize, _: &Request| Some(Fault::Short(number * 104_729 % 200_000 + 70_000));
@@ -214,7 +213,7 @@ fn short_bodies_are_completed() {
     );
 }
 
-// Promises: deadlines-read-source, deadlines-silence-before, deadlines-connection-established, network-response-ever
+// Promises: time-deadline, time-attempt, fault-silence
 #[test]
 fn silent_server_times_out_at_the_deadline() {
     check_all_ways(
@@ -233,7 +232,7 @@ fn silent_server_times_out_at_the_deadline() {
 
 /// After a failed read-ahead the kernel retries the single wanted page. The caller waits for one
 /// timeout only.
-// Promises: network-after-read
+// Promises: fault-read-ahead
 #[test]
 fn read_times_out_once() {
     let place = Place::serve(&strong());
@@ -269,7 +268,7 @@ fn read_times_out_once() {
     );
 }
 
-// Promises: deadlines-read-source, deadlines-silence-before, network-stall-body
+// Promises: time-deadline, time-attempt, fault-silence
 #[test]
 fn stalled_body_times_out_at_the_deadline() {
     check_all_ways(
@@ -286,7 +285,7 @@ fn stalled_body_times_out_at_the_deadline() {
     );
 }
 
-// Promises: network-content-range
+// Promises: fault-wrong-range
 #[test]
 fn wrong_range_is_never_taken_for_the_requested_one() {
     check_all_ways(
@@ -303,7 +302,7 @@ fn wrong_range_is_never_taken_for_the_requested_one() {
     );
 }
 
-// Promises: network-200-whole
+// Promises: fault-wrong-range
 #[test]
 fn whole_body_is_never_taken_for_a_range() {
     check_all_ways(
@@ -321,7 +320,7 @@ fn whole_body_is_never_taken_for_a_range() {
     );
 }
 
-// Promises: network-416-existing
+// Promises: fault-wrong-range
 #[test]
 fn rejected_range_is_requested_again() {
     check_all_ways(
@@ -339,7 +338,7 @@ fn rejected_range_is_requested_again() {
     );
 }
 
-// Promises: network-head-refused
+// Promises: fault-harmless
 #[test]
 fn server_without_head_works() {
     check_all_ways(
@@ -350,7 +349,7 @@ fn server_without_head_works() {
     );
 }
 
-// Promises: network-chunked-bodies
+// Promises: fault-harmless
 #[test]
 fn chunked_bodies_work() {
     check_all_ways(
@@ -361,7 +360,7 @@ fn chunked_bodies_work() {
     );
 }
 
-// Promises: network-content-encoding
+// Promises: fault-wrong-range
 #[test]
 fn encoded_bodies_are_never_taken_for_bytes() {
     check_all_ways(
@@ -379,7 +378,7 @@ fn encoded_bodies_are_never_taken_for_bytes() {
     );
 }
 
-// Promises: network-mount-index, network-permanent-fault, network-show-row, network-401-403, network-404-410
+// Promises: fault-in-scan, fault-denied, fault-changed
 #[test]
 fn access_denied_midway_is_reported() {
     for status in [401, 403] {
@@ -416,8 +415,7 @@ fn check_version_change(before: &Resource, after: Resource, read: Read, written:
     materialize_tree(before, AMPLE_TIMEOUT_SECONDS, late, written);
 }
 
-// Promises: network-mount-fault, network-tests-show, network-mount-index, network-permanent-fault, network-last-row
-// Promises: network-show-row, network-version-entity, network-weak-entity
+// Promises: fault-scope, fault-in-scan, fault-changed, fault-harmless
 #[test]
 fn versions_are_never_mixed() {
     let other = || Resource::new(archive(2));
@@ -437,7 +435,7 @@ fn versions_are_never_mixed() {
 }
 
 /// Without versions, the checksums of the archive and of the index detect the change.
-// Promises: checks-checksums-packed, network-mount-fault, network-tests-show, network-last-row, network-bytes-same
+// Promises: check-first-scan, fault-scope, fault-in-scan, fault-swapped
 #[test]
 fn changed_bytes_without_version_are_damage() {
     let [before, after] = [1, 2].map(|version| Packing::Lz4.pack(&archive(version).into()));
@@ -481,7 +479,7 @@ fn read_once(resource: Resource, cut: usize) -> (Place, Output) {
     (place, output)
 }
 
-// Promises: encodings-stream-breaks, encodings-strong-entity, network-ranges-right
+// Promises: http-broken-stream, fault-no-ranges
 #[test]
 fn server_without_ranges_is_restarted_if_cut_off() {
     let cut = 3_000_000;
@@ -522,7 +520,7 @@ fn server_without_ranges_is_restarted_if_cut_off() {
     }
 }
 
-// Promises: redirects-header-password, redirects-keeps-cookies, network-redirects-host
+// Promises: auth-origin, fault-redirect
 #[test]
 fn redirect_to_another_host_sends_no_secrets() {
     let place = Place::serve(&strong());
@@ -555,7 +553,7 @@ fn redirect_to_another_host_sends_no_secrets() {
     }
 }
 
-// Promises: retries-makes-five
+// Promises: retry-which
 #[test]
 fn retries_are_limited_by_flag() {
     for (words, requests) in [

@@ -124,7 +124,7 @@ fn detach(waiting: &BlockedReaders) {
     assert!(!is_mounted(&mountpoint));
 }
 
-// Promises: unmount-ends-readers
+// Promises: unmount-quick
 #[test]
 fn unmount_ends_readers_waiting_for_silent_server() {
     silent().assert_ended_by("tarfs umount --lazy", |waiting| {
@@ -141,7 +141,7 @@ fn unmount_ends_readers_waiting_for_silent_server() {
     });
 }
 
-// Promises: unmount-mount-detached, unmount-process-answers
+// Promises: unmount-detached
 #[test]
 fn readers_of_detached_mount_are_answered_before_exit() {
     let mut waiting = BlockedReaders::on_server(Fault::Status(503));

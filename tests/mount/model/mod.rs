@@ -217,7 +217,7 @@ fn options() -> OpenOptions {
     }
 }
 
-// Promises: tree-ls-mount
+// Promises: tree-same-place
 #[test]
 #[expect(
     clippy::print_stderr,

@@ -72,8 +72,7 @@ fn stdout_of(script: &str) -> String {
     namespace::stdout_text(&run(script))
 }
 
-// Promises: archive-lower-layer, archive-after-same, archive-exception-changed, archive-over-file
-// Promises: archive-exception-mount
+// Promises: writable-overlay, writable-exceptions
 #[test]
 fn overlay_over_mount_equals_overlay_over_local_files() {
     let script = r#"
@@ -85,7 +84,7 @@ fn overlay_over_mount_equals_overlay_over_local_files() {
     assert_eq!(stdout_of(script), "");
 }
 
-// Promises: archive-lower-layer, archive-after-same
+// Promises: writable-overlay
 #[test]
 fn overlay_with_metacopy_and_redirects_equals_local_one() {
     let script = r#"
@@ -97,7 +96,7 @@ fn overlay_with_metacopy_and_redirects_equals_local_one() {
     assert_eq!(stdout_of(script), "");
 }
 
-// Promises: archive-lower-layer, archive-holds-copy
+// Promises: writable-overlay
 #[test]
 fn overlay_with_passthrough_equals_local_one() {
     let script = r#"
@@ -110,7 +109,7 @@ fn overlay_with_passthrough_equals_local_one() {
     assert_eq!(stdout_of(script), "");
 }
 
-// Promises: inode-every-mount, inode-numbers-stay, inode-device-number
+// Promises: inode-number, inode-device
 #[test]
 fn inode_numbers_survive_forget_and_remount() {
     let script = r#"
@@ -129,7 +128,7 @@ fn inode_numbers_survive_forget_and_remount() {
     assert_eq!(stdout_of(script), "");
 }
 
-// Promises: mount-allow-default, archive-guide-containers
+// Promises: option-idmapped, writable-idmapped
 #[test]
 fn idmapped_mount_shifts_owners_and_permissions() {
     let script = r#"
@@ -159,7 +158,7 @@ fn idmapped_mount_shifts_owners_and_permissions() {
 }
 
 /// The guide on containers documents this. The reason is that overlayfs cannot be idmapped.
-// Promises: archive-writable-mount, archive-guide-containers
+// Promises: writable-idmapped
 #[test]
 fn writable_mount_cannot_be_idmapped() {
     let script = r#"

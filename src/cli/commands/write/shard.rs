@@ -241,7 +241,7 @@ fn lines(shards: &[Shard], json: bool) -> String {
 mod tests {
     use super::*;
 
-    // Promises: shards-plan-prints, shards-plan-json
+    // Promises: shard-plan
     #[test]
     fn plan_has_one_line_a_shard() {
         let shards = [1, 2].map(|number| Shard {

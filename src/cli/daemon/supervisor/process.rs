@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: killed-process-serves
+    // Promises: kill-unmounts
     #[test]
     fn process_is_alive_until_its_main_thread_ends() {
         assert!(is_alive(
