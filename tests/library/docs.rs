@@ -35,7 +35,7 @@ const VERBS: [&[&str]; 26] = [
 ];
 
 /// Flags of other programs, and the documents that mention them.
-const FOREIGN_FLAGS: [(&str, &[&str]); 8] = [
+const FOREIGN_FLAGS: [(&str, &[&str]); 9] = [
     ("README.md", &["--path"]),
     ("docs/semantics.md", &["--acls"]),
     ("docs/robustness.md", &["--test"]),
@@ -91,6 +91,7 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 8] = [
             "--permissions",
         ],
     ),
+    ("docs/guides/mirror.md", &["--now"]),
     ("docs/guides/system.md", &["--now"]),
 ];
 
