@@ -8,7 +8,7 @@ use flate2::read::GzDecoder;
 use crate::tar::{Event, Options, Parser, RECORD};
 
 /// Length of the footer, an empty gzip member.
-pub(in crate::archive) const FOOTER_LEN: u64 = 51;
+pub(crate) const FOOTER_LEN: u64 = 51;
 
 /// The place in the footer of the offset of the TOC, in hexadecimal digits.
 const OFFSET: std::ops::Range<usize> = 16..32;
@@ -18,7 +18,7 @@ const SUBFIELD: &[u8] = b"\x1a\0SG\x16\0";
 const MAGIC: &[u8] = b"STARGZ";
 
 /// The offset of the TOC in the archive; `None` if `footer` is none.
-pub(in crate::archive) fn parse_footer(footer: &[u8]) -> Option<u64> {
+pub(crate) fn parse_footer(footer: &[u8]) -> Option<u64> {
     let has_magic = footer.starts_with(b"\x1f\x8b\x08\x04")
         && footer.get(10..OFFSET.start) == Some(SUBFIELD)
         && footer.get(OFFSET.end..)?.starts_with(MAGIC);
@@ -27,7 +27,7 @@ pub(in crate::archive) fn parse_footer(footer: &[u8]) -> Option<u64> {
 }
 
 /// The tar archive in `packed`; `None` if it is damaged or longer than `limit`.
-pub(in crate::archive) fn unpack(packed: &[u8], limit: u64) -> Option<Vec<u8>> {
+pub(crate) fn unpack(packed: &[u8], limit: u64) -> Option<Vec<u8>> {
     let mut unpacked = Vec::new();
     let mut member = GzDecoder::new(packed).take(limit + 1);
     let len = member.read_to_end(&mut unpacked).ok()?;
@@ -35,7 +35,7 @@ pub(in crate::archive) fn unpack(packed: &[u8], limit: u64) -> Option<Vec<u8>> {
 }
 
 /// The TOC, the first file of `archive`.
-pub(in crate::archive) fn json(archive: &[u8]) -> Option<&[u8]> {
+pub(crate) fn json(archive: &[u8]) -> Option<&[u8]> {
     let (header, rest) = archive.split_at_checked(usize::try_from(RECORD).ok()?)?;
     let mut parser = Parser::new(Options::default());
     parser.push(Bytes::copy_from_slice(header));

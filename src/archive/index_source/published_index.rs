@@ -182,7 +182,7 @@ fn open_packed(
 ///
 /// # Errors
 /// When it is unreadable or too long, or does not have the digest by which it was found.
-pub(in crate::archive) fn read_toc(
+pub(crate) fn read_toc(
     published: &PublishedIndex,
     find: &FindIndex,
     limit: u64,
@@ -199,7 +199,7 @@ pub(in crate::archive) fn read_toc(
 }
 
 /// Opens the index that `find` finds, and returns it with its location.
-pub(in crate::archive) fn load(
+pub(crate) fn load(
     published: &PublishedIndex,
     find: &FindIndex,
     limit: &MemoryLimit,
@@ -220,7 +220,7 @@ pub(in crate::archive) fn load(
 
 /// Whether validators prove that `index` has the version of `fingerprint`; `None` if it is of another archive, or
 /// made with other options than `locator` has.
-pub(in crate::archive) fn is_bound(
+pub(crate) fn is_bound(
     index: &Index,
     fingerprint: &Fingerprint,
     locator: &Locator,

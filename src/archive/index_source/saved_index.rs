@@ -16,18 +16,18 @@ use crate::source::Fingerprint;
 /// A saved index of the source's current version, if one exists. Loaded only for a stream that benefits.
 #[derive(Clone, Debug)]
 pub struct SavedIndex {
-    pub(in crate::archive) location: IndexLocation,
+    pub(crate) location: IndexLocation,
     /// Where an index is published, for use if none is saved.
-    pub(in crate::archive) published: Option<PublishedIndex>,
-    pub(in crate::archive) locator: Locator,
-    pub(in crate::archive) limit: MemoryLimit,
-    pub(in crate::archive) fingerprint: Fingerprint,
+    pub(crate) published: Option<PublishedIndex>,
+    pub(crate) locator: Locator,
+    pub(crate) limit: MemoryLimit,
+    pub(crate) fingerprint: Fingerprint,
     /// Expected digest of the packed bytes, if any.
-    pub(in crate::archive) digest: Option<Sha256>,
+    pub(crate) digest: Option<Sha256>,
 }
 
 #[derive(Clone, Debug)]
-pub(in crate::archive) enum IndexLocation {
+pub(crate) enum IndexLocation {
     Store(Store),
     File(Arc<Index>),
     /// There is no directory for saved indexes.
@@ -49,7 +49,7 @@ impl SavedIndex {
     }
 
     /// Loads the index that the user names, or has saved.
-    pub(in crate::archive) fn load_own(&self, rows: RowsToLoad) -> Option<Arc<Index>> {
+    pub(crate) fn load_own(&self, rows: RowsToLoad) -> Option<Arc<Index>> {
         match &self.location {
             IndexLocation::File(index) => Some(Arc::clone(index)),
             _ => self.load_saved(rows),

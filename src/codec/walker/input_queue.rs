@@ -9,7 +9,7 @@ use bytes::{Buf, Bytes};
 use crate::base::extent::Packed;
 
 #[derive(Debug, Default)]
-pub(in crate::codec) struct InputQueue {
+pub(crate) struct InputQueue {
     /// Slices that are not empty.
     slices: VecDeque<Bytes>,
     len: usize,
@@ -18,51 +18,51 @@ pub(in crate::codec) struct InputQueue {
 }
 
 impl InputQueue {
-    pub(in crate::codec) fn new(offset: Packed) -> Self {
+    pub(crate) fn new(offset: Packed) -> Self {
         Self {
             offset,
             ..Self::default()
         }
     }
 
-    pub(in crate::codec) fn push(&mut self, packed: Bytes) {
+    pub(crate) fn push(&mut self, packed: Bytes) {
         if !packed.is_empty() {
             self.len += packed.len();
             self.slices.push_back(packed);
         }
     }
 
-    pub(in crate::codec) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.is_finished = true;
     }
 
-    pub(in crate::codec) fn offset(&self) -> Packed {
+    pub(crate) fn offset(&self) -> Packed {
         self.offset
     }
 
-    pub(in crate::codec) fn end(&self) -> Packed {
+    pub(crate) fn end(&self) -> Packed {
         Packed(self.offset.0.saturating_add(self.len as u64))
     }
 
-    pub(in crate::codec) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Whether the stream is over: no queued bytes, and none to follow.
-    pub(in crate::codec) fn is_exhausted(&self) -> bool {
+    pub(crate) fn is_exhausted(&self) -> bool {
         self.is_finished && self.len == 0
     }
 
-    pub(in crate::codec) fn is_finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.is_finished
     }
 
     /// The first slice; empty only when there are no bytes.
-    pub(in crate::codec) fn front(&self) -> &[u8] {
+    pub(crate) fn front(&self) -> &[u8] {
         self.slices.front().map_or(&[], |slice| slice)
     }
 
-    pub(in crate::codec) fn slices_from(&self, mut distance: usize) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn slices_from(&self, mut distance: usize) -> impl Iterator<Item = &[u8]> {
         self.slices.iter().map(move |slice| {
             let rest = slice.get(distance..).unwrap_or_default();
             distance = distance.saturating_sub(slice.len());
@@ -71,7 +71,7 @@ impl InputQueue {
     }
 
     /// Copies bytes from `distance` on into `target`; `false` when there are not enough.
-    pub(in crate::codec) fn peek_into(&self, mut distance: usize, mut target: &mut [u8]) -> bool {
+    pub(crate) fn peek_into(&self, mut distance: usize, mut target: &mut [u8]) -> bool {
         for slice in &self.slices {
             let Some(rest) = slice.get(distance..) else {
                 distance -= slice.len();
@@ -86,17 +86,17 @@ impl InputQueue {
         target.is_empty()
     }
 
-    pub(in crate::codec) fn peek_at<const N: usize>(&self, distance: usize) -> Option<[u8; N]> {
+    pub(crate) fn peek_at<const N: usize>(&self, distance: usize) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.peek_into(distance, &mut bytes).then_some(bytes)
     }
 
-    pub(in crate::codec) fn peek<const N: usize>(&self) -> Option<[u8; N]> {
+    pub(crate) fn peek<const N: usize>(&self) -> Option<[u8; N]> {
         self.peek_at(0)
     }
 
     /// Drops up to `len` of the next bytes, and returns how many.
-    pub(in crate::codec) fn skip(&mut self, len: u64) -> u64 {
+    pub(crate) fn skip(&mut self, len: u64) -> u64 {
         let wanted = usize::try_from(len).unwrap_or(usize::MAX).min(self.len);
         let mut left = wanted;
         while let Some(slice) = self.slices.front_mut() {
@@ -113,7 +113,7 @@ impl InputQueue {
     }
 
     /// Takes `len` bytes without copying; `None`, and takes nothing, if there are fewer.
-    pub(in crate::codec) fn take(&mut self, len: usize) -> Option<SegmentedBytes> {
+    pub(crate) fn take(&mut self, len: usize) -> Option<SegmentedBytes> {
         if len > self.len {
             return None;
         }
@@ -135,7 +135,7 @@ impl InputQueue {
     }
 
     /// The bytes in `range` from the next one on, or fewer at the end, without copying or taking them.
-    pub(in crate::codec) fn slice(&self, range: Range<usize>) -> SegmentedBytes {
+    pub(crate) fn slice(&self, range: Range<usize>) -> SegmentedBytes {
         let mut segments = SegmentedBytes::default();
         let mut start = 0;
         for slice in &self.slices {
@@ -160,19 +160,19 @@ thread_local! {
 
 /// Adjacent packed bytes, in as many slices as were pushed.
 #[derive(Clone, Debug, Default)]
-pub(in crate::codec) struct SegmentedBytes {
+pub(crate) struct SegmentedBytes {
     /// In order; none is empty.
-    pub(in crate::codec) slices: Vec<Bytes>,
+    pub(crate) slices: Vec<Bytes>,
     len: usize,
 }
 
 impl SegmentedBytes {
-    pub(in crate::codec) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Calls `f` with all bytes as one slice. Copies several to the thread's memory, which needs no clearing.
-    pub(in crate::codec) fn with_contiguous<T>(&self, f: impl FnOnce(&[u8]) -> T) -> T {
+    pub(crate) fn with_contiguous<T>(&self, f: impl FnOnce(&[u8]) -> T) -> T {
         match self.slices.as_slice() {
             [] => f(&[]),
             [one] => f(one),

@@ -8,17 +8,14 @@ const BUFFER_LEN: usize = 1 << 20;
 
 /// A buffer that fills up. It is taken from the pool for its first byte.
 #[derive(Debug, Default)]
-pub(in crate::codec) struct OutputBuffer {
+pub(crate) struct OutputBuffer {
     buffer: Option<Buffer>,
     filled: usize,
 }
 
 impl OutputBuffer {
     /// Space for the next plain bytes, never empty.
-    pub(in crate::codec) fn spare_capacity(
-        &mut self,
-        pool: &BufferPool,
-    ) -> Result<&mut [u8], Closed> {
+    pub(crate) fn spare_capacity(&mut self, pool: &BufferPool) -> Result<&mut [u8], Closed> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,
             None => pool.acquire(BUFFER_LEN)?,
@@ -28,13 +25,13 @@ impl OutputBuffer {
     }
 
     /// Counts `len` bytes written to the space. Returns a full buffer as a pull.
-    pub(in crate::codec) fn advance(&mut self, len: usize) -> Option<Pull> {
+    pub(crate) fn advance(&mut self, len: usize) -> Option<Pull> {
         self.filled += len;
         let full = self.buffer.as_ref().map_or(0, |buffer| buffer.len()) == self.filled;
         full.then(|| self.flush()).flatten()
     }
 
-    pub(in crate::codec) fn flush(&mut self) -> Option<Pull> {
+    pub(crate) fn flush(&mut self) -> Option<Pull> {
         let filled = std::mem::take(&mut self.filled);
         let buffer = self.buffer.take()?;
         (filled > 0).then(|| Pull::Plain(buffer.freeze().slice(..filled)))
