@@ -8,7 +8,7 @@ use super::read::single_flight::FlightError;
 use crate::base::escape::escape;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
-use crate::index::published::{MissingRow, WITHOUT_PUBLISHED_INDEX};
+use crate::index::{MissingRow, WITHOUT_PUBLISHED_INDEX};
 use crate::index::{TooMuchMemory, store};
 use crate::{codec, source, tar};
 

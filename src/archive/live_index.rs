@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::base::extent::Plain;
 use crate::base::stats::Stats;
 use crate::base::sync::{Mutex, RwLock, RwLockReadGuard};
-use crate::index::published::MissingRow;
+use crate::index::MissingRow;
 use crate::index::{Builder, Index, Ino, LazyIndex, Origin};
 
 /// Tells whether the caller still waits.

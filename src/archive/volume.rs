@@ -12,7 +12,7 @@ use super::{
     ReadError, WaitFor, Watcher,
 };
 use crate::base::extent::Plain;
-use crate::index::published::MissingRow;
+use crate::index::MissingRow;
 use crate::index::{Index, Ino, LazyIndex};
 
 /// Callback that receives the result of a read.

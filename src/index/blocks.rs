@@ -7,7 +7,7 @@
 use blake3::Hasher;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
-use super::published::Rows;
+use super::storage::Rows;
 use crate::base::extent::{Extent, Packed};
 
 /// The digest of a block, or of the front of one.

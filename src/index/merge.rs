@@ -8,10 +8,12 @@ use std::sync::Arc;
 use super::arrays::sort::SortedNames;
 use super::arrays::{Arrays, capacity_bytes, push_row};
 use super::blocks::MIN_BLOCK_LEN;
-use super::build_tree::Options;
-use super::memory::{Charge, MemoryLimit, TooMuchMemory};
+use super::builder::build_tree::Options;
+use super::memory_limit::{Charge, MemoryLimit, TooMuchMemory};
 use super::problem::Problem;
-use super::rows::{DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow};
+use super::storage::row_types::{
+    DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
+};
 use super::tree::{Index, Ino, Origin, Totals};
 use crate::base::extent::Packed;
 

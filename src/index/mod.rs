@@ -5,17 +5,15 @@
 
 mod arrays;
 mod blocks;
-mod build_tree;
 mod builder;
-mod checksums;
 pub mod format;
 pub mod import;
-mod memory;
+mod memory_limit;
 mod merge;
 mod problem;
-pub mod published;
-mod rows;
 mod shards;
+mod span_checksums;
+mod storage;
 pub mod store;
 #[cfg(test)]
 pub(crate) mod test_support;
@@ -23,18 +21,19 @@ mod tree;
 mod whiteouts;
 
 pub use blocks::NewDigests;
-pub(crate) use build_tree::check_kind;
-pub use build_tree::{MemberError, Options};
 pub(crate) use builder::MAX_FORWARD_LINK_PASSES;
+pub(crate) use builder::build_tree::check_kind;
+pub use builder::build_tree::{MemberError, Options};
 pub use builder::{Builder, Placement};
-pub(crate) use checksums::zero_runs;
-pub(crate) use memory::Charge;
-pub use memory::{MemoryLimit, TooMuchMemory};
+pub(crate) use memory_limit::Charge;
+pub use memory_limit::{MemoryLimit, TooMuchMemory};
 pub use merge::MergeError;
 pub(crate) use merge::{MergePlan, MergedDirectory, MergedName, merge};
 pub use problem::Problem;
-pub use published::lazy::LazyIndex;
 pub use shards::{MAX_SHARDS, Shard, ShardPlan};
+pub(crate) use span_checksums::zero_runs;
+pub use storage::{MissingRow, WITHOUT_PUBLISHED_INDEX};
+pub use tree::lazy::LazyIndex;
 pub use tree::{Child, Entry, EntryKind, Index, Ino, Origin, Resolved, Span};
 pub(crate) use tree::{DirentNumber, IndexResolver};
 pub use whiteouts::WhiteoutFormat;

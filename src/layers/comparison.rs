@@ -12,7 +12,7 @@ use std::vec;
 use crate::archive::{Archive, Compared, NumberSet, ReadError, TreePart, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, MAX_LINKS, Step};
-use crate::index::published::MissingRow;
+use crate::index::MissingRow;
 use crate::index::{EntryKind, Index, Ino, LayerIno, LazyIndex, MergedIndex};
 
 /// Maximum number of names that are looked up in layers to prove one.

@@ -18,7 +18,7 @@ use crate::archive::{
 };
 use crate::base::extent::Plain;
 use crate::base::sync::Mutex;
-use crate::index::published::MissingRow;
+use crate::index::MissingRow;
 use crate::index::{Index, Ino, LayerIno, LazyIndex, MergedIndex};
 use comparison::Comparison;
 

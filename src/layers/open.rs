@@ -12,8 +12,8 @@ use crate::archive::{Archive, OpenError, OpenOptions, PublishedIndex, SharedReso
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
-use crate::index::published::{MissingRow, WITHOUT_PUBLISHED_INDEX};
 use crate::index::{Index, LazyIndex, MergeError, WhiteoutFormat};
+use crate::index::{MissingRow, WITHOUT_PUBLISHED_INDEX};
 use crate::source::Source;
 
 /// A layer to open.

@@ -13,7 +13,8 @@ use crate::archive::{
     Archive, FindIndex, OpenOptions, PrefetchMode, PrefetchOptions, TreeOrigin, Volume,
 };
 use crate::base::extent::Plain;
-use crate::index::{self, Builder, Origin, published};
+use crate::index::format::framed;
+use crate::index::{self, Builder, Origin};
 use crate::source::{ArchivePlace, MemorySource, Validator, location_text};
 use crate::tar::{Member, MemberKind, Timestamp};
 
@@ -147,10 +148,7 @@ impl ArchiveDirectory for SourceArchives {
             let published_index = context.published_index(&spec, false);
             (context.open_source(&spec)?, published_index)
         } else {
-            let (place, index) = (
-                Arc::clone(&self.place),
-                format!("{path}{}", published::SUFFIX),
-            );
+            let (place, index) = (Arc::clone(&self.place), format!("{path}{}", framed::SUFFIX));
             // It is opened below the directory, too.
             let archive = path.to_owned();
             let find: FindIndex = Arc::new(move || place.open_beside(&archive, &index));

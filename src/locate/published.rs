@@ -8,7 +8,7 @@ use super::spec::SourceSpec;
 use crate::archive::{FindIndex, IndexPlace, PublishedIndex, TreeOrigin};
 use crate::base::sync::Mutex;
 use crate::image::LayerIndexes;
-use crate::index::published;
+use crate::index::format::framed;
 use crate::source::{self, Source};
 
 /// Timeout of a published index for which the user did not ask.
@@ -158,7 +158,7 @@ impl OpenContext {
         let archive = &*source::location_text(archive);
         let beside = |url: &str| {
             let is_versioned = url.contains("://") && url.contains(['?', '#']);
-            (url != "-" && !is_versioned).then(|| format!("{url}{}", published::SUFFIX))
+            (url != "-" && !is_versioned).then(|| format!("{url}{}", framed::SUFFIX))
         };
         let mut options = self.source_options(archive);
         let mirrors = options.mirror_urls.iter();

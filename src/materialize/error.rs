@@ -16,7 +16,7 @@ use crate::base::lock::LockHolder;
 use crate::base::resolve::PathError;
 use crate::base::sync::Mutex;
 use crate::index::TooMuchMemory;
-use crate::index::published::{MissingRow, WITHOUT_PUBLISHED_INDEX};
+use crate::index::{MissingRow, WITHOUT_PUBLISHED_INDEX};
 
 /// Maximum number of problems kept for the summary. Only the [`Reporter`] sees the others.
 const MAX_KEPT_PROBLEMS: usize = 100;

@@ -306,7 +306,7 @@ mod tests {
 
     use super::*;
     use crate::index::MemoryLimit;
-    use crate::index::published::{self, PackedIndex, Packing};
+    use crate::index::format::framed::{self, PackedIndex, Packing};
     use crate::index::test_support::{file, index};
 
     /// The packed bytes of an index, which may go away.
@@ -339,11 +339,11 @@ mod tests {
         let metadata = metadata(&index.entry(last).expect("a file"));
         let mut packed = Cursor::new(Vec::new());
         let locator = &index.origin().locator;
-        published::write(&index, locator, Packing::Small, &mut packed).expect("written");
+        framed::write(&index, locator, Packing::Small, &mut packed).expect("written");
         let bytes = Arc::new(Mutex::new(packed.into_inner()));
         let len = bytes.lock().expect("no panic").len() as u64;
         let stored = Box::new(Stored(Arc::clone(&bytes)));
-        let opened = published::open(stored, len, &MemoryLimit::new(u64::MAX)).expect("opened");
+        let opened = framed::open(stored, len, &MemoryLimit::new(u64::MAX)).expect("opened");
         bytes.lock().expect("no panic").clear();
         let tree = IndexTree::new(LazyIndex::new(Arc::new(opened)), false);
         let name = Name {

@@ -11,7 +11,8 @@ use std::process::{Command, Stdio};
 use bytes::Bytes;
 use tarfs::archive::scan::Sink;
 use tarfs::archive::{Archive, OpenOptions, Volume};
-use tarfs::index::{EntryKind, Index, Ino, ShardPlan, published};
+use tarfs::index::format::framed;
+use tarfs::index::{EntryKind, Index, Ino, ShardPlan};
 use tarfs::materialize::read_entries;
 use tarfs::tar::{Member, MemberKind};
 
@@ -266,7 +267,7 @@ fn in_all_forms(env: &TestEnv, packed: &Bytes) -> [Archive; 3] {
         .expect("rows");
     let mut framed = Cursor::new(Vec::new());
     let locator = &index.origin().locator;
-    published::write(&index, locator, published::Packing::Small, &mut framed).expect("written");
+    framed::write(&index, locator, framed::Packing::Small, &mut framed).expect("written");
     let path = env.cache.path().join("framed");
     fs::write(&path, framed.into_inner()).expect("written");
     let saved = open(&env.options_without_disk_cache());

@@ -16,8 +16,8 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::fetch;
+use crate::index::format::framed::{self, PackedIndex};
 use crate::index::import::ImportError;
-use crate::index::published::{self, PackedIndex};
 use crate::index::{Index, Locator, MemoryLimit, TooMuchMemory, format};
 use crate::source::{self, Access, Fingerprint, Source};
 
@@ -214,7 +214,7 @@ pub(crate) fn load(
         check_sha256(&bytes, expected, &location)?;
         packed.pinned = Some(bytes);
     }
-    let index = published::open(Box::new(packed), len, limit).map_err(unusable)?;
+    let index = framed::open(Box::new(packed), len, limit).map_err(unusable)?;
     Ok((index, location))
 }
 

@@ -13,7 +13,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
 use crate::codec::Compression;
-use crate::index::published::MissingRow;
+use crate::index::MissingRow;
 use crate::index::{EntryKind, Index, Ino, Piece};
 use crate::source::{
     self, Access, Cause, Fingerprint, Location, ReadMode, Reading, Slice, Source, SourceInfo,

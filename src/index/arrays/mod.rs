@@ -10,8 +10,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::{U32, U64};
 
 use super::blocks::BlockDigest;
-use super::published::Rows;
-use super::rows::{
+use super::storage::Rows;
+use super::storage::row_types::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, InodeRow, LinkRow, NONE,
     Name, PieceRow, SYMLINK, SpanRow, UnresolvedRow, XattrRow,
 };

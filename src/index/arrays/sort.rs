@@ -5,7 +5,7 @@ use zerocopy::little_endian::U32;
 
 use super::Arrays;
 use super::places::{Bits, Places};
-use crate::index::rows::{Dirent, NONE};
+use crate::index::storage::row_types::{Dirent, NONE};
 
 /// Names, or inodes of directories, that one step of [`SortedNames::apply`] changes.
 const ROWS_PER_STEP: usize = 1 << 13;

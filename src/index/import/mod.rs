@@ -7,9 +7,9 @@ mod estargz;
 mod flatbuffer;
 mod ztoc;
 
-use super::build_tree::MemberError;
 use super::builder::Builder;
-use super::memory::TooMuchMemory;
+use super::builder::build_tree::MemberError;
+use super::memory_limit::TooMuchMemory;
 use super::tree::{Index, Origin};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;

@@ -1,5 +1,6 @@
 //! The index and its entries.
 
+pub(super) mod lazy;
 mod resolve_path;
 
 pub(crate) use resolve_path::IndexResolver;
@@ -22,14 +23,14 @@ use crate::tar::{Device, RECORD, Timestamp};
 
 use super::arrays::{Arrays, MAX_DIRECTORIES_ABOVE, NameTable, is_valid_component};
 use super::blocks::{self, Blocks};
-use super::checksums::SpanChecksums;
-use super::memory::{Charge, MemoryLimit, TooMuchMemory};
+use super::memory_limit::{Charge, MemoryLimit, TooMuchMemory};
 use super::problem::Problem;
-use super::published::{MissingRow, OnDemand, find_missing};
-use super::rows::{
+use super::span_checksums::SpanChecksums;
+use super::storage::row_types::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
     UnresolvedRow,
 };
+use super::storage::{MissingRow, OnDemand, find_missing};
 
 pub use resolve_path::Resolved;
 

@@ -16,7 +16,7 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::base::xattr::filter::XattrFilter;
-use crate::index::published::MissingRow;
+use crate::index::MissingRow;
 use crate::index::{self, Index, Ino, LazyIndex};
 use crate::materialize::error::Error;
 use crate::materialize::resume::sidecar;

@@ -8,32 +8,34 @@
 //! For a layer ([`Options::whiteouts`]) the tree is what `umoci unpack` and containerd make of its members
 //! alone. Anything replaces a directory. A hard link to a missing target links to that of the lower layers.
 
+pub(super) mod build_tree;
+
 use std::mem;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
-use super::arrays::row_table::RowTable;
-use super::arrays::sort::SortedNames;
-use super::arrays::{MAX_MEMBER_PATH_BYTES, NameTable, capacity_bytes, push_row};
-use super::blocks::{self, NewDigests};
-use super::build_tree::{
+use self::build_tree::{
     BuildTree, CreatingResolver, MAX_NAME_BYTES, MemberError, NameError, Options, ROOT,
     TargetResolver, check_kind, implied_directory,
 };
-use super::memory::{Charge, MemoryLimit, TooMuchMemory};
-use super::problem::Problem;
-use super::rows::{
-    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, FORWARD_LINK, InodeRow,
-    LinkRow, NONE, PieceRow, SYMLINK, SpanRow, UnresolvedRow,
-};
-use super::tree::{Index, Ino, Origin, Totals};
-use super::whiteouts::NameKind;
 use crate::base::archive_path::ArchivePath;
 use crate::base::escape::escape;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::resolve::{self, PathError, ResolveError};
 use crate::base::xattr::XATTR_NAME_MAX;
 use crate::codec::{Compression, SeekPoint};
+use crate::index::arrays::row_table::RowTable;
+use crate::index::arrays::sort::SortedNames;
+use crate::index::arrays::{MAX_MEMBER_PATH_BYTES, NameTable, capacity_bytes, push_row};
+use crate::index::blocks::{self, NewDigests};
+use crate::index::memory_limit::{Charge, MemoryLimit, TooMuchMemory};
+use crate::index::problem::Problem;
+use crate::index::storage::row_types::{
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, FORWARD_LINK, InodeRow,
+    LinkRow, NONE, PieceRow, SYMLINK, SpanRow, UnresolvedRow,
+};
+use crate::index::tree::{Index, Ino, Origin, Totals};
+use crate::index::whiteouts::NameKind;
 use crate::tar::{Member, MemberKind, RECORD, Segment};
 
 /// Maximum number of passes over forward hard links, first and last link in turn; usually one resolves all.
@@ -44,7 +46,7 @@ pub(crate) const MAX_FORWARD_LINK_PASSES: usize = 40;
 const FORWARD_LINKS_PER_STEP: usize = 1024;
 
 /// Maximum bytes of the name of a user or group; longer ones are dropped. `useradd` takes 32.
-pub(super) const MAX_OWNER_NAME_BYTES: usize = 1024;
+pub(in crate::index) const MAX_OWNER_NAME_BYTES: usize = 1024;
 
 /// The effect of a member on the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -263,7 +265,7 @@ impl Builder {
     }
 
     /// Marks all of the packed stream as bytes without digests of their blocks.
-    pub(super) fn add_undigested(&mut self, packed_bytes: u64) {
+    pub(in crate::index) fn add_undigested(&mut self, packed_bytes: u64) {
         let index = &mut self.tree.index;
         index.block_len = blocks::block_len(Some(packed_bytes));
         index.skip_blocks(Packed(packed_bytes));
@@ -902,9 +904,9 @@ mod tests {
 
     use crate::base::span_hash;
 
-    use super::super::test_support::{directory, file, hard_link, index, layer, member, symlink};
-    use super::super::whiteouts::WhiteoutFormat;
     use super::*;
+    use crate::index::test_support::{directory, file, hard_link, index, layer, member, symlink};
+    use crate::index::whiteouts::WhiteoutFormat;
     use crate::tar::{Device, Timestamp};
 
     /// Every name of the tree: path, type letter, mode, number of links, size.
@@ -929,8 +931,8 @@ mod tests {
         lines
     }
 
-    fn letter(kind: &super::super::EntryKind<'_>) -> char {
-        use super::super::EntryKind;
+    fn letter(kind: &crate::index::EntryKind<'_>) -> char {
+        use crate::index::EntryKind;
         match kind {
             EntryKind::File => 'f',
             EntryKind::Directory => 'd',
@@ -1576,7 +1578,7 @@ mod tests {
         }]);
         let entry = index.entry(Ino(2)).unwrap();
         let pieces = |offset, len| {
-            let piece = |piece: super::super::Piece| {
+            let piece = |piece: crate::index::Piece| {
                 (piece.offset, piece.plain.start().0, piece.plain.len())
             };
             entry.pieces(offset, len).map(piece).collect::<Vec<_>>()

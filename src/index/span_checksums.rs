@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use zerocopy::little_endian::U64;
 
-use super::published::Rows;
+use super::storage::Rows;
 use crate::base::extent::{Extent, Plain};
 use crate::base::span_hash;
 use crate::codec::seek_point::MAX_SPAN_LEN;

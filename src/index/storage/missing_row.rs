@@ -42,10 +42,7 @@ impl Drop for Outer {
 ///
 /// # Errors
 /// When a row was missing.
-pub(in crate::index) fn find_missing<T>(
-    may_wait: bool,
-    access: impl FnOnce() -> T,
-) -> Result<T, MissingRow> {
+pub(crate) fn find_missing<T>(may_wait: bool, access: impl FnOnce() -> T) -> Result<T, MissingRow> {
     let _outer = Outer {
         may_wait: MAY_WAIT.get(),
         missing: MISSING.take(),

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use zstd::bulk::Decompressor;
 
-use super::checksum::checksum;
+use super::frame_checksum::frame_checksum;
 use super::frame_memory::FrameMemory;
 use super::missing_row::{self, MissingRow};
 use crate::base::sync::{Condvar, Mutex};
@@ -57,7 +57,7 @@ pub(crate) struct OnDemand {
 
 impl OnDemand {
     /// `offsets` holds that of each frame, and the end of the last. `None` if they do not fit the memory.
-    pub(super) fn new(
+    pub(crate) fn new(
         memory: FrameMemory,
         offsets: Vec<u64>,
         checksums: Vec<u32>,
@@ -154,7 +154,7 @@ impl OnDemand {
 
     /// Compares the packed bytes of `frame` with its checksum.
     fn check(&self, frame: usize, packed: &[u8]) -> io::Result<()> {
-        let is_same = self.checksums.get(frame) == Some(&checksum(packed));
+        let is_same = self.checksums.get(frame) == Some(&frame_checksum(packed));
         is_same
             .then_some(())
             .ok_or_else(|| damaged("a frame of the index has another checksum"))
@@ -170,7 +170,7 @@ impl OnDemand {
     }
 
     /// Stores the frames that `packed` holds, which starts at byte `start` of the packed file.
-    pub(super) fn add_packed(&self, start: u64, packed: &[u8]) -> io::Result<()> {
+    pub(crate) fn add_packed(&self, start: u64, packed: &[u8]) -> io::Result<()> {
         let mut decoder = Decompressor::new()?;
         for frame in 0..self.memory.frame_count() {
             let Ok(bytes) = self.frame_of(frame, packed, start) else {

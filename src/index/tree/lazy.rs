@@ -4,9 +4,9 @@ use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::missing_row::{MissingRow, find_missing};
+use super::{Index, Ino, Origin};
 use crate::index::problem::Problem;
-use crate::index::tree::{Index, Ino, Origin};
+use crate::index::storage::{MissingRow, find_missing};
 
 /// An index whose rows may have to be loaded.
 ///

@@ -10,70 +10,70 @@ use crate::tar::{Device, Timestamp};
 const OFFSET_BITS: u32 = 44;
 
 /// Marks a missing number of a dirent or inode.
-pub(super) const NONE: u32 = u32::MAX;
+pub(in crate::index) const NONE: u32 = u32::MAX;
 
 /// The type bits of [`InodeRow::mode`], as in `st_mode`.
-pub(super) const TYPE_MASK: u16 = 0o170_000;
-pub(super) const FIFO: u16 = 0o010_000;
-pub(super) const CHAR_DEVICE: u16 = 0o020_000;
-pub(super) const DIRECTORY: u16 = 0o040_000;
-pub(super) const BLOCK_DEVICE: u16 = 0o060_000;
-pub(super) const FILE: u16 = 0o100_000;
-pub(super) const SYMLINK: u16 = 0o120_000;
+pub(in crate::index) const TYPE_MASK: u16 = 0o170_000;
+pub(in crate::index) const FIFO: u16 = 0o010_000;
+pub(in crate::index) const CHAR_DEVICE: u16 = 0o020_000;
+pub(in crate::index) const DIRECTORY: u16 = 0o040_000;
+pub(in crate::index) const BLOCK_DEVICE: u16 = 0o060_000;
+pub(in crate::index) const FILE: u16 = 0o100_000;
+pub(in crate::index) const SYMLINK: u16 = 0o120_000;
 /// A hard link whose target is not known yet. Exists only while building, never in a file.
-pub(super) const FORWARD_LINK: u16 = TYPE_MASK;
+pub(in crate::index) const FORWARD_LINK: u16 = TYPE_MASK;
 
 /// An inode. Its number is its index in the array; all zero when the number is unused.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct InodeRow {
+pub(in crate::index) struct InodeRow {
     /// Location of the content, by type. File: plain offset of the payload. Symbolic link: arena offset of
     /// the target. Device: its number, major in the upper half. Directory: its first dirent.
-    pub(super) data: U64,
+    pub(in crate::index) data: U64,
     /// File: its size. Others: plain offset of their first header; 0 for an implied directory.
-    pub(super) size: U64,
-    pub(super) mtime_seconds: I64,
-    pub(super) mtime_nanoseconds: U32,
-    pub(super) uid: U32,
-    pub(super) gid: U32,
-    pub(super) links: U32,
+    pub(in crate::index) size: U64,
+    pub(in crate::index) mtime_seconds: I64,
+    pub(in crate::index) mtime_nanoseconds: U32,
+    pub(in crate::index) uid: U32,
+    pub(in crate::index) gid: U32,
+    pub(in crate::index) links: U32,
     /// Directory: number of its dirents. Symbolic link: length of the target. File: number of records from its first
     /// header to its payload.
-    pub(super) children: U32,
+    pub(in crate::index) children: U32,
     /// The dirent under which it first appeared; [`NONE`] for the root.
-    pub(super) dirent: U32,
+    pub(in crate::index) dirent: U32,
     /// Its row among the extras; 0 for none.
-    pub(super) extra: U32,
+    pub(in crate::index) extra: U32,
     /// The owner's row among the owner names; 0 is the empty name.
-    pub(super) user: U16,
+    pub(in crate::index) user: U16,
     /// In the same table.
-    pub(super) group: U16,
+    pub(in crate::index) group: U16,
     /// Type and permissions; 0 for a number without an entry.
-    pub(super) mode: U16,
-    pub(super) reserved: U16,
-    pub(super) flags: U32,
+    pub(in crate::index) mode: U16,
+    pub(in crate::index) reserved: U16,
+    pub(in crate::index) flags: U32,
 }
 
 impl InodeRow {
     /// A directory that only paths below it mention.
-    pub(super) const IMPLIED: u32 = 1;
+    pub(in crate::index) const IMPLIED: u32 = 1;
 
     /// A directory that only whiteouts below it mention, so that the layer does not contain it.
-    pub(super) const WHITEOUT_ONLY: u32 = 2;
+    pub(in crate::index) const WHITEOUT_ONLY: u32 = 2;
 
-    pub(super) fn is_whiteout_only(&self) -> bool {
+    pub(in crate::index) fn is_whiteout_only(&self) -> bool {
         self.flags.get() & Self::WHITEOUT_ONLY != 0
     }
 
-    pub(super) fn kind(&self) -> u16 {
+    pub(in crate::index) fn kind(&self) -> u16 {
         self.mode.get() & TYPE_MASK
     }
 
-    pub(super) fn is_directory(&self) -> bool {
+    pub(in crate::index) fn is_directory(&self) -> bool {
         self.kind() == DIRECTORY
     }
 
-    pub(super) fn whole_piece(&self) -> PieceRow {
+    pub(in crate::index) fn whole_piece(&self) -> PieceRow {
         PieceRow {
             offset: 0.into(),
             plain: self.data,
@@ -81,27 +81,27 @@ impl InodeRow {
         }
     }
 
-    pub(super) fn add_links(&mut self, more: u32) {
+    pub(in crate::index) fn add_links(&mut self, more: u32) {
         self.links = self.links.get().saturating_add(more).into();
     }
 
-    pub(super) fn remove_link(&mut self) {
+    pub(in crate::index) fn remove_link(&mut self) {
         self.links = self.links.get().saturating_sub(1).into();
     }
 
-    pub(super) fn mtime(&self) -> Timestamp {
+    pub(in crate::index) fn mtime(&self) -> Timestamp {
         Timestamp {
             seconds: self.mtime_seconds.get(),
             nanoseconds: self.mtime_nanoseconds.get().min(999_999_999),
         }
     }
 
-    pub(super) fn set_mtime(&mut self, mtime: Timestamp) {
+    pub(in crate::index) fn set_mtime(&mut self, mtime: Timestamp) {
         self.mtime_seconds = mtime.seconds.into();
         self.mtime_nanoseconds = mtime.nanoseconds.into();
     }
 
-    pub(super) fn device(&self) -> Device {
+    pub(in crate::index) fn device(&self) -> Device {
         let number = self.data.get();
         Device {
             major: u32::try_from(number >> 32).unwrap_or_default(),
@@ -109,7 +109,7 @@ impl InodeRow {
         }
     }
 
-    pub(super) fn set_device(&mut self, device: Device) {
+    pub(in crate::index) fn set_device(&mut self, device: Device) {
         self.data = (u64::from(device.major) << 32 | u64::from(device.minor)).into();
     }
 }
@@ -118,31 +118,31 @@ impl InodeRow {
 /// 44, and the length in 16.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
-pub(super) struct Name(U64);
+pub(in crate::index) struct Name(U64);
 
 impl Name {
     /// `None` when offset or length does not fit.
-    pub(super) fn new(offset: usize, len: usize) -> Option<Self> {
+    pub(in crate::index) fn new(offset: usize, len: usize) -> Option<Self> {
         let offset = u64::try_from(offset).ok();
         let offset = offset.filter(|&offset| offset < 1 << OFFSET_BITS)?;
         let len = u16::try_from(len).ok()?;
         Some(Self((offset << 16 | u64::from(len)).into()))
     }
 
-    pub(super) fn offset(self) -> u64 {
+    pub(in crate::index) fn offset(self) -> u64 {
         self.0.get() >> 16 & ((1 << OFFSET_BITS) - 1)
     }
 
-    pub(super) fn len(self) -> u64 {
+    pub(in crate::index) fn len(self) -> u64 {
         self.0.get() & 0xffff
     }
 
     /// The type bits of the named entry's mode; 0 if the name is not in the tree.
-    pub(super) fn kind(self) -> u16 {
+    pub(in crate::index) fn kind(self) -> u16 {
         u16::try_from(self.0.get() >> 48).unwrap_or_default() & TYPE_MASK
     }
 
-    pub(super) fn with_kind(self, kind: u16) -> Self {
+    pub(in crate::index) fn with_kind(self, kind: u16) -> Self {
         let range = self.0.get() & ((1 << (OFFSET_BITS + 16)) - 1);
         Self((range | u64::from(kind & TYPE_MASK) << 48).into())
     }
@@ -151,87 +151,87 @@ impl Name {
 /// A name in a directory. Sorted in a file by parent, then entry, so listings have the archive's order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct Dirent {
-    pub(super) name: Name,
+pub(in crate::index) struct Dirent {
+    pub(in crate::index) name: Name,
     /// The inode it names. 0 marks a removed name, only while building.
-    pub(super) ino: U32,
-    pub(super) parent: U32,
+    pub(in crate::index) ino: U32,
+    pub(in crate::index) parent: U32,
 }
 
 /// A hard link, found by its name. Sorted by the offset of the name.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct LinkRow {
+pub(in crate::index) struct LinkRow {
     /// Offset in the arena of the name of its dirent.
-    pub(super) name_offset: U64,
+    pub(in crate::index) name_offset: U64,
     /// Plain offset of its first header.
-    pub(super) header: U64,
+    pub(in crate::index) header: U64,
 }
 
 /// Facts that only few entries have. Files without a map share rows with equal attributes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct ExtraRow {
+pub(in crate::index) struct ExtraRow {
     /// The first row.
-    pub(super) xattr: U32,
-    pub(super) xattr_count: U32,
-    pub(super) piece: U32,
-    pub(super) piece_count: U32,
+    pub(in crate::index) xattr: U32,
+    pub(in crate::index) xattr_count: U32,
+    pub(in crate::index) piece: U32,
+    pub(in crate::index) piece_count: U32,
     /// 1 when the file is sparse, even if it is one hole. Then the map lists the stored bytes.
-    pub(super) sparse: U32,
-    pub(super) reserved: U32,
+    pub(in crate::index) sparse: U32,
+    pub(in crate::index) reserved: U32,
     /// Sum of the bytes of the map's pieces.
-    pub(super) stored_bytes: U64,
+    pub(in crate::index) stored_bytes: U64,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct XattrRow {
-    pub(super) name: Name,
-    pub(super) value_offset: U64,
-    pub(super) value_len: U64,
+pub(in crate::index) struct XattrRow {
+    pub(in crate::index) name: Name,
+    pub(in crate::index) value_offset: U64,
+    pub(in crate::index) value_len: U64,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct PieceRow {
-    pub(super) offset: U64,
-    pub(super) plain: U64,
-    pub(super) len: U64,
+pub(in crate::index) struct PieceRow {
+    pub(in crate::index) offset: U64,
+    pub(in crate::index) plain: U64,
+    pub(in crate::index) len: U64,
 }
 
 /// A statement about lower layers. With a target: a hard link; without: a whiteout; without a name: opaque.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct UnresolvedRow {
+pub(in crate::index) struct UnresolvedRow {
     /// The name of the link, or the removed name.
-    pub(super) name: Name,
+    pub(in crate::index) name: Name,
     /// Offset of the target's path in the arena.
-    pub(super) target_offset: U64,
-    pub(super) target_len: U32,
-    pub(super) parent: U32,
+    pub(in crate::index) target_offset: U64,
+    pub(in crate::index) target_len: U32,
+    pub(in crate::index) parent: U32,
 }
 
 /// A span. It ends at the next span, and the last one at the end of the plain stream.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct SpanRow {
-    pub(super) plain: U64,
+pub(in crate::index) struct SpanRow {
+    pub(in crate::index) plain: U64,
     /// Index of the checksum of its first block.
-    pub(super) checksum: U64,
-    pub(super) packed: U64,
-    pub(super) window_offset: U64,
-    pub(super) window_len: U32,
-    pub(super) state: U32,
+    pub(in crate::index) checksum: U64,
+    pub(in crate::index) packed: U64,
+    pub(in crate::index) window_offset: U64,
+    pub(in crate::index) window_len: U32,
+    pub(in crate::index) state: U32,
     /// Bits of the packed byte before the seek point; [`SpanRow::NO_SEEK_POINT`] without one.
-    pub(super) bit: U32,
-    pub(super) flags: U32,
+    pub(in crate::index) bit: U32,
+    pub(in crate::index) flags: U32,
 }
 
 impl SpanRow {
-    pub(super) const NO_SEEK_POINT: u32 = u32::MAX;
+    pub(in crate::index) const NO_SEEK_POINT: u32 = u32::MAX;
     /// The scan skipped its bytes, so its blocks have no checksums.
-    pub(super) const UNHASHED: u32 = 1;
+    pub(in crate::index) const UNHASHED: u32 = 1;
 }
 
 #[cfg(test)]

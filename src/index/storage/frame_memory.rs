@@ -21,7 +21,7 @@ const WRITTEN: u8 = 2;
 ///
 /// The kernel gives it memory only where it is written.
 #[derive(Debug)]
-pub(super) struct FrameMemory {
+pub(crate) struct FrameMemory {
     start: NonNull<u8>,
     layout: Layout,
     /// The length of a frame is 2 to this power.
@@ -38,7 +38,7 @@ unsafe impl Sync for FrameMemory {}
 impl FrameMemory {
     /// A buffer of `len` bytes in frames of `frame_len`; `None` if allocation fails, the length is 0, or that of
     /// frames no power of two.
-    pub(super) fn new(len: usize, frame_len: usize) -> Option<Self> {
+    pub(crate) fn new(len: usize, frame_len: usize) -> Option<Self> {
         let layout = Layout::array::<u8>(len).ok().filter(|_| len > 0)?;
         let frame_shift = frame_len.is_power_of_two().then(|| frame_len.ilog2())?;
         let frames = len.div_ceil(frame_len);
@@ -53,30 +53,30 @@ impl FrameMemory {
     }
 
     /// Length of all bytes.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.layout.size()
     }
 
     /// Number of frames.
-    pub(super) fn frame_count(&self) -> usize {
+    pub(crate) fn frame_count(&self) -> usize {
         self.states.len()
     }
 
     /// Length of frame `number`; 0 past the last.
-    pub(super) fn len_of(&self, number: usize) -> usize {
+    pub(crate) fn len_of(&self, number: usize) -> usize {
         let frame_len = 1 << self.frame_shift;
         let start = number.saturating_mul(frame_len);
         self.len().saturating_sub(start).min(frame_len)
     }
 
-    pub(super) fn is_written(&self, number: usize) -> bool {
+    pub(crate) fn is_written(&self, number: usize) -> bool {
         let state = self.states.get(number);
         state.is_some_and(|state| state.load(Ordering::Acquire) == WRITTEN)
     }
 
     /// Lets `write` write the bytes of frame `number`, which may fail. `None` if the frame does not exist, is written
     /// already, or another thread writes it.
-    pub(super) fn write<E>(
+    pub(crate) fn write<E>(
         &self,
         number: usize,
         write: impl FnOnce(&mut [u8]) -> Result<(), E>,
@@ -100,12 +100,12 @@ impl FrameMemory {
     }
 
     /// Numbers of the frames that hold `range`.
-    pub(super) fn frames(&self, range: &Range<usize>) -> Range<usize> {
+    pub(crate) fn frames(&self, range: &Range<usize>) -> Range<usize> {
         range.start >> self.frame_shift..range.end.div_ceil(1 << self.frame_shift)
     }
 
     /// The bytes of `range`; `None` past the end, or if one of its frames is not written.
-    pub(super) fn get(&self, range: Range<usize>) -> Option<&[u8]> {
+    pub(crate) fn get(&self, range: Range<usize>) -> Option<&[u8]> {
         if range.start > range.end || range.end > self.len() {
             return None;
         }

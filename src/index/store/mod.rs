@@ -23,7 +23,7 @@ use rustix::fs::{Advice, MemfdFlags, Mode, OFlags, fadvise, fstat, memfd_create,
 use rustix::io::Errno;
 
 use super::format::Error as Cause;
-use super::published::{self, PackedIndex, Packing};
+use super::format::framed::{self, PackedIndex, Packing};
 use super::{Index, Locator, MemoryLimit, Origin};
 use crate::base::lock::{LockKind, lock};
 use crate::base::publish::{self, TEMPORARY_PREFIX, temporary_name};
@@ -159,7 +159,7 @@ impl Store {
     pub fn publish(&self, locator: &Locator, index: &Index) -> Result<Option<IndexLock>, Error> {
         self.save(&locator.file_name(), |file| {
             let file = BufWriter::with_capacity(BUFFER_BYTES, file);
-            published::write(index, locator, Packing::Fast, file)
+            framed::write(index, locator, Packing::Fast, file)
         })
     }
 
@@ -429,7 +429,7 @@ pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
 pub fn write_unnamed(index: &Index) -> io::Result<File> {
     let file = File::from(memfd_create("tarfs-index", MemfdFlags::CLOEXEC)?);
     let out = BufWriter::with_capacity(BUFFER_BYTES, &file);
-    published::write(index, &index.origin.locator, Packing::Small, out)?;
+    framed::write(index, &index.origin.locator, Packing::Small, out)?;
     Ok(file)
 }
 
@@ -441,7 +441,7 @@ pub fn write_unnamed(index: &Index) -> io::Result<File> {
 pub fn write(path: &Path, index: &Index) -> Result<(), Error> {
     let written = publish::publish(path, |temporary| {
         let file = BufWriter::with_capacity(BUFFER_BYTES, File::create_new(temporary)?);
-        published::write(index, &index.origin.locator, Packing::Small, file)
+        framed::write(index, &index.origin.locator, Packing::Small, file)
     });
     written.map_err(|error| store_error(path, error))
 }
@@ -485,7 +485,7 @@ impl PackedIndex for LocalFile {
         Ok(bytes.into())
     }
 
-    /// Nothing more than [`MissingRow`](super::published::MissingRow) says.
+    /// Nothing more than [`MissingRow`](super::storage::MissingRow) says.
     fn report_failure(&self, _: &io::Error) {}
 
     fn min_request_bytes(&self) -> u64 {
@@ -495,7 +495,7 @@ impl PackedIndex for LocalFile {
 
 fn open_file(file: File, limit: &MemoryLimit) -> Result<Index, Cause> {
     let len = file.metadata()?.len();
-    published::open_saved(Box::new(LocalFile(file)), len, limit).map_err(find_damage)
+    framed::open_saved(Box::new(LocalFile(file)), len, limit).map_err(find_damage)
 }
 
 fn load(file: File, limit: &MemoryLimit, rows: RowsToLoad) -> Result<Index, Cause> {

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use super::arrays::{Arrays, MAX_SYMLINK_TARGET_BYTES, NameTable, push_row};
-use super::blocks::MIN_BLOCK_LEN;
-use super::memory::MemoryLimit;
-use super::rows::{DIRECTORY, Dirent, FORWARD_LINK, InodeRow, NONE, SYMLINK};
-use super::tree::{Index, Ino, Origin, Totals};
-use super::whiteouts::WhiteoutFormat;
 use crate::base::extent::Packed;
 use crate::base::resolve::{self, PathError, ResolveError, Step};
+use crate::index::arrays::{Arrays, MAX_SYMLINK_TARGET_BYTES, NameTable, push_row};
+use crate::index::blocks::MIN_BLOCK_LEN;
+use crate::index::memory_limit::MemoryLimit;
+use crate::index::storage::row_types::{DIRECTORY, Dirent, FORWARD_LINK, InodeRow, NONE, SYMLINK};
+use crate::index::tree::{Index, Ino, Origin, Totals};
+use crate::index::whiteouts::WhiteoutFormat;
 use crate::tar::MemberKind;
 
-pub(super) const ROOT: u32 = 1;
+pub(in crate::index) const ROOT: u32 = 1;
 
 /// Maximum bytes of a name: the limit of Linux.
-pub(super) const MAX_NAME_BYTES: usize = 255;
+pub(in crate::index) const MAX_NAME_BYTES: usize = 255;
 
 /// Maximum number of pending dirty inodes; more are lost.
 const MAX_DIRTY_INODES: usize = 4096;
@@ -114,15 +114,15 @@ impl From<ResolveError<Self>> for MemberError {
 }
 
 #[derive(Debug)]
-pub(super) struct BuildTree {
-    pub(super) index: Index,
-    pub(super) options: Options,
+pub(in crate::index) struct BuildTree {
+    pub(in crate::index) index: Index,
+    pub(in crate::index) options: Options,
     /// Entries whose attributes, link count included, changed, if readers use the tree.
-    pub(super) dirty: Vec<Ino>,
+    pub(in crate::index) dirty: Vec<Ino>,
 }
 
 impl BuildTree {
-    pub(super) fn new(options: Options) -> Self {
+    pub(in crate::index) fn new(options: Options) -> Self {
         let index = Index {
             arrays: Arrays {
                 inodes: vec![InodeRow::default(), implied_directory()].into(),
@@ -149,28 +149,28 @@ impl BuildTree {
         }
     }
 
-    pub(super) fn is_layer(&self) -> bool {
+    pub(in crate::index) fn is_layer(&self) -> bool {
         self.options.whiteouts.is_some()
     }
 
-    pub(super) fn mark_dirty(&mut self, ino: u32) {
+    pub(in crate::index) fn mark_dirty(&mut self, ino: u32) {
         let has_room = self.options.keeps_replaced && self.dirty.len() < MAX_DIRTY_INODES;
         if has_room && self.dirty.last() != Some(&Ino(ino)) {
             self.dirty.push(Ino(ino));
         }
     }
 
-    pub(super) fn inode(&self, ino: u32) -> &InodeRow {
+    pub(in crate::index) fn inode(&self, ino: u32) -> &InodeRow {
         let inode = self.index.arrays.inodes.get(ino as usize);
         inode.expect("numbers come from this tree")
     }
 
-    pub(super) fn inode_mut(&mut self, ino: u32) -> &mut InodeRow {
+    pub(in crate::index) fn inode_mut(&mut self, ino: u32) -> &mut InodeRow {
         let inode = self.index.arrays.inodes.get_mut(ino as usize);
         inode.expect("numbers come from this tree")
     }
 
-    pub(super) fn dirent(&self, number: u32) -> &Dirent {
+    pub(in crate::index) fn dirent(&self, number: u32) -> &Dirent {
         let dirent = self.index.arrays.dirents.get(number as usize);
         dirent.expect("numbers come from this tree")
     }
@@ -180,12 +180,12 @@ impl BuildTree {
         dirent.expect("numbers come from this tree")
     }
 
-    pub(super) fn find(&self, parent: u32, name: &[u8]) -> Option<u32> {
+    pub(in crate::index) fn find(&self, parent: u32, name: &[u8]) -> Option<u32> {
         let names = self.index.names.as_ref()?;
         names.find(&self.index.arrays, parent, name)
     }
 
-    pub(super) fn add(
+    pub(in crate::index) fn add(
         &mut self,
         parent: u32,
         name: &[u8],
@@ -198,7 +198,11 @@ impl BuildTree {
         Ok(ino)
     }
 
-    pub(super) fn replace(&mut self, number: u32, inode: InodeRow) -> Result<u32, MemberError> {
+    pub(in crate::index) fn replace(
+        &mut self,
+        number: u32,
+        inode: InodeRow,
+    ) -> Result<u32, MemberError> {
         self.check_replaceable(number)?;
         let ino = self.allocate_ino(inode)?;
         self.release_target(number);
@@ -217,7 +221,12 @@ impl BuildTree {
     }
 
     /// Adds a name for `ino`, which is not a directory. Returns its dirent.
-    pub(super) fn link(&mut self, parent: u32, name: &[u8], ino: u32) -> Result<u32, MemberError> {
+    pub(in crate::index) fn link(
+        &mut self,
+        parent: u32,
+        name: &[u8],
+        ino: u32,
+    ) -> Result<u32, MemberError> {
         self.check_name(name)?;
         let number = self.add_dirent(parent, name, ino);
         self.increment_links(ino);
@@ -225,7 +234,7 @@ impl BuildTree {
     }
 
     /// Makes dirent `number` a name of `ino`, which is not a directory.
-    pub(super) fn relink(&mut self, number: u32, ino: u32) -> Result<(), MemberError> {
+    pub(in crate::index) fn relink(&mut self, number: u32, ino: u32) -> Result<(), MemberError> {
         self.check_replaceable(number)?;
         self.release_target(number);
         // Dirents of one entry have the order of their offsets in the arena.
@@ -241,7 +250,7 @@ impl BuildTree {
     }
 
     /// Removes dirent `number`, which must not name a directory. It stays until the arrays are sorted.
-    pub(super) fn unlink(&mut self, number: u32) {
+    pub(in crate::index) fn unlink(&mut self, number: u32) {
         self.release_target(number);
         let parent = self.dirent(number).parent.get();
         self.dirent_mut(number).ino = 0.into();
@@ -287,7 +296,7 @@ impl BuildTree {
     }
 
     /// Counts one more member or implied directory.
-    pub(super) fn count_member(&mut self) -> Result<(), MemberError> {
+    pub(in crate::index) fn count_member(&mut self) -> Result<(), MemberError> {
         let members = &mut self.index.totals.members;
         *members += 1;
         // Two numbers are those of the root and of no entry.
@@ -313,11 +322,11 @@ impl BuildTree {
     }
 
     /// Including removed ones.
-    pub(super) fn dirent_count(&self) -> u32 {
+    pub(in crate::index) fn dirent_count(&self) -> u32 {
         u32::try_from(self.index.arrays.dirents.len()).unwrap_or(NONE)
     }
 
-    pub(super) fn prune_replaced_directories(&mut self) {
+    pub(in crate::index) fn prune_replaced_directories(&mut self) {
         let count = u32::try_from(self.index.arrays.inodes.len()).unwrap_or(NONE);
         // A directory has a higher number than its parent, and never moves.
         for ino in ROOT + 1..count {
@@ -353,7 +362,7 @@ impl BuildTree {
     }
 
     /// Checks that one more name without a dirent can be added.
-    pub(super) fn check_capacity(&self, name: &[u8]) -> Result<(), MemberError> {
+    pub(in crate::index) fn check_capacity(&self, name: &[u8]) -> Result<(), MemberError> {
         self.check_name(name)?;
         let arrays = &self.index.arrays;
         if arrays.inodes.len() + arrays.unresolved.len() >= self.options.max_entries as usize {
@@ -380,7 +389,7 @@ impl BuildTree {
         number
     }
 
-    pub(super) fn is_forward_link(&self, ino: u32) -> bool {
+    pub(in crate::index) fn is_forward_link(&self, ino: u32) -> bool {
         self.inode(ino).kind() == FORWARD_LINK
     }
 
@@ -399,7 +408,7 @@ impl BuildTree {
 
 /// The row of an implied directory, which no member describes. It depends neither on the run (GNU tar: time
 /// of extraction, umask) nor on the order of the members. Its time is 0, as in reproducible archives.
-pub(super) fn implied_directory() -> InodeRow {
+pub(in crate::index) fn implied_directory() -> InodeRow {
     InodeRow {
         mode: (DIRECTORY | 0o755).into(),
         links: 2.into(),
@@ -410,7 +419,7 @@ pub(super) fn implied_directory() -> InodeRow {
 }
 
 /// Resolves the path of a new member, and creates missing directories.
-pub(super) struct CreatingResolver<'a>(pub(super) &'a mut BuildTree);
+pub(in crate::index) struct CreatingResolver<'a>(pub(super) &'a mut BuildTree);
 
 impl resolve::Tree for CreatingResolver<'_> {
     type Directory = u32;
@@ -442,7 +451,7 @@ impl resolve::Tree for CreatingResolver<'_> {
 }
 
 #[derive(Debug)]
-pub(super) enum NameError {
+pub(in crate::index) enum NameError {
     Missing,
     /// A component is a hard link whose own target is not known yet.
     Forward,
@@ -450,7 +459,7 @@ pub(super) enum NameError {
 
 /// Resolves a hard link's target, and creates nothing. In a layer, a missing directory is `None`, because it
 /// may be in a layer below.
-pub(super) struct TargetResolver<'a>(pub(super) &'a BuildTree);
+pub(in crate::index) struct TargetResolver<'a>(pub(super) &'a BuildTree);
 
 impl resolve::Tree for TargetResolver<'_> {
     type Directory = Option<u32>;

@@ -2,13 +2,6 @@
 //!
 //! docs/index-format.md describes the form. A zstd decoder turns it into the index file.
 
-mod checksum;
-mod frame_memory;
-pub(super) mod lazy;
-mod missing_row;
-mod on_demand;
-mod section;
-
 use std::io::{self, Seek, SeekFrom, Write};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -17,17 +10,13 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zstd::bulk::Compressor;
 
-use self::checksum::checksum;
-use self::frame_memory::FrameMemory;
-use super::format::{self, Error, VERSION};
-use super::memory::{MemoryLimit, TooMuchMemory};
-use super::tree::{Index, Locator};
+use super::{Error, VERSION};
+use crate::index::format;
+use crate::index::memory_limit::{MemoryLimit, TooMuchMemory};
+use crate::index::storage::{FrameMemory, OnDemand, frame_checksum};
+use crate::index::tree::{Index, Locator};
 
-pub(super) use missing_row::find_missing;
-pub use missing_row::{MissingRow, WITHOUT_PUBLISHED_INDEX};
-pub(super) use on_demand::OnDemand;
-pub use on_demand::PackedIndex;
-pub(super) use section::{Row, Rows};
+pub use crate::index::storage::PackedIndex;
 
 /// Suffix of the name of an archive's published index.
 pub const SUFFIX: &str = ".tarfs";
@@ -179,7 +168,7 @@ impl<W: Write> FrameWriter<W> {
         let len = u32::try_from(packed.len()).map_err(io::Error::other)?;
         self.table.push(FrameRow {
             packed_len: len.into(),
-            checksum: checksum(&packed).into(),
+            checksum: frame_checksum(&packed).into(),
         });
         self.out.write_all(&packed)?;
         self.frame.clear();
@@ -223,7 +212,7 @@ pub fn open(
 ///
 /// # Errors
 /// When it cannot be read, is damaged, or too long for the limit.
-pub(super) fn open_saved(
+pub(crate) fn open_saved(
     packed: Box<dyn PackedIndex>,
     packed_len: u64,
     limit: &MemoryLimit,
@@ -283,10 +272,10 @@ mod tests {
 
     use bytes::Bytes;
 
-    use super::super::test_support::{self, file};
-    use super::super::{Builder, Ino, LazyIndex, Options, Origin, tree::Child};
     use super::*;
     use crate::base::extent::{Extent, Plain};
+    use crate::index::test_support::{self, file};
+    use crate::index::{Builder, Child, Ino, LazyIndex, MissingRow, Options, Origin};
 
     /// Enough entries for several frames, and more than one request.
     const FILES: usize = 60_000;

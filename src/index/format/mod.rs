@@ -1,4 +1,6 @@
-#![doc = include_str!("../../docs/index-format.md")]
+#![doc = include_str!("../../../docs/index-format.md")]
+
+pub mod framed;
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -7,17 +9,17 @@ use blake3::Hasher;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::arrays::{Arena, Arrays};
-use super::blocks::{MAX_BLOCK_LEN, MIN_BLOCK_LEN};
-use super::memory::{MemoryLimit, TooMuchMemory};
-use super::problem;
-use super::published::{MissingRow, OnDemand, Row, Rows, find_missing};
-use super::tree::{EntryKind, Index, Ino, Locator, Origin, Totals};
 use crate::base::extent::Packed;
 use crate::base::read_overlapped;
 use crate::base::sha256::Sha256;
 use crate::base::trusted_dir::PermissionProblem;
 use crate::codec::Compression;
+use crate::index::arrays::{Arena, Arrays};
+use crate::index::blocks::{MAX_BLOCK_LEN, MIN_BLOCK_LEN};
+use crate::index::memory_limit::{MemoryLimit, TooMuchMemory};
+use crate::index::problem;
+use crate::index::storage::{MissingRow, OnDemand, Row, Rows, find_missing};
+use crate::index::tree::{EntryKind, Index, Ino, Locator, Origin, Totals};
 
 /// The format version that this program writes, and the only one it reads.
 pub const VERSION: u32 = 12;
@@ -210,7 +212,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
 ///
 /// # Errors
 /// When they cannot be loaded, or are not as [`write()`] writes them.
-pub(super) fn open(file: &Arc<OnDemand>, len: u64) -> Result<Index, Error> {
+fn open(file: &Arc<OnDemand>, len: u64) -> Result<Index, Error> {
     file.load(&(0..size_of::<Header>().min(file.len())))?;
     let header_bytes = file.bytes(0..size_of::<Header>());
     let header_bytes = header_bytes.ok_or(Error::NotAnIndex)?;
@@ -570,12 +572,12 @@ impl<R: Read> SectionReader for HashingStream<R> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows::DIRECTORY;
-    use super::super::test_support::{self, directory, file, hard_link, symlink};
-    use super::super::{Builder, Options};
     use super::*;
     use crate::base::extent::{Extent, Packed, Plain};
     use crate::codec::SeekPoint;
+    use crate::index::storage::row_types::DIRECTORY;
+    use crate::index::test_support::{self, directory, file, hard_link, symlink};
+    use crate::index::{Builder, Options};
     use crate::tar::{Member, Segment};
 
     fn locator() -> Locator {
@@ -820,7 +822,7 @@ mod tests {
 
     #[test]
     fn document_describes_the_current_index_version() {
-        let text = include_str!("../../docs/index-format.md");
+        let text = include_str!("../../../docs/index-format.md");
         assert!(text.starts_with(&format!("The index file: version {VERSION}.\n")));
         assert!(text.contains(&format!("\n| 8 | 4 | format version, {VERSION} |\n")));
     }
