@@ -8,3 +8,4 @@ mod remove;
 
 pub use attributes::{Attributes, Change, Changer, LateChange, Owner};
 pub use log::{ChangeLog, Verbosity, quote};
+pub use remove::ask;

@@ -1,7 +1,7 @@
 //! Removal of files and directories that are given by their paths.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -28,6 +28,26 @@ impl RemovalLog for ChangeLog {
         }
         Self::fail(self, "cannot remove", path, error);
     }
+
+    fn agrees(&self, action: &str, path: &[u8]) -> bool {
+        let agreed = ask(&format!("{action} {}", quote(path)));
+        // Without an answer nothing is removed.
+        agreed.unwrap_or_else(|error| {
+            self.fail_with(&format!("cannot ask: {error}"));
+            false
+        })
+    }
+}
+
+/// Asks `question` on standard error. Returns whether the line on standard input begins with a `y`.
+///
+/// # Errors
+/// As reading and writing.
+pub fn ask(question: &str) -> io::Result<bool> {
+    io::stderr().write_all(format!("tarfs: {question}? ").as_bytes())?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(answer.starts_with(['y', 'Y']))
 }
 
 impl Remover<ChangeLog> {
@@ -53,7 +73,9 @@ impl Remover<ChangeLog> {
                 return Err(Errno::NOTDIR.into());
             }
             let above = open_above(above)?;
-            self.note(self.unlink(&above, name, AtFlags::empty()), "", path);
+            if self.may_unlink(&above, name, path) {
+                self.note(self.unlink(&above, name, AtFlags::empty()), "", path);
+            }
             return Ok(None);
         }
         if !self.options.recursive && !self.options.empty_directories {
@@ -70,9 +92,17 @@ impl Remover<ChangeLog> {
         }
         let name = if name.is_empty() { b"." } else { name };
         let parent = open_above(above)?;
+        let is_empty =
+            || std::fs::read_dir(as_path(path)).is_ok_and(|mut names| names.next().is_none());
         if !self.options.recursive {
-            let result = self.unlink(&parent, name, AtFlags::REMOVEDIR);
-            self.note(result, "directory ", path);
+            // One with files in it is an error without a question.
+            if !is_empty() || self.may_unlink(&parent, name, path) {
+                let result = self.unlink(&parent, name, AtFlags::REMOVEDIR);
+                self.note(result, "directory ", path);
+            }
+            return Ok(None);
+        }
+        if !self.may_descend(is_empty, path) {
             return Ok(None);
         }
         let opened = self.tree.open(&parent, Name::directory(name, found.inode));

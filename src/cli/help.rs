@@ -20,7 +20,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Existing files",
-        "atomic resume delete checksum keep_old_files skip_old_files force asks_once dir preserve_root no_preserve_root one_file_system no_one_file_system",
+        "atomic resume delete checksum keep_old_files skip_old_files force asks asks_once interactive dir preserve_root no_preserve_root one_file_system no_one_file_system",
     ),
     (
         "Ownership",

@@ -21,7 +21,7 @@ use super::interface::{Batch, Name, Tree, push_component};
 use super::item::{Item, Place};
 
 /// Names of a directory that one thread visits at once, if that takes system calls.
-const CALL_CHUNK: usize = 64;
+pub(super) const CALL_CHUNK: usize = 64;
 /// Likewise, if it takes none.
 const CHUNK: usize = 4096;
 /// Most threads of a walk that adds threads by itself.

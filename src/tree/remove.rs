@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::fd::AsFd;
-use rustix::fs::{AtFlags, unlinkat};
+use rustix::fs::{Access, AtFlags, accessat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory_tree::{DirectoryTree, OpenDirectory};
 use super::interface::{FileKind, Name, Tree};
-use super::parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
+use super::parallel_walk::{CALL_CHUNK, Level, Start, Visit, Visitor, walk_parallel};
 use crate::base::mount_point::is_mount;
 use crate::base::sync::Mutex;
 
@@ -27,6 +27,9 @@ pub trait RemovalLog: Send + Sync + 'static {
 
     /// The file at `path` remains.
     fn fail(&self, path: &[u8], error: &io::Error);
+
+    /// Whether to do `action` to the file at `path`. Asked if [`RemoveOptions::asks`].
+    fn agrees(&self, action: &str, path: &[u8]) -> bool;
 }
 
 /// The first error of a removal. One about a mount is replaced by another one.
@@ -40,6 +43,10 @@ impl RemovalLog for FirstError {
         let error = Errno::from_io_error(error).unwrap_or(Errno::IO);
         let mut first = self.0.lock();
         *first = first.filter(|&first| first != Errno::XDEV).or(Some(error));
+    }
+
+    fn agrees(&self, _: &str, _: &[u8]) -> bool {
+        true
     }
 }
 
@@ -87,6 +94,8 @@ pub struct RemoveOptions {
     pub force: bool,
     /// Whether `/` may be removed.
     pub root: bool,
+    /// Whether [`RemovalLog::agrees`] is asked about each file. The walk must have one thread, for the order.
+    pub asks: bool,
 }
 
 /// Removes the files of a walk.
@@ -107,6 +116,8 @@ pub struct Removed {
     /// Whether a name was removed since it was last read from its beginning.
     is_changed: AtomicBool,
     readings: AtomicU32,
+    /// Whether its removal was agreed to.
+    is_agreed: AtomicBool,
 }
 
 type Directory = Level<DirectoryTree, Removed>;
@@ -115,6 +126,36 @@ impl<L: RemovalLog> Remover<L> {
     /// Reports each file to `log`. A `tree` that stays on one file system keeps it from crossing mount points.
     pub fn new(tree: Arc<DirectoryTree>, options: RemoveOptions, log: Arc<L>) -> Self {
         Self { tree, options, log }
+    }
+
+    /// Whether the file `name` in `directory` may be removed.
+    pub(crate) fn may_unlink(&self, directory: &OpenDirectory, name: &[u8], path: &[u8]) -> bool {
+        if !self.options.asks {
+            return true;
+        }
+        // An error is reported by the removal.
+        let Ok(file) = self.tree.metadata(directory, Name::directory(name, 0)) else {
+            return true;
+        };
+        let kind = match file.kind {
+            FileKind::File if file.size == 0 => "regular empty file",
+            FileKind::File => "regular file",
+            FileKind::Directory => "directory",
+            FileKind::Symlink => "symbolic link",
+            FileKind::CharDevice => "character special file",
+            FileKind::BlockDevice => "block special file",
+            FileKind::Fifo => "fifo",
+            FileKind::Socket => "socket",
+        };
+        let is_protected = file.kind != FileKind::Symlink
+            && accessat(directory, name, Access::WRITE_OK, AtFlags::EACCESS).is_err();
+        let protection = if is_protected { "write-protected " } else { "" };
+        self.log.agrees(&format!("remove {protection}{kind}"), path)
+    }
+
+    /// Whether a directory may be walked. For an empty one, only its removal is a question.
+    pub(crate) fn may_descend(&self, is_empty: impl FnOnce() -> bool, path: &[u8]) -> bool {
+        !self.options.asks || is_empty() || self.log.agrees("descend into directory", path)
     }
 
     /// Logs the outcome of a removal. Returns whether the file is gone.
@@ -170,6 +211,11 @@ impl<L: RemovalLog> Remover<L> {
 impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
     type State = Removed;
 
+    fn chunk(&self) -> usize {
+        // A question about a directory is followed by those about the files in it.
+        if self.options.asks { 1 } else { CALL_CHUNK }
+    }
+
     fn visit(
         &self,
         names: &Visit<'_, DirectoryTree, Removed>,
@@ -177,11 +223,21 @@ impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
     ) -> ControlFlow<()> {
         for (number, item) in names.items() {
             if item.kind() == FileKind::Directory {
-                descend.push((number, Removed::default()));
+                let is_empty = || item.is_empty_directory().unwrap_or_default();
+                if self.may_descend(is_empty, item.path()) {
+                    descend.push((number, Removed::default()));
+                } else {
+                    names.level.state.note(false);
+                }
                 continue;
             }
-            let result = self.unlink(names.place.directory, item.name(), AtFlags::empty());
-            let is_gone = self.note(result, "", item.path());
+            let directory = names.place.directory;
+            let is_gone = self.may_unlink(directory, item.name(), item.path())
+                && self.note(
+                    self.unlink(directory, item.name(), AtFlags::empty()),
+                    "",
+                    item.path(),
+                );
             names.level.state.note(is_gone);
         }
         ControlFlow::Continue(())
@@ -192,15 +248,23 @@ impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
         if state.has_rest.load(Ordering::Relaxed) {
             return true;
         }
-        let remove =
-            |above: &OpenDirectory, name: &[u8]| self.unlink(above, name, AtFlags::REMOVEDIR);
+        let remove = |above: &OpenDirectory, name: &[u8]| {
+            let is_agreed = state.is_agreed.load(Ordering::Relaxed)
+                || self.may_unlink(above, name, &level.path());
+            state.is_agreed.store(is_agreed, Ordering::Relaxed);
+            is_agreed.then(|| self.unlink(above, name, AtFlags::REMOVEDIR))
+        };
         let result = match (&level.parent, &state.start) {
-            (Some(parent), _) => {
-                let above = parent.open(&self.tree);
-                above.and_then(|above| remove(&above, &level.name))
-            }
+            (Some(parent), _) => match parent.open(&self.tree) {
+                Ok(above) => remove(&above, &level.name),
+                Err(error) => Some(Err(error)),
+            },
             (None, Some((above, name))) => remove(above, name),
-            (None, None) => Ok(()),
+            (None, None) => Some(Ok(())),
+        };
+        let Some(result) = result else {
+            state.note(false);
+            return true;
         };
         let is_changed = state.is_changed.swap(false, Ordering::Relaxed);
         let kinds = [

@@ -1,23 +1,33 @@
 //! `tarfs rm`: removes files.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::change::Run;
 use crate::cli::args::JobsArg;
-use tarfs::change::Verbosity;
+use tarfs::change::{Verbosity, ask};
 use tarfs::tree::{DirectoryTree, RemoveOptions, Remover};
 
 /// Maximum number of files that `-I` removes without a question.
 const MAX_UNASKED: usize = 3;
 
+/// When a removal needs an answer.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum When {
+    #[value(aliases = ["no", "none"])]
+    Never,
+    Once,
+    #[value(alias = "yes")]
+    Always,
+}
+
 /// Arguments of `tarfs rm`.
 #[derive(clap::Args, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct RmArgs {
-    /// Files to remove, without a question but for -I
+    /// Files to remove, without a question but for -i and -I
     #[arg(value_name = "PATH", required_unless_present = "force")]
     paths: Vec<OsString>,
 
@@ -26,12 +36,27 @@ pub(crate) struct RmArgs {
     recursive: bool,
 
     /// Ignore files that do not exist
-    #[arg(short, long, overrides_with_all = ["asks_once", "force"])]
+    #[arg(short, long, overrides_with_all = ["asks", "asks_once", "interactive", "force"])]
     force: bool,
 
+    /// Ask before each removal
+    #[arg(short = 'i', overrides_with_all = ["asks", "asks_once", "interactive", "force"])]
+    asks: bool,
+
     /// Ask once before more than three files are removed, or any with -r
-    #[arg(short = 'I', overrides_with_all = ["asks_once", "force"])]
+    #[arg(short = 'I', overrides_with_all = ["asks", "asks_once", "interactive", "force"])]
     asks_once: bool,
+
+    /// Ask as -i, as -I, or never
+    #[arg(
+        long,
+        value_name = "WHEN",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "always",
+        overrides_with_all = ["asks", "asks_once", "interactive", "force"]
+    )]
+    interactive: Option<When>,
 
     /// Remove empty directories
     #[arg(short, long = "dir")]
@@ -63,10 +88,12 @@ pub(crate) struct RmArgs {
 
 pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
     let count = args.paths.len();
-    if args.asks_once && (args.recursive || count > MAX_UNASKED) {
+    let asks = args.asks || args.interactive == Some(When::Always);
+    let asks_once = args.asks_once || args.interactive == Some(When::Once);
+    if asks_once && (args.recursive || count > MAX_UNASKED) {
         let arguments = if count == 1 { "argument" } else { "arguments" };
         let how = if args.recursive { " recursively" } else { "" };
-        if !is_agreed(&format!("tarfs: remove {count} {arguments}{how}? "))? {
+        if !ask(&format!("remove {count} {arguments}{how}"))? {
             return Ok(ExitCode::SUCCESS);
         }
     }
@@ -77,10 +104,15 @@ pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
         empty_directories: args.dir,
         force: args.force,
         root: args.no_preserve_root,
+        asks,
     };
+    let mut jobs = args.jobs;
+    if asks {
+        jobs.jobs = NonZeroUsize::new(1);
+    }
     let run = Run {
         tree: Arc::new(tree),
-        jobs: args.jobs,
+        jobs,
         verbosity: if args.verbose {
             Verbosity::All
         } else {
@@ -93,12 +125,4 @@ pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
         |tree, log| Remover::new(tree, options, log),
         Remover::start,
     )
-}
-
-/// Asks `question`. Returns whether the answer on standard input begins with a `y`.
-fn is_agreed(question: &str) -> io::Result<bool> {
-    io::stderr().write_all(question.as_bytes())?;
-    let mut answer = String::new();
-    io::stdin().read_line(&mut answer)?;
-    Ok(answer.starts_with(['y', 'Y']))
 }
