@@ -1,71 +1,133 @@
-//! Order and brevity of the help: headings, the flags that `-h` shows, and examples.
+//! Order and brevity of the help, and its texts about more than one flag: examples, forms of SOURCE, primaries of find.
 //!
 //! The flags themselves are declared in [`args`](super::args) and [`commands`](super::commands).
 
-use clap::Command;
+use clap::{Arg, Command};
 
-/// Flags by heading, in the order of the help. A flag of several verbs has the same heading in all.
-const HEADINGS: [(&str, &str); 12] = [
+use super::args::heading;
+
+/// Forms of SOURCE.
+pub(crate) const SOURCES: [(&str, &str); 12] = [
     (
-        "Source",
-        "headers layers whiteouts platform expect_sha256 compression ignore_zeros allow_truncated",
+        "PATH",
+        "a file on this machine; a directory if the verb takes one",
+    ),
+    ("-", "standard input, if the verb reads SOURCE only once"),
+    (
+        "file://, http://, https://",
+        "a file, or an object of a web server",
     ),
     (
-        "Selection",
-        "shard shards include exclude strip_components root xattrs_include xattrs_exclude no_xattrs no_acls",
+        "s3://, gs://, az://",
+        "an object of a cloud, as s3://BUCKET/KEY",
+    ),
+    ("s3a://, gcs://, file:/PATH", "Hadoop's names of the same"),
+    (
+        "oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], docker://NAME",
+        "an image in a registry",
     ),
     (
-        "Output",
-        "directory output publish long recursive all directory_itself by_size by_time unsorted reverse inode one_per_line numeric_uid_gid to_stdout dry_run waits_for_disk json format summarize max_depth total apparent_size inodes human_readable changes verbose quiet stats",
+        "oci-archive:FILE[:TAG], docker-archive:FILE[:NAME]",
+        "an image in a file, which may be a URL",
+    ),
+    ("oci:DIR[:TAG]", "an image in a directory"),
+    ("tar:SOURCE!/PATH", "a file inside another archive"),
+    ("slice:START[+LEN]:SOURCE", "a range of bytes of SOURCE"),
+    (
+        "join:PART,PART",
+        "an archive in parts, each a SOURCE; a comma in a PART is \\,",
     ),
     (
-        "Existing files",
-        "atomic resume delete checksum keep_old_files skip_old_files force asks asks_once interactive dir preserve_root no_preserve_root one_file_system no_one_file_system",
+        "join:a.tar.gz.*",
+        "the same of local files that match a pattern",
+    ),
+];
+
+/// Primaries of expressions of `tarfs find`.
+pub(crate) const PRIMARIES: [(&str, &str); 28] = [
+    (
+        "( ) ! -not -a -and -o -or ,",
+        "operators, as of find(1); a shell needs quotes around ( and )",
     ),
     (
-        "Ownership",
-        "numeric_owner same_owner no_same_owner same_permissions no_same_permissions reference from no_dereference",
-    ),
-    ("Mount", "options writable upper copy_to namespace lazy"),
-    (
-        "Process",
-        "foreground wait_index restart restart_timeout idle_timeout log_file metrics",
-    ),
-    ("Container", "terminal cap_add cap_drop security_opt"),
-    (
-        "Prefetch",
-        "prefetch prefetch_rate record replay max_profile_size",
+        "-name PATTERN, -iname",
+        "its name matches; other tests with i ignore case, too",
     ),
     (
-        "Cache",
-        "cache_dir index no_published_index index_sha256 offline cache_size no_disk_cache max_size older_than",
+        "-path PATTERN, -wholename, -ipath, -iwholename",
+        "its whole path matches",
     ),
     (
-        "Limits",
-        "memory index_memory max_entries max_unpacked_size writers jobs",
+        "-lname PATTERN, -ilname",
+        "it is a link, and its target matches",
     ),
     (
-        "Network",
-        "timeout endpoint_url mirror_urls via via_credentials hosts_dir cacert cert key allow_insecure_redirects connections chunk_size min_speed min_speed_wait retries",
+        "-regex REGEX, -iregex",
+        "its whole path matches a regular expression",
     ),
+    (
+        "-type LETTER",
+        "f, d, l, b, c, p or s; several with commas between them",
+    ),
+    (
+        "-size N[c|w|b|k|M|G]",
+        "its size; +N is more, and -N less than N units, as of other numbers",
+    ),
+    ("-empty", "it is an empty file or directory"),
+    (
+        "-perm MODE",
+        "its mode; -MODE for all of these bits, /MODE for any of them",
+    ),
+    ("-user NAME, -group NAME, -uid N, -gid N", "its owner"),
+    ("-nouser, -nogroup", "its owner has no name"),
+    (
+        "-links N, -inum N, -samefile FILE",
+        "number of links, number of the file, or the same file",
+    ),
+    (
+        "-mtime N, -atime N, -ctime N",
+        "days since its change, access or change of status",
+    ),
+    ("-mmin N, -amin N, -cmin N", "the same in minutes"),
+    ("-newer FILE, -anewer, -cnewer", "changed later than FILE"),
+    (
+        "-newerXY FILE",
+        "X and Y are a, c or m; Y may be t for a time such as 2026-05-20",
+    ),
+    ("-true, -false", "constants"),
+    (
+        "-maxdepth N, -mindepth N",
+        "levels below the starting points",
+    ),
+    ("-depth, -d", "directories come after their contents"),
+    ("-xdev, -mount", "stay on one file system"),
+    ("-daystart", "count days from midnight"),
+    (
+        "-regextype NAME",
+        "dialect of -regex, such as posix-extended",
+    ),
+    (
+        "-noleaf, -warn, -nowarn, -ignore_readdir_race",
+        "accepted, without effect",
+    ),
+    (
+        "-print, -print0",
+        "print the path, which is the default; print0 ends it with zero",
+    ),
+    ("-printf FORMAT", "print FORMAT, such as '%p %s\\n'"),
+    ("-ls", "print as `ls -dils`"),
+    ("-prune", "do not descend into the directory"),
+    ("-quit", "end the search"),
 ];
 
 /// Before the purpose of an example.
 const PURPOSE: &str = "\n  # ";
 
-struct VerbHelp {
-    verb: &'static str,
-    /// Flags that `-h` shows; empty for all.
-    short: &'static str,
-    /// Command lines below their purposes, as the help shows them. `-h` shows the first two.
-    examples: &'static str,
-}
-
-const VERBS: [VerbHelp; 21] = [
-    VerbHelp {
-        verb: "mount",
-        short: "headers layers root options writable foreground wait_index restart memory",
-        examples: "
+/// Command lines of each verb below their purposes, as the help shows them. `-h` shows the first two.
+const EXAMPLES: [(&str, &str); 21] = [
+    (
+        "mount",
+        "
   # mount an archive of a web server
   tarfs mount https://example.com/rootfs.tar.zst mnt
   # keep changes in changes/upper
@@ -80,31 +142,28 @@ const VERBS: [VerbHelp; 21] = [
   tarfs mount s3://bucket/datasets/ mnt
   # send headers from a file
   tarfs mount --header @token.txt https://example.com/a.tar mnt",
-    },
-    VerbHelp {
-        verb: "umount",
-        short: "",
-        examples: "
+    ),
+    (
+        "umount",
+        "
   # unmount, unless it is in use
   tarfs umount mnt
   # unmount even if it is in use
   tarfs umount --lazy mnt
   # unmount everything that this user has mounted
   tarfs umount --all",
-    },
-    VerbHelp {
-        verb: "status",
-        short: "",
-        examples: "
+    ),
+    (
+        "status",
+        "
   # show all mounts of this user
   tarfs status
   # show one mount, with all counters, for programs
   tarfs status --json mnt",
-    },
-    VerbHelp {
-        verb: "materialize",
-        short: "headers directory include exclude strip_components atomic resume keep_old_files to_stdout verbose memory",
-        examples: "
+    ),
+    (
+        "materialize",
+        "
   # all or nothing
   tarfs materialize --atomic https://example.com/data.tar.gz -C data
   # only what is below a/b
@@ -113,31 +172,28 @@ const VERBS: [VerbHelp; 21] = [
   curl -s https://example.com/data.tar.xz | tarfs materialize - -C data
   # continue after an interruption
   tarfs materialize --resume https://example.com/data.tar.zst -C data",
-    },
-    VerbHelp {
-        verb: "sync",
-        short: "headers delete checksum dry_run verbose quiet",
-        examples: "
+    ),
+    (
+        "sync",
+        "
   # bring an older tree to this state, and write only what differs
   tarfs sync --delete https://example.com/data.tar.gz data
   # show what would be done to a copy of a directory
   tarfs sync --delete --dry-run tree copy
   # compare contents, and not only sizes and times
   tarfs sync --checksum data.tar.gz data",
-    },
-    VerbHelp {
-        verb: "copy",
-        short: "include exclude atomic keep_old_files skip_old_files dry_run verbose quiet",
-        examples: "
+    ),
+    (
+        "copy",
+        "
   # copy a tree with owners, links, holes and attributes
   tarfs copy tree copy
   # without the object files
   tarfs copy --exclude '*.o' tree copy",
-    },
-    VerbHelp {
-        verb: "shard",
-        short: "headers shards json directory verbose quiet",
-        examples: "
+    ),
+    (
+        "shard",
+        "
   # show what each of four workers would read
   tarfs shard plan --shards 4 https://example.com/data.tar.gz
   # write the first quarter, on one of four machines
@@ -146,196 +202,193 @@ const VERBS: [VerbHelp; 21] = [
   tarfs shard finish https://example.com/data.tar.gz -C data
   # write the second quarter to a pipe, as a tar archive, with the index of another machine
   tarfs shard tar --index data.idx data.tar.gz 2/4",
-    },
-    VerbHelp {
-        verb: "cat",
-        short: "headers layers",
-        examples: "
+    ),
+    (
+        "cat",
+        "
   # print a file
   tarfs cat https://example.com/data.tar.gz a/b/README
   # print two files of an image
   tarfs cat docker://debian:stable etc/os-release etc/debian_version",
-    },
-    VerbHelp {
-        verb: "ls",
-        short: "headers layers long recursive json",
-        examples: "
+    ),
+    (
+        "ls",
+        "
   # list one directory
   tarfs ls -l https://example.com/data.tar.gz a/b
   # list all entries, for programs
   tarfs ls -R --json data.tar",
-    },
-    VerbHelp {
-        verb: "find",
-        short: "headers layers",
-        examples: "
+    ),
+    (
+        "find",
+        "
   # print the paths of large files in an archive
-  tarfs find https://example.com/data.tar.gz -name *.json -size +1M
+  tarfs find https://example.com/data.tar.gz -name '*.json' -size +1M
   # print the files below a directory, for xargs -0
   tarfs find /srv/data -type f -print0",
-    },
-    VerbHelp {
-        verb: "du",
-        short: "headers all summarize max_depth human_readable inodes",
-        examples: "
+    ),
+    (
+        "du",
+        "
   # sum the directories of an archive
   tarfs du -h -d 1 https://example.com/data.tar.gz
   # count the files below a directory
   tarfs du -s --inodes /srv/data",
-    },
-    VerbHelp {
-        verb: "diff",
-        short: "headers checksum json jobs",
-        examples: "
+    ),
+    (
+        "diff",
+        "
   # compare two versions by their indexes alone
   tarfs diff data-1.tar.gz https://example.com/data-2.tar.gz
   # compare an archive with a directory, contents included
   tarfs diff --checksum data.tar.gz /srv/data",
-    },
-    VerbHelp {
-        verb: "chmod",
-        short: "",
-        examples: "
+    ),
+    (
+        "chmod",
+        "
   # make a tree writable only for its owner
   tarfs chmod -R u+rwX,go-w /srv/data
   # give b the mode of a, and show whether it changes
   tarfs chmod -c --reference a b",
-    },
-    VerbHelp {
-        verb: "chown",
-        short: "",
-        examples: "
+    ),
+    (
+        "chown",
+        "
   # change owner and group of a tree
   tarfs chown -R www-data:www-data /srv/data
   # change only the files of one user, and show them
   tarfs chown -Rc --from 1000 lisa /srv/data",
-    },
-    VerbHelp {
-        verb: "rm",
-        short: "",
-        examples: "
+    ),
+    (
+        "rm",
+        "
   # remove a tree
   tarfs rm -rf /srv/data/old
   # also what is mounted in it
   tarfs rm -r --no-one-file-system /srv/data/old",
-    },
-    VerbHelp {
-        verb: "image",
-        short: "headers platform json",
-        examples: "
+    ),
+    (
+        "image",
+        "
   # show the layers and the configuration
   tarfs image oci-archive:image.tar
   # the same for programs
   tarfs image --json docker-archive:https://example.com/image.tar",
-    },
-    VerbHelp {
-        verb: "bundle",
-        short: "headers platform force terminal cap_add cap_drop quiet",
-        examples: "
+    ),
+    (
+        "bundle",
+        "
   # run an image
   tarfs bundle oci-archive:image.tar bundle && crun run -b bundle name
   # run another command on a terminal
   tarfs bundle --terminal oci:image bundle -- sh -l",
-    },
-    VerbHelp {
-        verb: "index",
-        short: "headers output quiet memory",
-        examples: "
+    ),
+    (
+        "index",
+        "
   # save the index for later mounts
   tarfs index https://example.com/data.tar.gz
   # write the index to a file, for `--index`
   tarfs index --output data.idx data.tar.gz",
-    },
-    VerbHelp {
-        verb: "verify",
-        short: "headers expect_sha256 json quiet index",
-        examples: "
+    ),
+    (
+        "verify",
+        "
   # look for damage
   tarfs verify https://example.com/data.tar.gz
   # compare an index with its archive
   tarfs verify --index data.idx data.tar.gz",
-    },
-    VerbHelp {
-        verb: "profile",
-        short: "",
-        examples: "
+    ),
+    (
+        "profile",
+        "
   # merge two profiles
   tarfs profile --output both start.profile stop.profile
   # keep the first 50 MiB
   tarfs profile --max-size 50MiB --output small both",
-    },
-    VerbHelp {
-        verb: "cache",
-        short: "",
-        examples: "
+    ),
+    (
+        "cache",
+        "
   # show what the cache holds
   tarfs cache list
   # remove the oldest data
   tarfs cache prune --max-size 10GiB",
-    },
+    ),
 ];
 
 /// The purposes and command lines of the examples of `verb`.
 pub(crate) fn examples(verb: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
-    let help = VERBS.iter().find(|help| help.verb == verb);
-    help.into_iter().flat_map(VerbHelp::examples)
+    let text = EXAMPLES.iter().find(|(name, _)| *name == verb);
+    let examples = text.map_or("", |(_, text)| text).split(PURPOSE);
+    examples.filter_map(|example| example.split_once("\n  "))
 }
 
-impl VerbHelp {
-    fn examples(&self) -> impl Iterator<Item = (&'static str, &'static str)> + use<> {
-        let examples = self.examples.split(PURPOSE);
-        examples.filter_map(|example| example.split_once("\n  "))
-    }
-}
-
-/// Adds headings and examples to `command`, and shortens `-h`.
+/// Adds examples and tables to `command`, and sorts the headings of each verb.
 pub(crate) fn arrange(command: Command) -> Command {
-    VERBS.iter().fold(command, |command, help| {
-        command.mut_subcommand(help.verb, |verb| arrange_verb(verb, help))
+    let command = command.after_long_help(format!("Forms of SOURCE:\n{}", table(&SOURCES)));
+    let command = EXAMPLES.iter().fold(command, |command, (verb, examples)| {
+        command.mut_subcommand(verb, |verb| add_examples(sort_headings(verb), examples))
+    });
+    command.mut_subcommand("find", |find| {
+        find.before_long_help(format!(
+            "Expressions, as of find(1):\n{}",
+            table(&PRIMARIES)
+        ))
+        .help_template(FIND_TEMPLATE)
     })
 }
 
-fn arrange_verb(verb: Command, help: &VerbHelp) -> Command {
-    let mut examples = help.examples.match_indices(PURPOSE);
-    let short = match examples.nth(2) {
-        Some((third, _)) => help.examples.split_at(third).0,
-        None => help.examples,
+/// The default template, with expressions before arguments.
+const FIND_TEMPLATE: &str =
+    "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}{all-args}{after-help}";
+
+/// Width of the first column of a table.
+const COLUMN: usize = 26;
+
+fn table(rows: &[(&str, &str)]) -> String {
+    let row = |(item, meaning): &(&str, &str)| {
+        let gap = if item.len() > COLUMN {
+            format!("\n{:COLUMN$}    ", "")
+        } else {
+            " ".repeat(COLUMN + 2 - item.len())
+        };
+        format!("  {item}{gap}{meaning}")
     };
-    let verb = verb
-        .mut_subcommands(|part| arrange_flags(part, help.short))
-        .after_help(format!("Examples:{short}"))
-        .after_long_help(format!("Examples:{}", help.examples));
-    arrange_flags(verb, help.short)
+    rows.iter().map(row).collect::<Vec<_>>().join("\n")
 }
 
-fn arrange_flags(command: Command, short: &str) -> Command {
-    command.mut_args(|arg| {
-        let id = arg.get_id().as_str();
-        let is_hidden = !short.is_empty() && !short.split(' ').any(|flag| flag == id);
-        let place = HEADINGS.iter().find_map(|(heading, flags)| {
-            let place = flags.split(' ').position(|flag| flag == id)?;
-            Some((*heading, place))
-        });
-        match place {
-            Some((heading, place)) if !arg.is_positional() => arg
-                .help_heading(heading)
-                .display_order(place)
-                .hide_short_help(is_hidden),
-            _ => arg,
-        }
-    })
+fn add_examples(verb: Command, examples: &'static str) -> Command {
+    let third = examples.match_indices(PURPOSE).nth(2);
+    let short = third.map_or(examples, |(third, _)| examples.split_at(third).0);
+    verb.after_help(format!("Examples:{short}"))
+        .after_long_help(format!("Examples:{examples}"))
+}
+
+/// Sorts the flags by their headings, because clap shows a heading where its first flag is.
+fn sort_headings(verb: Command) -> Command {
+    let mut flags: Vec<_> = verb.get_arguments().cloned().collect();
+    let rank = |flag: &Arg| {
+        heading::ORDER
+            .iter()
+            .position(|name| flag.get_help_heading() == Some(name))
+    };
+    flags.sort_by_key(rank);
+    let verb = flags.into_iter().fold(verb, |verb, flag| {
+        // It is put behind the others.
+        verb.mut_arg(flag.get_id(), |_| flag.clone())
+    });
+    verb.mut_subcommands(sort_headings)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use clap::CommandFactory;
 
     use super::*;
     use crate::cli::command_line::{Cli, command};
 
-    /// The verbs that users see, and the parts of `cache`.
+    /// The verbs that users see.
     fn verbs() -> Vec<Command> {
         let mut command = command();
         command.build();
@@ -343,6 +396,16 @@ mod tests {
             .get_subcommands()
             .filter(|verb| !verb.is_hide_set() && verb.get_name() != "help");
         seen.cloned().collect()
+    }
+
+    fn help_of(verb: &str) -> (String, String) {
+        let mut verbs = verbs();
+        let verb = verbs.iter_mut().find(|found| found.get_name() == verb);
+        let verb = verb.expect("a verb");
+        (
+            verb.render_help().to_string(),
+            verb.render_long_help().to_string(),
+        )
     }
 
     #[test]
@@ -356,34 +419,79 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_has_a_heading() {
-        let mut seen = BTreeSet::new();
-        for verb in verbs() {
-            for arg in verb
-                .get_subcommands()
-                .flat_map(Command::get_arguments)
-                .chain(verb.get_arguments())
-                .filter(|arg| {
-                    !arg.is_positional() && !["help", "version"].contains(&arg.get_id().as_str())
-                })
-            {
-                let heading = arg.get_help_heading().unwrap_or_default();
-                assert!(HEADINGS.iter().any(|(name, _)| *name == heading), "{arg}");
-                seen.insert(arg.get_id().to_string());
+    fn headings_are_known_and_network_flags_last() {
+        let is_heading = |line: &&str| line.ends_with(':') && !line.starts_with(' ');
+        for mut verb in verbs() {
+            let text = verb.render_long_help().to_string();
+            let headings = text.lines().filter(is_heading);
+            let headings: Vec<_> = headings.map(|line| line.trim_end_matches(':')).collect();
+            let known = headings
+                .iter()
+                .filter_map(|found| heading::ORDER.iter().position(|heading| heading == found));
+            assert!(known.is_sorted(), "{headings:?}");
+            for found in headings {
+                let is_own = ["Arguments", "Options", "Commands", "Examples"].contains(&found)
+                    || found.starts_with("Expressions");
+                assert!(is_own || heading::ORDER.contains(&found), "{text}");
             }
         }
-        let known = HEADINGS.iter().flat_map(|(_, flags)| flags.split(' '));
-        let unused: Vec<_> = known.filter(|flag| !seen.contains(*flag)).collect();
-        assert!(unused.is_empty(), "{unused:?}");
+        let (_, long) = help_of("mount");
+        let network = long.find("\nNetwork and cache:").expect("a heading");
+        for flag in [
+            "--connections ",
+            "--cache-dir ",
+            "--no-disk-cache\n",
+            "--via ",
+        ] {
+            assert!(long.find(flag) > Some(network), "{flag}: {long}");
+        }
+    }
+
+    #[test]
+    fn flag_of_several_verbs_has_one_help() {
+        // Flags that are meant as those of each verb's namesake, or about different files.
+        const OWN: [&str; 13] = [
+            "all",
+            "checksum",
+            "dry-run",
+            "force",
+            "help",
+            "index",
+            "max-size",
+            "no-preserve-root",
+            "output",
+            "preserve-root",
+            "recursive",
+            "strip-components",
+            "verbose",
+        ];
+        let mut seen = std::collections::BTreeMap::new();
+        let mut other = Vec::new();
+        for verb in verbs() {
+            let parts = verb.get_subcommands().chain([&verb]);
+            for flag in parts.flat_map(Command::get_arguments) {
+                let Some(name) = flag.get_long().filter(|name| !OWN.contains(name)) else {
+                    continue;
+                };
+                let text = format!(
+                    "{:?} {:?} {:?}",
+                    flag.get_help().map(ToString::to_string),
+                    flag.get_help_heading(),
+                    flag.is_hide_short_help_set(),
+                );
+                let first = seen.entry(name.to_owned()).or_insert_with(|| text.clone());
+                if *first != text {
+                    other.push(format!("{} --{name}: {first} {text}", verb.get_name()));
+                }
+            }
+        }
+        assert!(other.is_empty(), "{other:#?}");
     }
 
     #[test]
     fn flags_for_tuning_are_only_in_the_long_help() {
         for verb in ["mount", "materialize"] {
-            let mut command = command();
-            command.build();
-            let verb = command.find_subcommand_mut(verb).expect("a verb");
-            let (short, long) = (verb.render_help(), verb.render_long_help());
+            let (short, long) = help_of(verb);
             for flag in [
                 "--connections",
                 "--chunk-size",
@@ -391,24 +499,38 @@ mod tests {
                 "--min-speed-wait",
                 "--retries",
             ] {
-                assert!(!short.to_string().contains(flag), "{short}");
-                assert!(long.to_string().contains(flag), "{long}");
+                assert!(!short.contains(flag), "{short}");
+                assert!(long.contains(flag), "{long}");
             }
         }
     }
 
     #[test]
+    fn help_of_find_starts_with_its_primaries() {
+        let (_, long) = help_of("find");
+        let of = |text: &str| long.find(text).unwrap_or_else(|| panic!("{text}: {long}"));
+        assert!(of("  -name PATTERN, -iname") < of("\nArguments:"), "{long}");
+        let wide = long.lines().filter(|line| line.len() > 100);
+        assert_eq!(wide.count(), 0, "{long}");
+        assert!(of("  -quit") < of("\nArguments:"), "{long}");
+    }
+
+    #[test]
     fn examples_are_valid_command_lines() {
-        for help in &VERBS {
-            let verb = Cli::command();
-            assert!(verb.find_subcommand(help.verb).is_some(), "{}", help.verb);
-            for (_, line) in help.examples() {
+        for (verb, _) in EXAMPLES {
+            let command_line = Cli::command();
+            assert!(command_line.find_subcommand(verb).is_some(), "{verb}");
+            for (_, line) in examples(verb) {
                 let words = line
                     .split(" && ")
                     .next()
                     .and_then(|line| line.rsplit("| ").next())
                     .expect("a command");
-                let parsed = command().try_get_matches_from(words.split(' '));
+                // A shell expands patterns that are not quoted.
+                let is_pattern = |word: &str| word.contains(['*', '?']) && !word.contains('\'');
+                assert!(!words.split(' ').any(is_pattern), "{line}");
+                let words = words.split(' ').map(|word| word.trim_matches('\''));
+                let parsed = command().try_get_matches_from(words);
                 // `@token.txt` is read while the flag is parsed.
                 assert!(
                     parsed.is_ok() || line.contains("token.txt"),

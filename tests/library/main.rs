@@ -21,6 +21,7 @@ mod docs;
 mod estargz;
 mod find;
 mod gnu_tar;
+mod help;
 mod hints;
 mod image;
 mod layered_archive;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 
+use super::heading;
 use super::size::Size;
 use crate::cli::environment;
 use tarfs::Sha256;
@@ -14,13 +15,11 @@ use tarfs::locate::{OpenContext, PublishedIndexChoice};
 /// Location of the cache.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct CacheDirArgs {
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = environment::CACHE_DIR,
-        help = "Directory for indexes and decoded data [default: $XDG_CACHE_HOME/tarfs, \
-                ~/.cache/tarfs, or /var/cache/tarfs for system mounts]"
-    )]
+    /// Directory for indexes and decoded data
+    ///
+    /// The default is $XDG_CACHE_HOME/tarfs or ~/.cache/tarfs, and for system mounts /var/cache/tarfs.
+    #[arg(long, value_name = "DIR", env = environment::CACHE_DIR,
+          help_heading = heading::NETWORK, hide_short_help = true)]
     pub cache_dir: Option<PathBuf>,
 }
 
@@ -46,11 +45,8 @@ pub(crate) struct SavedIndexArgs {
     #[command(flatten)]
     pub cache_dir: CacheDirArgs,
 
-    #[arg(
-        long,
-        value_name = "FILE|URL",
-        help = "Use this index instead of looking in the cache and beside SOURCE"
-    )]
+    /// Use this index instead of looking in the cache and beside SOURCE
+    #[arg(long, value_name = "FILE|URL", help_heading = heading::NETWORK, hide_short_help = true)]
     pub index: Option<PathBuf>,
 
     /// Do not use an index that is published beside SOURCE
@@ -58,11 +54,12 @@ pub(crate) struct SavedIndexArgs {
     /// Otherwise SOURCE.tarfs is used if it describes SOURCE as it is now. Its author chooses names and attributes,
     /// and of gzip and linked lz4 also contents. SOCI indexes and eStargz TOCs of images are
     /// left out, too.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::NETWORK, hide_short_help = true)]
     pub no_published_index: bool,
 
     /// Fail unless the published index has this SHA-256
-    #[arg(long, value_name = "HEX", conflicts_with = "no_published_index")]
+    #[arg(long, value_name = "HEX", conflicts_with = "no_published_index",
+          help_heading = heading::NETWORK, hide_short_help = true)]
     pub index_sha256: Option<Sha256>,
 }
 
@@ -102,22 +99,19 @@ pub(crate) struct CacheArgs {
     /// at most half of the free disk for one archive]
     ///
     /// The least recently used data is evicted first.
-    #[arg(
-        long,
-        value_name = "SIZE",
-        env = environment::CACHE_SIZE
-    )]
+    #[arg(long, value_name = "SIZE", env = environment::CACHE_SIZE,
+          help_heading = heading::NETWORK, hide_short_help = true)]
     pub cache_size: Option<Size>,
 
     /// Keep no decoded data on disk
     ///
     /// Data that is not in memory is fetched and decoded again.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::NETWORK, hide_short_help = true)]
     pub no_disk_cache: bool,
 
     /// Send no request, and use only saved indexes and cached data
     ///
     /// Without this flag, a server that cannot be reached is not needed either, as long as all data is cached.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::NETWORK, hide_short_help = true)]
     pub offline: bool,
 }

@@ -2,8 +2,10 @@
 
 mod cache;
 pub(crate) mod headers;
+pub(crate) mod heading;
 mod layers;
 mod mount;
+mod output;
 mod prefetch;
 mod server;
 mod shard;
@@ -15,6 +17,7 @@ mod xattrs;
 pub(crate) use cache::{CacheArgs, CacheDirArgs, SavedIndexArgs};
 pub(crate) use layers::LayerArgs;
 pub(crate) use mount::MountArgs;
+pub(crate) use output::{HumanReadableArg, JsonArg, LongHelpArg, QuietArg, StatsArg};
 pub(crate) use prefetch::{Mode, PrefetchArgs};
 pub(crate) use shard::ShardArg;
 pub(crate) use size::{Size, count_parser, seconds_parser};

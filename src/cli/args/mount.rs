@@ -11,7 +11,8 @@ use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 
 use super::{
-    CacheArgs, LayerArgs, PrefetchArgs, SourceArgs, XattrArgs, count_parser, seconds_parser,
+    CacheArgs, LayerArgs, PrefetchArgs, SourceArgs, XattrArgs, count_parser, heading,
+    seconds_parser,
 };
 use crate::cli::completion;
 use tarfs::archive::Volume;
@@ -38,25 +39,26 @@ pub(crate) struct MountArgs {
     ///
     /// Without this flag, the mount is usable at once, and early callers wait for the files that they want.
     /// --root, --strip-components, --writable, --layer and images imply this flag.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::PROCESS)]
     pub wait_index: bool,
     /// Restart the process that serves the mount when it dies; open files stay open
     ///
     /// Without this flag, a mount whose process dies is unmounted. With --foreground, the process that the
     /// user started stays alive.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::PROCESS)]
     pub restart: bool,
     /// With --restart: seconds that a new process may take to read the index before the mount is unmounted
     ///
     /// Time in which the source is unreachable does not count.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "restart",
-          value_parser = seconds_parser(1..=86_400))]
+          value_parser = seconds_parser(1..=86_400),
+          help_heading = heading::PROCESS, hide_short_help = true)]
     pub restart_timeout: u64,
     /// Version of the archive that a successor must serve, because the kernel has seen it.
     #[arg(skip)]
     pub shown_version: Option<String>,
     /// Stay in the foreground instead of returning once the mount is ready
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = heading::PROCESS)]
     pub foreground: bool,
     /// Make the mount writable, with an overlay over the archive
     #[arg(long)]
@@ -64,7 +66,12 @@ pub(crate) struct MountArgs {
     /// With --writable: keep changes in DIR/upper for later mounts [default: discard them on unmount]
     ///
     /// DIR must be on a local file system.
-    #[arg(long, value_name = "DIR", requires = "writable")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "writable",
+        hide_short_help = true
+    )]
     pub upper: Option<PathBuf>,
     #[arg(
         short = 'o',
@@ -74,44 +81,46 @@ pub(crate) struct MountArgs {
         help = "Mount options, separated by commas, such as allow_other or uid=N; repeatable",
         long_help = "Mount options, separated by commas; repeatable\n\n\
                      They are allow_other, default_permissions, uid=N, gid=N, umask=OCTAL, suid, dev, \
-                     noexec, nosymfollow, ro and fsname=NAME."
-    )]
+                     noexec, nosymfollow, ro and fsname=NAME.")]
     pub options: Vec<String>,
     /// Show only this directory of the archive
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", help_heading = heading::SELECTION)]
     pub root: Option<OsString>,
     /// Descend this many levels first, each through the only directory there
     ///
     /// Files beside that directory are not shown.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count_parser::<usize>(0..=u64::MAX))]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count_parser::<usize>(0..=u64::MAX),
+          help_heading = heading::SELECTION)]
     pub strip_components: usize,
     /// Append log messages to this file [default: the journal or syslog]
     ///
     /// Messages before the mount is ready are printed to the terminal. With --foreground, all are printed
     /// there by default.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = heading::PROCESS, hide_short_help = true)]
     pub log_file: Option<PathBuf>,
     /// Copy the tree to DIR in the background, and read complete files from there
     ///
     /// The kernel reads these files itself if it permits that. DIR must be empty for the first mount. A
     /// later mount continues the copy.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub copy_to: Option<PathBuf>,
     /// Mount in the mount namespace of process PID, or in that of the file PATH
     ///
     /// PATH is a file like /proc/PID/ns/mnt. MOUNTPOINT must be an absolute path in that namespace. All
     /// other paths and programs are those of the current namespace. Needs root and Linux 5.8.
-    #[arg(long, value_name = "PID|PATH", value_parser = |argument: &str| Ok::<_, Infallible>(namespace_path(argument)))]
+    #[arg(long, value_name = "PID|PATH", value_parser = |argument: &str| Ok::<_, Infallible>(namespace_path(argument)),
+          hide_short_help = true)]
     pub namespace: Option<PathBuf>,
     /// For a directory of archives: close an archive that was not used for this long
     ///
     /// The next use opens it again.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = seconds_parser(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = seconds_parser(1..=86_400),
+          help_heading = heading::PROCESS, hide_short_help = true)]
     pub idle_timeout: u64,
     /// Serve the data of `tarfs status` to Prometheus at http://ADDR:PORT/metrics
     ///
     /// Anyone who can connect to the port can read it.
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", help_heading = heading::PROCESS, hide_short_help = true)]
     pub metrics: Option<SocketAddr>,
 }
 

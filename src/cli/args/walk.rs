@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use super::{CacheArgs, LayerArgs, SourceArgs};
+use super::{CacheArgs, LayerArgs, SourceArgs, heading};
 
 /// A tree to walk: SOURCE, how it is opened, and the number of threads.
 #[derive(clap::Args, Clone, Debug)]
@@ -24,6 +24,6 @@ pub(crate) struct TreeArgs {
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub(crate) struct JobsArg {
     /// Number of threads [default: as many as the file system keeps busy]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", help_heading = heading::LIMITS)]
     pub jobs: Option<NonZeroUsize>,
 }

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::Args;
 
+use super::heading;
 use tarfs::materialize::Glob;
 use tarfs::materialize::XattrFilter;
 
@@ -14,19 +15,21 @@ pub(crate) struct XattrArgs {
     /// Use only extended attributes that match this pattern of GNU tar; repeatable
     ///
     /// The default is all but security.selinux, security.ima, security.evm and trusted.*.
-    #[arg(long, value_name = "PATTERN", conflicts_with = "no_xattrs")]
+    #[arg(long, value_name = "PATTERN", conflicts_with = "no_xattrs",
+          help_heading = heading::SELECTION, hide_short_help = true)]
     xattrs_include: Vec<OsString>,
 
     /// Skip extended attributes that match this pattern of GNU tar; repeatable
-    #[arg(long, value_name = "PATTERN", conflicts_with = "no_xattrs")]
+    #[arg(long, value_name = "PATTERN", conflicts_with = "no_xattrs",
+          help_heading = heading::SELECTION, hide_short_help = true)]
     xattrs_exclude: Vec<OsString>,
 
     /// Skip all extended attributes except ACLs
-    #[arg(long)]
+    #[arg(long, help_heading = heading::SELECTION, hide_short_help = true)]
     no_xattrs: bool,
 
     /// Skip ACLs
-    #[arg(long)]
+    #[arg(long, help_heading = heading::SELECTION, hide_short_help = true)]
     no_acls: bool,
 }
 

@@ -18,7 +18,7 @@ use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
 use super::write::materialize::{self, MaterializeOptions};
-use crate::cli::args::{CacheDirArgs, SourceArgs};
+use crate::cli::args::{CacheDirArgs, QuietArg, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
@@ -75,12 +75,11 @@ pub(crate) struct BundleArgs {
     /// Filter system calls by a profile of Docker's format: seccomp=FILE, or seccomp=unconfined for none
     ///
     /// The default is the built-in profile.
-    #[arg(long, value_name = "OPTION", value_parser = parse_seccomp)]
+    #[arg(long, value_name = "OPTION", value_parser = parse_seccomp, hide_short_help = true)]
     security_opt: Option<Seccomp>,
 
-    /// Show no progress
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    quiet: QuietArg,
 }
 
 #[derive(Clone, Debug)]
@@ -203,7 +202,7 @@ pub(crate) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     if !args.force {
         ensure_no_bundle(directory)?;
     }
-    let image = open_archive::open_image(&args.source, &args.cache_dir, args.quiet)?;
+    let image = open_archive::open_image(&args.source, &args.cache_dir, args.quiet.is_set)?;
     // Reports an invalid configuration before anything is written.
     image::runtime_spec(&image.config, &options)?;
     let made = make_directory(directory);
@@ -222,7 +221,7 @@ pub(crate) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         args.cache_dir.clone(),
         new.rootfs.clone(),
         directory.join(ROOTFS),
-        args.quiet,
+        args.quiet.is_set,
     );
     let code = materialize::run_with(&pinned, &materialize_options, Some(&cleanup))
         .map_err(without_flag_hints)?;

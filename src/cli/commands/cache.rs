@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::status;
-use crate::cli::args::{self, CacheDirArgs, Size};
+use crate::cli::args::{self, CacheDirArgs, JsonArg, Size};
 use crate::cli::ui::output;
 use tarfs::archive::cache_inventory::{self, CacheEntry, Kind};
 use tarfs::internal::escape::escape;
@@ -35,15 +35,14 @@ struct ListArgs {
     #[command(flatten)]
     cache_dir: CacheDirArgs,
 
-    /// Print one JSON object per line for each file
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 }
 
 #[derive(Debug, Args)]
 struct PruneArgs {
     #[command(flatten)]
-    cache_dir: CacheDirArgs,
+    clear: ClearArgs,
 
     /// Remove the least recently used files until the rest takes at most SIZE
     #[arg(long, value_name = "SIZE")]
@@ -52,12 +51,9 @@ struct PruneArgs {
     /// Remove files unused for this many days [default: 90, unless --max-size is given]
     #[arg(long, value_name = "DAYS", value_parser = args::count_parser::<u32>(0..=u32::MAX.into()))]
     older_than: Option<u32>,
-
-    /// Only print what would be removed
-    #[arg(short = 'n', long)]
-    dry_run: bool,
 }
 
+/// Arguments of `tarfs cache clear`, and of each verb that removes files.
 #[derive(Debug, Args)]
 struct ClearArgs {
     #[command(flatten)]
@@ -73,7 +69,7 @@ pub(crate) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
         CacheVerb::List(args) => {
             let directory = args.cache_dir.directory()?;
             let all = cache_inventory::list(&directory)?;
-            let text = if args.json {
+            let text = if args.json.is_set {
                 to_json_lines(&directory, &all)?
             } else {
                 table(&all, SystemTime::now())
@@ -82,12 +78,12 @@ pub(crate) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         CacheVerb::Prune(args) => {
-            let all = cache_inventory::list(&args.cache_dir.directory()?)?;
+            let all = cache_inventory::list(&args.clear.cache_dir.directory()?)?;
             let max_bytes = args.max_size.map(|size| size.0);
             let days = |days: u32| Duration::from_hours(24 * u64::from(days));
             let max_age = args.older_than.map(days);
             let surplus = cache_inventory::surplus(&all, max_bytes, max_age, SystemTime::now());
-            remove(&all, &surplus, args.dry_run)
+            remove(&all, &surplus, args.clear.dry_run)
         }
         CacheVerb::Clear(args) => {
             let all = cache_inventory::list(&args.cache_dir.directory()?)?;

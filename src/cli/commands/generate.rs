@@ -177,11 +177,16 @@ fn write_manual(
         roff.text([roman(capitalized(purpose))]);
         roff.text([bold(line)]);
     }
-    for (title, items) in [
+    let table = match name.as_str() {
+        "tarfs" => Some(("SOURCES", help::SOURCES.as_slice())),
+        "tarfs-find" => Some(("EXPRESSIONS", help::PRIMARIES.as_slice())),
+        _ => None,
+    };
+    for (title, items) in table.into_iter().chain([
         ("EXIT STATUS", EXIT_STATUS.as_slice()),
         ("ENVIRONMENT", &ENVIRONMENT),
         ("FILES", &FILES),
-    ] {
+    ]) {
         roff.control("SH", [title]);
         for (item, meaning) in items {
             roff.control("TP", []);

@@ -7,7 +7,7 @@ use indicatif::HumanBytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::cli::args::{CacheDirArgs, SourceArgs};
+use crate::cli::args::{CacheDirArgs, JsonArg, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::image::{Image, Layer};
@@ -22,9 +22,8 @@ pub(crate) struct ImageArgs {
     #[command(flatten)]
     cache_dir: CacheDirArgs,
 
-    /// Print one JSON object with the image's configuration
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 }
 
 /// JSON about an image. Programs read these names. New ones may be added, but none may change or disappear.
@@ -55,7 +54,7 @@ struct LayerReport<'a> {
 pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
     let quiet = !stderr().is_terminal();
     let image = open_archive::open_image(&args.source, &args.cache_dir, quiet)?;
-    let mut text = if args.json {
+    let mut text = if args.json.is_set {
         serde_json::to_string(&report(&image)?)?
     } else {
         to_text(&image)

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 
-use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
+use crate::cli::args::{CacheArgs, LayerArgs, QuietArg, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::archive::scan::Digest;
@@ -29,12 +29,11 @@ pub(crate) struct IndexArgs {
     ///
     /// That is SOURCE.tarfs, or for an image its registry. It replaces the index that is there. Machines use it
     /// without being told; see --no-published-index.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     publish: bool,
 
-    /// Show no progress
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    quiet: QuietArg,
 }
 
 pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
@@ -49,7 +48,7 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     // A new index describes the archive, and not another index of it.
     cache.saved.no_published_index = true;
     let (tree, mut context) =
-        open_archive::tree_context(&args.source, &layers, &cache, &network, args.quiet)?;
+        open_archive::tree_context(&args.source, &layers, &cache, &network, args.quiet.is_set)?;
     if !is_image {
         // The index is for other machines, and they cannot know the digest otherwise.
         context.archive.scan.plain_sha256 = Digest::Compute;

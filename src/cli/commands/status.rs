@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 
+use crate::cli::args::JsonArg;
 use crate::cli::completion;
 use crate::cli::daemon::control_socket::{self, CopyProgress, IndexState, Phase, Status};
 use crate::cli::environment;
@@ -24,9 +25,8 @@ pub(crate) struct StatusArgs {
     /// Show the use of memory and disk, and counters above zero
     #[arg(short, long, conflicts_with = "json")]
     pub verbose: bool,
-    /// Print one JSON object per line
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 }
 
 /// Prints the statuses.
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         bail!("no process of this user serves {}", mountpoint.display());
     }
     for status in &statuses {
-        let text = if args.json {
+        let text = if args.json.is_set {
             serde_json::to_string(status)? + "\n"
         } else {
             to_text(status, args.verbose, SystemTime::now())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use crate::cli::args::{CacheDirArgs, SourceArgs};
+use crate::cli::args::{CacheDirArgs, JsonArg, QuietArg, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use tarfs::Sha256;
@@ -32,13 +32,11 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "FILE")]
     index: Option<PathBuf>,
 
-    /// Print JSON objects, one per archive, instead of text
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
-    /// Show no progress
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    quiet: QuietArg,
 }
 
 /// Result of a check. Programs read these names. New ones may be added, but none may change or disappear.
@@ -69,8 +67,13 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let limit = MemoryLimit::new(args.source.index_memory.0);
     let index = index.map(|path| store::read(path, &limit));
     let mut index = index.transpose()?;
-    let mut context =
-        open_archive::open_context(&args.source, &args.cache_dir, &network, &stats, args.quiet)?;
+    let mut context = open_archive::open_context(
+        &args.source,
+        &args.cache_dir,
+        &network,
+        &stats,
+        args.quiet.is_set,
+    )?;
     context.archive.index_file.clone_from(&args.index);
     let source = TreeSpec::from(args.source.source.clone());
     let sources = context.open_sources(&source)?;
@@ -98,7 +101,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     }
     for report in &mut reports {
         report.is_good = report.problems.is_empty();
-        print_report(report, args.json)?;
+        print_report(report, args.json.is_set)?;
     }
     Ok(if reports.iter().all(|report| report.is_good) {
         ExitCode::SUCCESS
@@ -178,7 +181,7 @@ fn verify(
             total_bytes: source.fingerprint().len,
             stats: Arc::clone(stats),
         };
-        let _progress = Progress::start(task, args.quiet);
+        let _progress = Progress::start(task, args.quiet.is_set);
         scan::scan(source, &options, network.handle(), stats, &mut check)
     };
     let layer = check.layer.take();

@@ -5,6 +5,7 @@ use std::fs;
 use std::process::ExitCode;
 
 use super::change::{self, ChangeFlags};
+use crate::cli::args::LongHelpArg;
 use crate::cli::ui::output;
 use tarfs::change::{Attributes, Owner, quote};
 use tarfs::internal::escape::escape;
@@ -38,9 +39,8 @@ pub(crate) struct ChownArgs {
     #[arg(long, value_name = "OWNER[:GROUP]")]
     from: Option<OsString>,
 
-    /// Print help
-    #[arg(long, action = clap::ArgAction::Help)]
-    help: Option<bool>,
+    #[command(flatten)]
+    help: LongHelpArg,
 }
 
 pub(crate) fn run(args: &ChownArgs) -> anyhow::Result<ExitCode> {

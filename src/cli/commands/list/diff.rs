@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
-use crate::cli::args::{LayerArgs, TreeArgs};
+use crate::cli::args::{JsonArg, LayerArgs, TreeArgs};
 use crate::cli::ui::output;
 use tarfs::index::Ino;
 use tarfs::list::DiffPrinter;
@@ -33,9 +33,8 @@ pub(crate) struct DiffArgs {
     #[arg(long)]
     checksum: bool,
 
-    /// Print one JSON object per line for each file that differs
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 }
 
 pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
@@ -96,7 +95,7 @@ fn compare<A: Tree + Send + 'static, B: Tree + Send + 'static>(
     (first, base): (&Arc<A>, &A::Directory),
     (second, other_base): (&Arc<B>, &B::Directory),
 ) -> anyhow::Result<bool> {
-    let printer = Arc::new(DiffPrinter::new(args.json, Arc::clone(output)));
+    let printer = Arc::new(DiffPrinter::new(args.json.is_set, Arc::clone(output)));
     let comparison = Comparison {
         first: Arc::clone(first),
         second: Arc::clone(second),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
-use crate::cli::args::TreeArgs;
+use crate::cli::args::{HumanReadableArg, TreeArgs};
 use tarfs::index::Ino;
 use tarfs::list::{DiskUsage, DuOptions, Measure, human_size};
 use tarfs::tree::{Item, Tree};
@@ -37,24 +37,19 @@ pub(crate) struct DuArgs {
     max_depth: Option<usize>,
 
     /// Show the sum of all PATHs, too
-    #[arg(short = 'c', long)]
+    #[arg(short = 'c', long, hide_short_help = true)]
     total: bool,
 
     /// Sum the sizes of files instead of the space that they use
-    #[arg(long, conflicts_with = "inodes")]
+    #[arg(long, conflicts_with = "inodes", hide_short_help = true)]
     apparent_size: bool,
 
     /// Count files instead of their space
     #[arg(long)]
     inodes: bool,
 
-    /// Show sizes with units, such as 1.5M [default: units of 1024 bytes]
-    #[arg(short, long)]
-    human_readable: bool,
-
-    /// Print help
-    #[arg(long, action = clap::ArgAction::Help)]
-    help: Option<bool>,
+    #[command(flatten)]
+    human_readable: HumanReadableArg,
 }
 
 pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
@@ -81,7 +76,7 @@ fn options(args: &DuArgs) -> DuOptions {
             args.max_depth.unwrap_or(usize::MAX)
         },
         has_several_starts: false,
-        format: match (args.human_readable, args.inodes) {
+        format: match (args.human_readable.is_set, args.inodes) {
             (true, _) => human_size,
             (false, true) => |count| count.to_string(),
             (false, false) => |bytes| bytes.div_ceil(1024).to_string(),

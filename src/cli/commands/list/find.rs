@@ -29,7 +29,7 @@ pub(crate) struct FindArgs {
     tree: TreeArgs,
 
     /// Follow no links, which is the default
-    #[arg(short = 'P', overrides_with = "no_dereference")]
+    #[arg(short = 'P', overrides_with = "no_dereference", hide_short_help = true)]
     no_dereference: bool,
 
     /// Entries of an archive, or more files if SOURCE is a directory, and then an expression as for find(1)

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::ensure;
 
 use super::open_place::{self, Needs, OpenTree, Place};
-use crate::cli::args::{ShardArg, TreeArgs};
+use crate::cli::args::{HumanReadableArg, JsonArg, ShardArg, TreeArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::index::Ino;
@@ -35,7 +35,7 @@ pub(crate) struct LsArgs {
     paths: Vec<OsString>,
 
     /// Show type, mode, links, owner, size and time of each entry
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with = "json")]
     long: bool,
 
     /// List subdirectories too, with full paths
@@ -47,63 +47,56 @@ pub(crate) struct LsArgs {
     all: bool,
 
     /// Show directories themselves, and not their contents
-    #[arg(short, long)]
+    #[arg(short, long, hide_short_help = true)]
     directory_itself: bool,
 
     /// Show large files first
-    #[arg(short = 'S', long, conflicts_with_all = ["by_time", "unsorted"])]
+    #[arg(short = 'S', long, conflicts_with_all = ["by_time", "unsorted"], hide_short_help = true)]
     by_size: bool,
 
     /// Show new files first
-    #[arg(short = 't', long, conflicts_with = "unsorted")]
+    #[arg(short = 't', long, conflicts_with = "unsorted", hide_short_help = true)]
     by_time: bool,
 
     /// Keep the order of the archive or directory, which is the fastest
-    #[arg(short = 'U', long)]
+    #[arg(short = 'U', long, hide_short_help = true)]
     unsorted: bool,
 
     /// Reverse the order, unless it is that of -U
-    #[arg(short, long)]
+    #[arg(short, long, hide_short_help = true)]
     reverse: bool,
 
     /// Show the number of each file
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with = "json", hide_short_help = true)]
     inode: bool,
 
-    /// Show sizes with units, such as 1.5M
-    #[arg(short, long)]
-    human_readable: bool,
+    #[command(flatten)]
+    human_readable: HumanReadableArg,
 
     /// Show one name a line, which is the default
-    #[arg(short = '1')]
+    #[arg(short = '1', hide_short_help = true)]
     one_per_line: bool,
 
-    /// Print one JSON object per line for each entry
-    #[arg(long, conflicts_with_all = ["long", "inode"])]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     /// Print the whole tree in the format of another program
     ///
     /// `mkcomposefs --from-file` makes an image of the output for `composefs`. The extracted tree is the base
     /// directory of that image, because the payload of a file is its path.
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        conflicts_with_all = ["paths", "long", "json", "inode", "recursive", "reverse", "shard", "directory_itself"]
-    )]
+    #[arg(long, value_name = "FORMAT",
+          conflicts_with_all = ["paths", "long", "json", "inode", "recursive", "reverse", "shard", "directory_itself"],
+          hide_short_help = true)]
     format: Option<Format>,
 
     /// List only shard I of N, as `tarfs shard plan --shards N` cuts them
-    #[arg(long, value_name = "I/N", conflicts_with_all = ["layers", "whiteouts"])]
+    #[arg(long, value_name = "I/N", conflicts_with_all = ["layers", "whiteouts"],
+          hide_short_help = true)]
     shard: Option<ShardArg>,
 
     /// Show numeric IDs of owners
-    #[arg(short, long)]
+    #[arg(short, long, hide_short_help = true)]
     numeric_uid_gid: bool,
-
-    /// Print help
-    #[arg(long, action = clap::ArgAction::Help)]
-    help: Option<bool>,
 }
 
 /// The format of another program.
@@ -115,7 +108,7 @@ enum Format {
 
 impl LsArgs {
     fn is_long(&self) -> bool {
-        (self.long || self.numeric_uid_gid) && !self.json
+        (self.long || self.numeric_uid_gid) && !self.json.is_set
     }
 }
 
@@ -133,7 +126,7 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let is_whole = args.format.is_some() || args.shard.is_some();
     let needs = Needs {
         order: !args.unsorted,
-        rows: if is_ordered || args.is_long() || args.json || is_whole {
+        rows: if is_ordered || args.is_long() || args.json.is_set || is_whole {
             RowsToLoad::All
         } else {
             RowsToLoad::Names
@@ -155,7 +148,7 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
 fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let has_flag = !args.paths.is_empty()
         || args.long
-        || args.json
+        || args.json.is_set
         || args.shard.is_some()
         || args.format.is_some()
         || args.tree.layers.is_set();
@@ -193,15 +186,15 @@ fn options(args: &LsArgs) -> ListOptions {
         reverse: args.reverse,
         recursive: args.recursive || args.format.is_some(),
         // For programs, nothing is hidden.
-        all: args.all || args.json || args.format.is_some(),
-        json: args.json,
+        all: args.all || args.json.is_set || args.format.is_some(),
+        json: args.json.is_set,
         composefs: matches!(args.format, Some(Format::Composefs)),
         style: Style {
             long: args.is_long(),
             numeric: args.numeric_uid_gid,
             escaped: stdout().is_terminal(),
             inode: args.inode,
-            human: args.human_readable,
+            human: args.human_readable.is_set,
         },
     }
 }
@@ -240,14 +233,14 @@ fn list<T: Tree + Send + 'static>(
     for start in &place.starts {
         let item = Item::at_start(&**tree, base, start.name()).with_parent(start.parent);
         let is_listed = item.kind() == FileKind::Directory && !args.directory_itself;
-        let path = if args.json {
+        let path = if args.json.is_set {
             &start.inner_path
         } else {
             &start.label
         };
         match (is_listed, &**path) {
             (true, path) => directories.push((item, path)),
-            (false, b"") if args.json => files.push((item, &b"."[..])),
+            (false, b"") if args.json.is_set => files.push((item, &b"."[..])),
             (false, b"") => files.push((item, start.name().name)),
             (false, path) => files.push((item, path)),
         }
@@ -266,7 +259,7 @@ fn list<T: Tree + Send + 'static>(
         return Ok(true);
     }
     // A path or an object names its directory by itself.
-    let has_headings = place.has_several && !args.recursive && !args.json;
+    let has_headings = place.has_several && !args.recursive && !args.json.is_set;
     for (item, path) in directories {
         let shown = if path.is_empty() { b"." } else { path };
         if has_headings && lister.write_heading(shown, is_first).is_break() {

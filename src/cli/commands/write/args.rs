@@ -3,11 +3,14 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::runtime::Runtime;
 
-use crate::cli::args::{self, SavedIndexArgs, Size, SourceArgs, XattrArgs};
+use crate::cli::args::{
+    self, QuietArg, SavedIndexArgs, Size, SourceArgs, StatsArg, XattrArgs, heading,
+};
 use crate::cli::open_archive;
 use tarfs::Stats;
 use tarfs::archive::TreeOrigin;
@@ -20,19 +23,21 @@ use tarfs::materialize::{Existing, Glob, Options, Selection};
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct WriteArgs {
     /// Do not set the owners of files [default, except for root]
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OWNERSHIP, hide_short_help = true)]
     pub(super) no_same_owner: bool,
 
     /// Set the owners of files [default for root]
-    #[arg(long, conflicts_with = "no_same_owner")]
+    #[arg(long, conflicts_with = "no_same_owner",
+          help_heading = heading::OWNERSHIP, hide_short_help = true)]
     pub(super) same_owner: bool,
 
     /// Apply the umask to modes [default of archives, except for root]
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OWNERSHIP, hide_short_help = true)]
     pub(super) no_same_permissions: bool,
 
     /// Set the exact modes of files [default for root, and of directories]
-    #[arg(short = 'p', long, conflicts_with = "no_same_permissions")]
+    #[arg(short = 'p', long, conflicts_with = "no_same_permissions",
+          help_heading = heading::OWNERSHIP, hide_short_help = true)]
     pub(super) same_permissions: bool,
 
     #[command(flatten)]
@@ -42,24 +47,23 @@ pub(crate) struct WriteArgs {
     ///
     /// FUSE counts as a network file system, because each file costs a round trip there. A directory is copied by one
     /// thread a processor, and more, up to 64, while they wait for the file system.
-    #[arg(long, value_name = "N", value_parser = args::count_parser::<usize>(1..=64))]
+    #[arg(long, value_name = "N", value_parser = args::count_parser::<usize>(1..=64),
+          help_heading = heading::LIMITS, hide_short_help = true)]
     pub(super) writers: Option<usize>,
 
     /// Return only when all data is on the disk
-    #[arg(long = "sync")]
+    #[arg(long = "sync", hide_short_help = true)]
     pub(super) waits_for_disk: bool,
 
     /// List each entry when it is written
     #[arg(short, long)]
     pub(super) verbose: bool,
 
-    /// Show no progress
-    #[arg(short, long)]
-    pub(super) quiet: bool,
+    #[command(flatten)]
+    pub(super) quiet: QuietArg,
 
-    /// Print counters at the end
-    #[arg(long)]
-    pub(super) stats: bool,
+    #[command(flatten)]
+    pub(super) stats: StatsArg,
 }
 
 impl WriteArgs {
@@ -99,13 +103,13 @@ pub(crate) struct ArchiveArgs {
     pub(super) saved: SavedIndexArgs,
 
     /// Use the numeric IDs of owners, not their names
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OWNERSHIP, hide_short_help = true)]
     pub(super) numeric_owner: bool,
 
     /// Refuse an archive whose files or unpacked stream are larger than this [default: no limit]
     ///
     /// Holes of sparse files count.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help_heading = heading::LIMITS, hide_short_help = true)]
     pub(super) max_unpacked_size: Option<Size>,
 }
 
@@ -142,15 +146,16 @@ impl ArchiveArgs {
 pub(crate) struct SelectionArgs {
     /// Remove this many leading components of each name
     #[arg(long, value_name = "N", default_value_t = 0,
-          value_parser = args::count_parser::<usize>(0..=u64::MAX))]
+          value_parser = args::count_parser::<usize>(0..=u64::MAX),
+          help_heading = heading::SELECTION)]
     pub(super) strip_components: usize,
 
     /// Skip entries that match this pattern of GNU tar; repeatable
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(long, value_name = "PATTERN", help_heading = heading::SELECTION)]
     pub(super) exclude: Vec<OsString>,
 
     /// Write only entries that match this pattern of GNU tar; repeatable
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(long, value_name = "PATTERN", help_heading = heading::SELECTION)]
     pub(super) include: Vec<OsString>,
 }
 
@@ -171,15 +176,46 @@ impl SelectionArgs {
     }
 }
 
+/// The directory that is written to.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct DestinationArg {
+    /// Write to this directory, which must exist [default: .]
+    #[arg(short = 'C', long, value_name = "DIR")]
+    pub(super) directory: Option<PathBuf>,
+}
+
+impl DestinationArg {
+    pub(super) fn path(&self) -> &Path {
+        self.directory.as_deref().unwrap_or(Path::new("."))
+    }
+}
+
+/// `--atomic`
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub(crate) struct AtomicArg {
+    /// Create DIR completely or not at all; it must be missing or empty
+    #[arg(id = "atomic", long = "atomic", requires = "directory",
+          conflicts_with_all = ["ExistingArgs", "dry_run"], help_heading = heading::EXISTING)]
+    pub(super) is_set: bool,
+}
+
+/// `--dry-run`
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub(crate) struct DryRunArg {
+    /// Print what would be done, and write nothing
+    #[arg(id = "dry_run", long = "dry-run", conflicts_with = "waits_for_disk")]
+    pub(super) is_set: bool,
+}
+
 /// Treatment of files that exist already.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct ExistingArgs {
     /// Keep existing files, and count each as an error
-    #[arg(short = 'k', long, conflicts_with = "skip_old_files")]
+    #[arg(short = 'k', long, conflicts_with = "skip_old_files", help_heading = heading::EXISTING)]
     pub(super) keep_old_files: bool,
 
     /// Keep existing files silently
-    #[arg(long)]
+    #[arg(long, help_heading = heading::EXISTING)]
     pub(super) skip_old_files: bool,
 }
 

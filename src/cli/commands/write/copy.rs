@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 
-use super::args::{ExistingArgs, SelectionArgs, WriteArgs};
+use super::args::{AtomicArg, DryRunArg, ExistingArgs, SelectionArgs, WriteArgs};
 use super::output::Output;
 use crate::cli::commands::mount_copy::resolve_destination;
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
@@ -34,13 +34,11 @@ pub(crate) struct CopyArgs {
     #[command(flatten)]
     write: WriteArgs,
 
-    /// Create DIR completely or not at all; it must be missing or empty
-    #[arg(long, conflicts_with = "ExistingArgs")]
-    atomic: bool,
+    #[command(flatten)]
+    atomic: AtomicArg,
 
-    /// Print what would be written, and write nothing
-    #[arg(long, conflicts_with_all = ["atomic", "waits_for_disk"])]
-    dry_run: bool,
+    #[command(flatten)]
+    dry_run: DryRunArg,
 }
 
 pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
@@ -51,20 +49,27 @@ pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
         existing: args.existing.policy(),
         ..args.write.options()
     });
-    let output = Output::new(&args.directory, options, &args.write, args.dry_run, false);
+    let output = Output::new(
+        &args.directory,
+        options,
+        &args.write,
+        args.dry_run.is_set,
+        false,
+    );
     let staging = args
         .atomic
+        .is_set
         .then(|| Staging::new(&args.directory, Arc::clone(&output.stats)));
-    if args.dry_run {
+    if args.dry_run.is_set {
         ensure_there(&args.directory)?;
-    } else if !args.atomic {
+    } else if !args.atomic.is_set {
         make_destination(&args.directory)?;
     }
     raise_open_file_limit();
     let copy = |sink: Materializer| {
         (
             Ok(true),
-            sink.copy_directory(&args.source, jobs, args.dry_run),
+            sink.copy_directory(&args.source, jobs, args.dry_run.is_set),
         )
     };
     output.end(match staging.transpose()? {

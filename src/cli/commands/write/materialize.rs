@@ -10,9 +10,11 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail, ensure};
 use tokio::runtime::Runtime;
 
-use super::args::{ArchiveArgs, ExistingArgs, SelectionArgs, WriteArgs};
+use super::args::{
+    ArchiveArgs, AtomicArg, DestinationArg, DryRunArg, ExistingArgs, SelectionArgs, WriteArgs,
+};
 use super::output::{Output, Written, exit_code, report_interrupted};
-use crate::cli::args::{CacheDirArgs, LayerArgs, SavedIndexArgs, SourceArgs};
+use crate::cli::args::{CacheDirArgs, LayerArgs, QuietArg, SavedIndexArgs, SourceArgs, heading};
 use crate::cli::commands::list::open_place::local_directory;
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
@@ -42,7 +44,7 @@ pub(crate) struct MaterializeArgs {
 
 /// Arguments of `tarfs materialize`, except those about SOURCE.
 #[derive(clap::Args, Clone, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+#[command(mut_arg("atomic", |atomic| atomic.conflicts_with("allow_truncated")))]
 pub(crate) struct MaterializeOptions {
     #[command(flatten)]
     layers: LayerArgs,
@@ -50,9 +52,8 @@ pub(crate) struct MaterializeOptions {
     #[command(flatten)]
     archive: ArchiveArgs,
 
-    /// Write to this directory, which must exist, except with --atomic [default: .]
-    #[arg(short = 'C', long, value_name = "DIR")]
-    directory: Option<PathBuf>,
+    #[command(flatten)]
+    destination: DestinationArg,
 
     /// Extract only these members and everything below them
     #[arg(value_name = "PATH")]
@@ -67,25 +68,24 @@ pub(crate) struct MaterializeOptions {
     #[command(flatten)]
     write: WriteArgs,
 
-    /// Create DIR completely or not at all; it must be missing or empty
-    #[arg(long, requires = "directory", conflicts_with_all = ["ExistingArgs", "allow_truncated"])]
-    atomic: bool,
+    #[command(flatten)]
+    atomic: AtomicArg,
 
     /// Save the progress beside DIR, and continue an interrupted run from there
-    #[arg(long, conflicts_with_all = ["ExistingArgs", "atomic", "allow_truncated", "expect_sha256"])]
+    #[arg(long, conflicts_with_all = ["ExistingArgs", "atomic", "dry_run", "allow_truncated", "expect_sha256"],
+          help_heading = heading::EXISTING)]
     resume: bool,
 
     /// Write the contents of files to standard output, and nothing to disk
-    #[arg(short = 'O', long, conflicts_with_all = ["atomic", "resume", "waits_for_disk"])]
+    #[arg(short = 'O', long, conflicts_with_all = ["atomic", "resume", "waits_for_disk", "dry_run"])]
     to_stdout: bool,
 
-    /// Print what would be written, and write nothing
-    #[arg(long, conflicts_with_all = ["atomic", "resume", "waits_for_disk", "to_stdout"])]
-    dry_run: bool,
+    #[command(flatten)]
+    dry_run: DryRunArg,
 
     /// Final place of the tree, for a caller that writes it elsewhere without --atomic.
     #[arg(skip)]
-    destination: Option<PathBuf>,
+    final_place: Option<PathBuf>,
 
     /// Whether to write empty files for device nodes that this user may not create.
     #[arg(skip)]
@@ -115,20 +115,21 @@ pub(crate) fn run_with(
 ) -> anyhow::Result<ExitCode> {
     let network = open_archive::start_network_runtime()?;
     let output = Output::new(
-        args.directory(),
+        args.destination.path(),
         args.options(source_args)?,
         &args.write,
-        args.dry_run,
+        args.dry_run.is_set,
         source_args.allow_truncated,
     );
     // Checked before anything is fetched.
     let staging = args
         .atomic
-        .then(|| Staging::new(args.directory(), Arc::clone(&output.stats)))
+        .is_set
+        .then(|| Staging::new(args.destination.path(), Arc::clone(&output.stats)))
         .transpose()?;
     let tree = args.layers.tree(source_args);
     args.check_before_opening()?;
-    let (archive, quiet) = (&args.archive, args.write.quiet);
+    let (archive, quiet) = (&args.archive, args.write.quiet.is_set);
     let context = archive.open_context(source_args, &network, &output.stats, quiet)?;
     let Sources { layers, is_layered } = args.open_sources(&context, &tree)?;
     let first = layers.first().context("there is always SOURCE")?;
@@ -154,10 +155,10 @@ pub(crate) fn run_with(
     };
     output.end(if args.to_stdout {
         run.to_stdout()
-    } else if args.dry_run {
+    } else if args.dry_run.is_set {
         Ok(run.dry_run())
     } else if let Some(staging) = staging {
-        let (write, place) = (|sink| run.write(sink), args.destination.as_deref());
+        let (write, place) = (|sink| run.write(sink), args.final_place.as_deref());
         output.to_disk_atomically(&Arc::new(staging), place, cleanup, write)
     } else if args.resume {
         run.resume()
@@ -185,12 +186,12 @@ fn not_a_member_error(path: &Path, reason: &str) -> anyhow::Error {
 }
 
 impl MaterializeOptions {
-    /// Options that write all of an image to `directory`, which the caller moves to `destination`. Names of
+    /// Options that write all of an image to `directory`, which the caller moves to `final_place`. Names of
     /// owners are ignored, because they belong to another system. Modes are exact even for an ordinary user.
     pub(crate) fn for_bundle(
         cache_dir: CacheDirArgs,
         directory: PathBuf,
-        destination: PathBuf,
+        final_place: PathBuf,
         quiet: bool,
     ) -> Self {
         Self {
@@ -202,21 +203,19 @@ impl MaterializeOptions {
                 numeric_owner: true,
                 ..ArchiveArgs::default()
             },
-            directory: Some(directory),
+            destination: DestinationArg {
+                directory: Some(directory),
+            },
             write: WriteArgs {
                 same_permissions: true,
-                quiet,
+                quiet: QuietArg { is_set: quiet },
                 ..WriteArgs::default()
             },
-            atomic: true,
-            destination: Some(destination),
+            atomic: AtomicArg { is_set: true },
+            final_place: Some(final_place),
             device_placeholders: true,
             ..Self::default()
         }
-    }
-
-    fn directory(&self) -> &Path {
-        self.directory.as_deref().unwrap_or(Path::new("."))
     }
 
     fn check_before_opening(&self) -> anyhow::Result<()> {
@@ -225,8 +224,8 @@ impl MaterializeOptions {
         {
             return Err(not_a_member_error(path, "is an empty directory here"));
         }
-        if !(self.atomic || self.to_stdout || self.dry_run) {
-            materialize::check_empty_destination(self.directory())?;
+        if !(self.atomic.is_set || self.to_stdout || self.dry_run.is_set) {
+            materialize::check_empty_destination(self.destination.path())?;
         }
         Ok(())
     }
@@ -247,8 +246,8 @@ impl MaterializeOptions {
     /// Checks the flags for a SOURCE that is opened as layers.
     fn check_layered(&self) -> anyhow::Result<()> {
         self.ensure_whole()?;
-        if !self.atomic {
-            ensure_empty(self.directory())?;
+        if !self.atomic.is_set {
+            ensure_empty(self.destination.path())?;
         }
         Ok(())
     }
@@ -264,7 +263,7 @@ impl MaterializeOptions {
             ("--skip-old-files", self.existing.skip_old_files),
             ("--resume", self.resume),
             ("--to-stdout", self.to_stdout),
-            ("--dry-run", self.dry_run),
+            ("--dry-run", self.dry_run.is_set),
         ];
         match requested.iter().find(|(_, is_requested)| *is_requested) {
             Some((flag, _)) => {
@@ -306,7 +305,7 @@ impl MaterializeOptions {
 
     /// Returns the PATH that may mean the destination: the only one, without -C.
     fn possible_destination(&self) -> Option<&Path> {
-        match (self.paths.as_slice(), &self.directory) {
+        match (self.paths.as_slice(), &self.destination.directory) {
             ([path], None) if !self.to_stdout => Some(Path::new(path)),
             _ => None,
         }
@@ -359,7 +358,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn to_disk(&self) -> anyhow::Result<ExitCode> {
         let layers_directory = self.open_options.layer;
-        let layers_directory = layers_directory.map(|_| self.args.directory().to_owned());
+        let layers_directory = layers_directory.map(|_| self.args.destination.path().to_owned());
         let hint = "run it again; with --resume an interrupted run can continue";
         self.output
             .to_disk(hint, layers_directory, |sink| self.write(sink))
@@ -417,13 +416,13 @@ impl Run<'_> {
                  run starts again from the beginning",
                 self.source.location()
             ));
-            let _lock = DestinationLock::acquire(self.args.directory())?;
+            let _lock = DestinationLock::acquire(self.args.destination.path())?;
             return self.to_disk();
         }
         let options = self.output.options();
         let resume_key = self.resume_key(&options);
         let stats = Arc::clone(&self.output.stats);
-        let directory = self.args.directory();
+        let directory = self.args.destination.path();
         let (mut sink, resume_point) =
             Materializer::with_journal(directory, options, stats, &resume_key)?;
         let place = directory.display().to_string();
@@ -524,7 +523,10 @@ impl Run<'_> {
             total_bytes: lens.map(|source| source.fingerprint().len).sum(),
             stats: Arc::clone(&self.output.stats),
         };
-        let _progress = Progress::start(task, self.args.write.quiet || self.args.write.verbose);
+        let _progress = Progress::start(
+            task,
+            self.args.write.quiet.is_set || self.args.write.verbose,
+        );
         scan::scan(
             source,
             options,

@@ -52,9 +52,9 @@ impl<'a> Output<'a> {
                 reporter: Some(Arc::new(reporter)),
                 ..options
             },
-            is_quiet: args.quiet,
+            is_quiet: args.quiet.is_set,
             dry_run,
-            prints_counters: args.stats,
+            prints_counters: args.stats.is_set,
             stats: Arc::default(),
         }
     }

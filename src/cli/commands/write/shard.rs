@@ -1,16 +1,15 @@
 //! `tarfs shard`: cuts an archive into shards for several workers, and writes one.
 
 use std::io::{IsTerminal, stdout};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{bail, ensure};
 use tokio::runtime::Runtime;
 
-use super::args::{ArchiveArgs, ExistingArgs, WriteArgs};
+use super::args::{ArchiveArgs, DestinationArg, ExistingArgs, WriteArgs};
 use super::output::{Output, TerminalReporter, exit_code};
-use crate::cli::args::{self, CacheArgs, LayerArgs, ShardArg, SourceArgs};
+use crate::cli::args::{self, CacheArgs, JsonArg, LayerArgs, ShardArg, SourceArgs, StatsArg};
 use crate::cli::commands::list::open_place::local_directory;
 use crate::cli::open_archive;
 use crate::cli::shards;
@@ -53,9 +52,8 @@ struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = args::count_parser::<u32>(1..=MAX_SHARDS.into()))]
     shards: u32,
 
-    /// Print one JSON object per line for each shard
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 }
 
 /// The directory that all shards are written to, and the arguments of `tarfs shard finish`.
@@ -67,15 +65,8 @@ struct ShardTreeArgs {
     #[command(flatten)]
     archive: ArchiveArgs,
 
-    /// The directory of all shards, which must exist [default: .]
-    #[arg(
-        short = 'C',
-        long,
-        value_name = "DIR",
-        default_value = ".",
-        hide_default_value = true
-    )]
-    directory: PathBuf,
+    #[command(flatten)]
+    destination: DestinationArg,
 
     #[command(flatten)]
     write: WriteArgs,
@@ -113,9 +104,8 @@ struct TarArgs {
     #[arg(value_name = "I/N", default_value = "1/1", hide_default_value = true)]
     shard: ShardArg,
 
-    /// Print counters at the end
-    #[arg(long)]
-    stats: bool,
+    #[command(flatten)]
+    stats: StatsArg,
 }
 
 pub(crate) fn run(args: &ShardVerbArgs) -> anyhow::Result<ExitCode> {
@@ -157,7 +147,7 @@ pub(super) fn open_indexed(
 fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let (_network, volume) = open_shards(&args.source, &args.cache)?;
     let (_, index, plan) = shards::plan_of(&*volume, args.shards)?;
-    output::print_text(&lines(plan.shards(), args.json))?;
+    output::print_text(&lines(plan.shards(), args.json.is_set))?;
     Ok(output::report_problems(&index))
 }
 
@@ -173,13 +163,19 @@ fn write(
             directory.display()
         );
     }
-    materialize::check_empty_destination(&args.directory)?;
+    materialize::check_empty_destination(args.destination.path())?;
     let options = Options {
         existing,
         ..args.archive.apply(&args.source, args.write.options())
     };
     let truncated = args.source.allow_truncated;
-    let output = Output::new(&args.directory, options, &args.write, false, truncated);
+    let output = Output::new(
+        args.destination.path(),
+        options,
+        &args.write,
+        false,
+        truncated,
+    );
     let network = open_archive::start_network_runtime()?;
     let tree = LayerArgs::default().tree(&args.source);
     let (source, archive) = (&args.source, &args.archive);
@@ -211,7 +207,7 @@ fn tar(args: &TarArgs) -> anyhow::Result<ExitCode> {
         let summary = sink.finish()?;
         Ok(exit_code(complete, &summary))
     });
-    if args.stats {
+    if args.stats.is_set {
         output::print_counters(archive.stats());
     }
     outcome

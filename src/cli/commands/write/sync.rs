@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 
-use super::args::{ArchiveArgs, WriteArgs};
+use super::args::{ArchiveArgs, DryRunArg, WriteArgs};
 use super::copy::{ensure_apart, ensure_there, make_destination};
 use super::output::{Output, Written, exit_code};
 use super::shard::open_indexed;
@@ -57,9 +57,8 @@ pub(crate) struct SyncArgs {
     #[arg(long)]
     checksum: bool,
 
-    /// Print what would be done, and change nothing
-    #[arg(long, conflicts_with = "waits_for_disk")]
-    dry_run: bool,
+    #[command(flatten)]
+    dry_run: DryRunArg,
 }
 
 pub(crate) fn run(args: &SyncArgs) -> anyhow::Result<ExitCode> {
@@ -75,7 +74,13 @@ pub(crate) fn run(args: &SyncArgs) -> anyhow::Result<ExitCode> {
 
 impl SyncArgs {
     fn output(&self, options: Options) -> Output<'_> {
-        Output::new(&self.directory, options, &self.write, self.dry_run, false)
+        Output::new(
+            &self.directory,
+            options,
+            &self.write,
+            self.dry_run.is_set,
+            false,
+        )
     }
 
     fn sync_archive(&self, output: &Output<'_>) -> anyhow::Result<ExitCode> {
@@ -156,7 +161,7 @@ impl SyncArgs {
 
     /// Makes DIR if it is missing, and keeps other processes that update it out, unless nothing is written.
     fn lock_destination(&self) -> anyhow::Result<Option<DestinationLock>> {
-        if self.dry_run {
+        if self.dry_run.is_set {
             ensure_there(&self.directory)?;
             return Ok(None);
         }
@@ -212,7 +217,7 @@ impl SyncArgs {
         }
         let delete = self.delete && is_known;
         let is_whole = is_known && !plan.has_mounts;
-        if self.dry_run {
+        if self.dry_run.is_set {
             print_steps(plan, delete)?;
             return Ok(exit_code(is_whole, &Summary::default()));
         }
