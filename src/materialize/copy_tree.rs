@@ -15,9 +15,10 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use super::error::{Cause, Error, WithAction, errno_of};
 use super::materializer::Materializer;
 use super::options::{Existing, Summary};
+use super::tree_writer::{ADD_ENTRY, TreeWriter};
 use super::write::{
-    ADD_ENTRY, AttributeTarget, CAPABILITIES, Context, Directory, FileWriter, Identity, Job,
-    PendingDirectory, TreeWriter, WeakDirectory, is_on_remote,
+    AttributeTarget, CAPABILITIES, Context, Directory, FileWriter, Identity, Job, PendingDirectory,
+    WeakDirectory, is_on_remote,
 };
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};

@@ -11,10 +11,8 @@ use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 
 use super::error::{Cause, Error, StepError, WithAction};
-use super::write::{
-    ADD_ENTRY, Destination, Directory, Identity, Job, PendingDirectory, TreeWriter, member_of,
-    mtime_of,
-};
+use super::tree_writer::{ADD_ENTRY, TreeWriter};
+use super::write::{Destination, Directory, Identity, Job, PendingDirectory, member_of, mtime_of};
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
     Builder, Entry, EntryKind, Index, Ino, LayerIno, MemberError, MemoryLimit, MergeError,

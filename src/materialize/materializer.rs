@@ -13,8 +13,9 @@ use super::options::{Options, Summary};
 use super::resume::is_tree_unchanged;
 use super::resume::journal::Journal;
 use super::staging::Staging;
+use super::tree_writer::TreeWriter;
 use super::write::{
-    AttributeTarget, CHANGE_MODE, Context, Directory, Job, TreeWriter, Unwritable, sync_file_system,
+    AttributeTarget, CHANGE_MODE, Context, Directory, Job, Unwritable, sync_file_system,
 };
 use crate::archive::ResumePoint;
 use crate::archive::scan::{PayloadEnd, Sink};

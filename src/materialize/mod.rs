@@ -21,8 +21,10 @@ mod resume;
 mod selection;
 mod shard;
 mod shard_records;
+mod sidecar;
 mod staging;
 mod to_stdout;
+mod tree_writer;
 mod update;
 mod write;
 

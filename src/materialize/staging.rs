@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, fstat, renameat, 
 use rustix::io::Errno;
 
 use super::error::{Error, StepError, WithAction, errno_of};
-use super::resume::sidecar::MAX_NAME_BYTES;
+use super::sidecar::MAX_NAME_BYTES;
 use super::write::{
     AttributeTarget, CHANGE_MODE, Directory, copy_attributes, default_acl_mode, sync_file_system,
     umask,

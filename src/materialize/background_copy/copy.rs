@@ -19,7 +19,7 @@ use crate::base::xattr::filter::XattrFilter;
 use crate::index::MissingRow;
 use crate::index::{self, Index, Ino, LazyIndex};
 use crate::materialize::error::Error;
-use crate::materialize::resume::sidecar;
+use crate::materialize::sidecar;
 
 /// The background copy of a mount.
 pub struct BackgroundCopy {

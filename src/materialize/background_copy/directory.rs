@@ -13,7 +13,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::lock::LockHolder;
 use crate::materialize::error::{Error, errno_of};
 use crate::materialize::lock::DestinationLock;
-use crate::materialize::resume::sidecar;
+use crate::materialize::sidecar;
 use crate::materialize::staging::is_empty;
 use crate::materialize::write::Directory;
 

@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::Stat;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::materialize::resume::sidecar::StatSnapshot;
+use crate::materialize::sidecar::StatSnapshot;
 
 const SLOT_BYTES: usize = 64;
 /// Size of the checksum at the end of a slot, over all other bytes.

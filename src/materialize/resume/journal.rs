@@ -20,16 +20,15 @@ use rustix::fs::{CWD, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::encoding::{FieldDecoder, FieldEncoder};
-use super::sidecar::{self, StatSnapshot};
 use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
 use crate::base::lock::LockHolder;
 use crate::base::sync::Mutex;
 use crate::materialize::error::{Error, errno_of};
+use crate::materialize::sidecar::{self, StatSnapshot};
 use crate::materialize::write::{
-    DeferredLink, Directory, FileObserver, Identity, Job, PendingDirectory, name_of, parent_of,
-    umask,
+    DeferredLink, Directory, FieldDecoder, FieldEncoder, FileObserver, Identity, Job,
+    PendingDirectory, name_of, parent_of, umask,
 };
 use crate::tar::limits::{MAX_NAME_BYTES, MAX_XATTR_BYTES, MAX_XATTRS};
 

@@ -5,9 +5,7 @@
 //! before each member that finds an existing entry, except a file over a file with one name, and a directory
 //! over a directory. It also writes one after each member that was deferred or not made as archived.
 
-pub(super) mod encoding;
 pub(super) mod journal;
-pub(super) mod sidecar;
 mod state;
 
 pub(super) use self::state::{ResumeState, is_tree_unchanged};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType};
 
 use super::journal::{CheckpointInfo, Journal, RecoveredState, TreeItem};
-use super::sidecar::StatSnapshot;
 use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
 use crate::materialize::error::Problems;
 use crate::materialize::selection::Selection;
+use crate::materialize::sidecar::StatSnapshot;
 use crate::materialize::write::{
     DeferredLink, Destination, Directory, Job, PendingDirectory, Watermark, lstat_at, name_of,
 };

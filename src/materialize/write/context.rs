@@ -88,20 +88,20 @@ impl EntryQuota {
 pub(crate) struct ReservedNames(Mutex<HashMap<Identity, HashSet<Vec<u8>>>>);
 
 impl ReservedNames {
-    pub(super) fn reserve(&self, directory: &Directory, name: &[u8]) {
+    pub(crate) fn reserve(&self, directory: &Directory, name: &[u8]) {
         let mut all = self.0.lock();
         let names = all.entry(directory.identity()).or_default();
         names.insert(name.to_vec());
     }
 
     /// Whether `name` in `directory` is reserved. The caller knows that no entry exists there.
-    pub(super) fn contains(&self, directory: &Directory, name: &[u8]) -> bool {
+    pub(crate) fn contains(&self, directory: &Directory, name: &[u8]) -> bool {
         let all = self.0.lock();
         all.get(&directory.identity())
             .is_some_and(|names| names.contains(name))
     }
 
-    pub(super) fn release(&self, directory: &Directory, name: &[u8]) {
+    pub(crate) fn release(&self, directory: &Directory, name: &[u8]) {
         let mut all = self.0.lock();
         if let Some(names) = all.get_mut(&directory.identity()) {
             names.remove(name);
@@ -111,7 +111,7 @@ impl ReservedNames {
         }
     }
 
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.0.lock().clear();
     }
 }
@@ -148,7 +148,7 @@ impl Context {
 
     /// Creates an entry by `attempt`, which receives its name: a temporary one in an update, and otherwise `name` as by
     /// [`Self::create_or_replace`].
-    pub(super) fn create<T>(
+    pub(crate) fn create<T>(
         &self,
         directory: &Directory,
         name: &[u8],

@@ -30,7 +30,7 @@ pub(crate) struct Destination {
     pub(crate) context: Arc<Context>,
     pub(crate) writers: WriterPool,
     pub(crate) top: Directory,
-    pub(super) cache: DirectoryCache,
+    pub(crate) cache: DirectoryCache,
     last: Option<(Vec<u8>, Directory)>,
     /// Open directories at which the cache is dropped and the queues are drained.
     pub(crate) max_open_directories: usize,
@@ -87,7 +87,7 @@ impl Destination {
     }
 
     /// Whether the way to `path` goes through the link in its own place.
-    pub(super) fn goes_through_itself(&mut self, path: &ArchivePath) -> bool {
+    pub(crate) fn goes_through_itself(&mut self, path: &ArchivePath) -> bool {
         let components = parent_of(path).split(|&byte| byte == b'/');
         let mut resolver = self.resolver(IfMissing::Fail);
         let found = resolve::parent(&mut resolver, components, name_of(path));
@@ -104,14 +104,14 @@ impl Destination {
     }
 
     /// Forgets `path` before it is replaced by a non-directory.
-    pub(super) fn invalidate(&mut self, path: &[u8]) {
+    pub(crate) fn invalidate(&mut self, path: &[u8]) {
         if self.cache.invalidate(path) {
             self.last = None;
         }
     }
 
     /// Like [`Destination::invalidate`] before a writer replaces it, also for other paths through this entry.
-    pub(super) fn invalidate_aliases(&mut self, parent: &Directory, path: &ArchivePath) {
+    pub(crate) fn invalidate_aliases(&mut self, parent: &Directory, path: &ArchivePath) {
         // The entry may be a directory or a link to one.
         let may_be_directory = || {
             lstat_at(parent, name_of(path))
@@ -281,7 +281,7 @@ impl Tree for Resolver<'_> {
 /// Open directories by path, in two generations. When the young generation is full, it replaces the old one,
 /// which is closed. Recently used directories stay, without an ordered list.
 #[derive(Debug, Default)]
-pub(super) struct DirectoryCache {
+pub(crate) struct DirectoryCache {
     young: HashMap<Vec<u8>, Directory>,
     old: HashMap<Vec<u8>, Directory>,
 }
@@ -296,7 +296,7 @@ impl DirectoryCache {
         Some(directory)
     }
 
-    pub(super) fn insert(&mut self, path: &[u8], directory: Directory) {
+    pub(crate) fn insert(&mut self, path: &[u8], directory: Directory) {
         if path.len() > MAX_CACHED_PATH_BYTES {
             return;
         }

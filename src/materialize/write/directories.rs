@@ -14,11 +14,11 @@ use super::attributes::{Attributes, CHANGE_TIMES};
 use super::context::Context;
 use super::destination::{Destination, IfMissing};
 use super::directory::{Directory, Identity, lstat_at, name_of, parent_of};
+use super::encoding::{FieldDecoder, FieldEncoder};
 use crate::base::AttributeTarget;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::materialize::error::{StepError, WithAction};
-use crate::materialize::resume::encoding::{FieldDecoder, FieldEncoder};
 use crate::tar::{Member, Timestamp};
 
 const STAT_DIRECTORY: &str = "look at the directory";
@@ -66,7 +66,7 @@ pub(crate) fn mtime_of(stat: &Stat) -> Timestamp {
 }
 
 /// Sets all attributes, deepest directories first. `pending` is in archive order, so the last member wins.
-pub(super) fn apply_all(mut pending: Vec<PendingDirectory>, destination: &mut Destination) {
+pub(crate) fn apply_all(mut pending: Vec<PendingDirectory>, destination: &mut Destination) {
     let new = pending.iter().filter(|pending| pending.is_new);
     let new: HashSet<_> = new.map(|pending| pending.identity).collect();
     let mut seen = HashSet::new();

@@ -171,7 +171,7 @@ pub(crate) fn lstat_at(directory: &Directory, name: &[u8]) -> Result<Stat, Errno
 }
 
 /// Whether `name` is a directory, and not a link to one.
-pub(super) fn is_directory(directory: &Directory, name: &[u8]) -> bool {
+pub(crate) fn is_directory(directory: &Directory, name: &[u8]) -> bool {
     lstat_at(directory, name)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }

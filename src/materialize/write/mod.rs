@@ -1,4 +1,4 @@
-//! Making entries in the destination: directories, files, links and their attributes.
+//! Making entries in the destination: directories, files, links and their attributes. It knows no journal.
 
 mod attribute_policy;
 mod attributes;
@@ -6,13 +6,13 @@ mod context;
 mod destination;
 mod directories;
 mod directory;
+mod encoding;
 mod file;
 mod file_system;
 mod job;
 mod nodes;
 mod pool;
 mod temporary;
-mod tree_writer;
 mod unwritable;
 
 pub(super) use self::attribute_policy::{AttributePolicy, umask};
@@ -21,19 +21,17 @@ pub(super) use self::attributes::{
 };
 pub(super) use self::context::{Context, FileObserver};
 pub(super) use self::destination::{Destination, IfMissing};
-pub(super) use self::directories::{PendingDirectory, mtime_of};
+pub(super) use self::directories::{PendingDirectory, apply_all, mtime_of};
 pub(super) use self::directory::{
-    Directory, Identity, WeakDirectory, lstat_at, name_of, parent_of,
+    Directory, Identity, WeakDirectory, is_directory, lstat_at, name_of, parent_of,
 };
+pub(super) use self::encoding::{FieldDecoder, FieldEncoder};
 pub(super) use self::file::FileWriter;
 pub(super) use self::file_system::{default_writer_count, is_on_remote, sync_file_system};
 pub(crate) use self::job::member_of;
 pub(super) use self::job::{DeferredLink, Job};
-pub(super) use self::pool::Watermark;
-#[cfg(test)]
-pub(super) use self::pool::WriterPool;
+pub(super) use self::pool::{Watermark, WriterPool};
 pub(super) use self::temporary::{ReplaceRules, is_temporary};
-pub(super) use self::tree_writer::{ADD_ENTRY, TreeWriter};
 pub(super) use self::unwritable::Unwritable;
 pub use self::unwritable::{check_empty_destination, is_empty_directory};
 pub(super) use crate::base::AttributeTarget;

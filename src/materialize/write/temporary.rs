@@ -59,7 +59,7 @@ impl TemporaryEntry {
 
     /// Gives the entry its name, and removes the old entry. Calls `note_replacement` if cached paths may go through that.
     /// After an error the old entry stays.
-    pub(super) fn place(
+    pub(crate) fn place(
         mut self,
         name: &[u8],
         note_replacement: impl FnOnce(),

@@ -1,14 +1,9 @@
-//! Writes the tree of a run: begins members, and keeps the work of its end.
+//! Writes the tree of a run: begins members, journals them, and keeps the work of its end.
+
+mod entries;
 
 use std::sync::Arc;
 
-use super::context::Context;
-use super::destination::{Destination, IfMissing};
-use super::directories::PendingDirectory;
-use super::directory::{Directory, lstat_at, name_of, parent_of};
-use super::job::{DeferredLink, Job};
-use super::pool::WriterPool;
-use super::{directories, file_system};
 use crate::base::AttributeTarget;
 use crate::base::archive_path::ArchivePath;
 use crate::base::chmod::OWNER_RWX;
@@ -20,6 +15,10 @@ use crate::materialize::options::{Existing, Options};
 use crate::materialize::resume::ResumeState;
 use crate::materialize::resume::journal::RecoveredState;
 use crate::materialize::selection::Selection;
+use crate::materialize::write::{
+    Context, DeferredLink, Destination, Directory, IfMissing, Job, PendingDirectory, WriterPool,
+    apply_all, default_writer_count, lstat_at, name_of, parent_of,
+};
 use crate::tar::{Member, MemberKind};
 
 /// Maximum number of stripped prefixes to warn about. GNU tar also warns once per prefix.
@@ -49,7 +48,7 @@ impl TreeWriter {
     ) -> Result<Self, Error> {
         let context = Arc::new(Context::new(&options, problems, stats));
         let writers = options.writers;
-        let writers = writers.unwrap_or_else(|| file_system::default_writer_count(&top));
+        let writers = writers.unwrap_or_else(|| default_writer_count(&top));
         let writers =
             WriterPool::start(writers, &context).map_err(|error| Error::Thread(Arc::new(error)))?;
         Ok(Self {
@@ -171,7 +170,7 @@ impl TreeWriter {
 
     pub(crate) fn apply_deferred_attributes(&mut self) {
         let pending = std::mem::take(&mut self.directories);
-        directories::apply_all(pending, &mut self.destination);
+        apply_all(pending, &mut self.destination);
     }
 
     pub(crate) fn restore(&mut self, mut recovered: RecoveredState) {

@@ -3,7 +3,7 @@
 use crate::base::archive_path::ArchivePath;
 
 #[derive(Debug, Default)]
-pub(crate) struct FieldEncoder(pub(super) Vec<u8>);
+pub(crate) struct FieldEncoder(pub(crate) Vec<u8>);
 
 impl FieldEncoder {
     pub(crate) fn number(&mut self, number: impl Into<u64>) {
@@ -18,7 +18,7 @@ impl FieldEncoder {
 
 /// Decodes the body of an item; each method is `None` for an invalid one.
 #[derive(Debug)]
-pub(crate) struct FieldDecoder<'a>(pub(super) &'a [u8]);
+pub(crate) struct FieldDecoder<'a>(pub(crate) &'a [u8]);
 
 impl<'a> FieldDecoder<'a> {
     pub(crate) fn number(&mut self) -> Option<u64> {
@@ -35,7 +35,7 @@ impl<'a> FieldDecoder<'a> {
     }
 
     /// `None` if fields are left.
-    pub(super) fn end(&self) -> Option<()> {
+    pub(crate) fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
 
