@@ -122,7 +122,7 @@ mod tests {
         assert!(!waits("tarfs mount a.tar mnt"));
     }
 
-    // Promises: header-malformed
+    // Promises: secret-hidden
     #[test]
     fn invalid_header_is_not_printed() {
         let words = ["tarfs", "ls", "http://host/a", "--header", "secret"];

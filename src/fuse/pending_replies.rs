@@ -365,7 +365,7 @@ mod tests {
         assert!(pending_replies.state.lock().requests.is_empty());
     }
 
-    // Promises: caller-frozen
+    // Promises: caller-timeout
     #[test]
     fn time_while_process_is_suspended_does_not_count() {
         let pending_replies = pending_replies();

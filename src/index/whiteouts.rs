@@ -92,7 +92,7 @@ mod tests {
     use crate::index::test_support::{directory, file, index, member};
     use crate::tar;
 
-    // Promises: whiteout-oci, whiteout-literal, whiteout-scope
+    // Promises: whiteout-oci, whiteout-scope
     #[test]
     fn oci_whiteout_hides_a_name_and_opaque_marker_hides_all() {
         for (name, expected) in [

@@ -473,7 +473,7 @@ mod tests {
         paths.collect::<Option<_>>().expect("no `..`")
     }
 
-    // Promises: select-parent
+    // Promises: select-missing
     #[test]
     fn selected_path_with_parent_component_is_refused() {
         for path in ["..", "../a", "a/..", "a/../b"] {

@@ -1249,7 +1249,7 @@ mod tests {
         assert!(parser.pull().is_err());
     }
 
-    // Promises: hostile-memory, limit-name, limit-pax, limit-global, gnu-limits
+    // Promises: hostile-memory, limit-name, limit-pax, limit-global, limit-error
     #[test]
     fn limits_stop_an_archive() {
         let limited = |limits: Limits, pieces: &[Vec<u8>]| {

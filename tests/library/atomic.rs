@@ -20,7 +20,7 @@ use crate::support::program::{is_signal_pending, stderr_text};
 use crate::support::raw::{Header, random_bytes};
 use crate::support::wait;
 
-// Promises: atomic-private, atomic-whole
+// Promises: atomic-same, atomic-whole
 #[test]
 fn nothing_appears_before_tree_is_complete() {
     let place = Place::open();

@@ -296,7 +296,7 @@ fn copy_replaces_no_filled_directory_and_follows_no_link() {
     assert_eq!(fs::read_dir(place.path("mnt")).expect("ours").count(), 0);
 }
 
-// Promises: cp-other-verbs
+// Promises: cp-inside
 #[test]
 fn directories_are_not_for_verbs_of_archives() {
     let place = Place::new();

@@ -126,7 +126,7 @@ fn entries_without_toc(opened: &Opened) -> Vec<String> {
     entries
 }
 
-// Promises: stargz-used, stargz-refused
+// Promises: stargz-used, soci-refused
 #[test]
 fn estargz_toc_gives_the_tree_without_a_scan() {
     let (packed, offsets) = members(&big());
@@ -156,7 +156,7 @@ fn estargz_toc_is_not_written() {
     Opened::open(&name, TreeOrigin::WRITTEN, None).assert_used(1, 0);
 }
 
-// Promises: stargz-used, stargz-refused
+// Promises: stargz-used, soci-refused
 #[test]
 fn unusable_estargz_toc_costs_only_the_scan() {
     let (packed, offsets) = members(&big());
@@ -194,7 +194,7 @@ fn unusable_estargz_toc_costs_only_the_scan() {
     }
 }
 
-// Promises: stargz-checked
+// Promises: published-checked
 #[test]
 fn chunk_is_compared_with_its_digest_in_an_estargz_toc() {
     let mut other = big();

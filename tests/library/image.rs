@@ -150,7 +150,7 @@ fn layer_is_cached_by_digest_for_any_location() {
     assert!(sent < 1 << 17, "{sent} of what is known already");
 }
 
-// Promises: layer-written, layer-safe
+// Promises: layer-written
 #[test]
 fn interrupted_run_leaves_no_temporary_files() {
     let place = TestDir::new(&["out"]);

@@ -201,7 +201,7 @@ fn du_counts_each_file_where_gnu_du_does() {
     assert_eq!(String::from_utf8_lossy(&ours.stdout).lines().count(), 2);
 }
 
-// Promises: find-owner
+// Promises: find-refused
 #[test]
 fn find_refuses_owners_that_no_file_of_this_machine_has() {
     let place = place_with_tree(1);
@@ -316,7 +316,7 @@ fn closed_or_ended_output_is_treated_as_by_gnu_programs() {
     }
 }
 
-// Promises: names-order, ls-gnu, ls-memory, archives-place
+// Promises: names-order, ls-gnu, archives-place
 #[test]
 fn ls_prints_what_gnu_ls_prints() {
     for seed in 0..TREES {
@@ -481,7 +481,7 @@ fn ls_shows_files_that_cannot_be_examined_as_gnu_ls() {
     }
 }
 
-// Promises: ls-gnu, walk-printed
+// Promises: ls-gnu, walk-paths
 #[test]
 fn several_directories_are_shown_as_by_the_namesakes() {
     let place = place_with_tree(2);
@@ -548,7 +548,7 @@ fn several_directories_are_shown_as_by_the_namesakes() {
     }
 }
 
-// Promises: walk-printed, json-inodes
+// Promises: walk-paths, json-inodes
 #[test]
 fn json_has_the_path_without_links_and_lines_have_path() {
     let place = Place::new();
@@ -584,7 +584,7 @@ fn json_has_the_path_without_links_and_lines_have_path() {
     assert_eq!(field(listed.lines()[0], "dirid"), above.ino());
 }
 
-// Promises: select-parent, select-missing
+// Promises: select-missing
 #[test]
 fn materialize_refuses_parent_components_and_names_loops() {
     let place = Place::new();

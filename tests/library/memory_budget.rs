@@ -326,7 +326,7 @@ fn zstd_of_a_large_window(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("room")
 }
 
-// Promises: limit-decoder, memory-needed, memory-saved-index
+// Promises: memory-decoder, memory-needed, memory-saved-index
 #[test]
 fn decoder_needing_more_than_memory_reports_how_much() {
     let plain = archive("a", &random_bytes(70 * MIB));

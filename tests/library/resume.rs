@@ -239,7 +239,7 @@ impl Place {
     }
 }
 
-// Promises: resume-point, resume-private, resume-unfinished, resume-checksums
+// Promises: resume-point, resume-private, resume-checksums
 #[test]
 fn interrupted_run_resumes_and_fetches_only_the_rest() {
     let plain = Bytes::from(entangled_archive());

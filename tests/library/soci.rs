@@ -297,7 +297,7 @@ fn unusable_ztoc_costs_only_the_scan() {
     }
 }
 
-// Promises: soci-checked
+// Promises: published-checked
 #[test]
 fn forged_name_in_a_ztoc_is_not_read() {
     let ztoc = forged(b"\x07\0\0\0d/text2", b"\x07\0\0\0d/other");
@@ -310,7 +310,7 @@ fn forged_name_in_a_ztoc_is_not_read() {
     assert_eq!(opened.read("d/text1").expect("readable").len(), 35_816);
 }
 
-// Promises: soci-checked
+// Promises: published-checked
 #[test]
 fn packed_bytes_are_compared_with_the_digests_of_a_ztoc() {
     let (registry, layer) = served(soci::ztoc(), Version::V1);

@@ -143,7 +143,7 @@ fn registry_with_index(plain_sha256: Digest) -> (Registry, Sha256) {
 }
 
 /// Otherwise an image could name the diff ID of another, and a layer with other contents.
-// Promises: published-diff-id
+// Promises: publish-verb
 #[test]
 fn attached_index_of_a_layer_must_have_its_diff_id() {
     for (computed, origin) in [

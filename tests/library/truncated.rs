@@ -76,7 +76,7 @@ fn allowing(options: OpenOptions) -> OpenOptions {
     }
 }
 
-// Promises: shard-truncated
+// Promises: shard-damaged
 #[test]
 fn shards_of_a_truncated_archive_have_every_byte_before_the_cut() {
     for packing in Packing::ALL {
@@ -157,7 +157,7 @@ fn entries_of_a_truncated_layer_have_every_byte_before_the_cut() {
     }
 }
 
-// Promises: shard-truncated
+// Promises: shard-damaged
 #[test]
 fn read_behind_the_cut_says_that_the_archive_ends() {
     let env = TestEnv::new();
@@ -188,7 +188,7 @@ fn read_behind_the_cut_says_that_the_archive_ends() {
     assert!(matches!(error, ReadError::Truncated), "{error:?}");
 }
 
-// Promises: shard-truncated
+// Promises: shard-damaged
 #[test]
 fn cut_file_is_named_once_and_no_index_is_blamed() {
     let place = Place::new();

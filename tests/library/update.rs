@@ -291,7 +291,7 @@ fn implied_directories_get_owner_and_mode_of_a_fresh_run_and_keep_their_time() {
     assert_eq!(update(&place, "two.tar", &["--dry-run"]).text(), "");
 }
 
-// Promises: sync-links
+// Promises: sync-mounts
 #[test]
 fn implied_directories_take_the_place_of_other_entries() {
     type Change = fn(&Path);
@@ -585,7 +585,7 @@ fn update_by_root_gives_set_id_bits_to_no_content_of_others() {
     }
 }
 
-// Promises: sync-checksum
+// Promises: sync-differs
 #[test]
 fn update_with_checksum_compares_contents_and_not_times() {
     let place = pair(|_| ());
@@ -683,7 +683,7 @@ fn owner_that_no_file_can_have_is_no_difference() {
     }
 }
 
-// Promises: sync-links
+// Promises: sync-mounts
 #[test]
 fn update_changes_entries_of_read_only_directories() {
     let place = pair(|root| {
@@ -705,7 +705,7 @@ fn update_changes_entries_of_read_only_directories() {
     }
 }
 
-// Promises: sync-links
+// Promises: sync-mounts
 #[test]
 fn update_follows_no_links() {
     let place = pair(|_| ());
@@ -896,7 +896,7 @@ fn update_fetches_only_what_has_changed() {
     );
 }
 
-// Promises: sync-truncated
+// Promises: sync-operands
 #[test]
 fn sync_has_no_flags_of_other_verbs() {
     let place = pair(|_| ());

@@ -78,7 +78,7 @@ fn atomic_tree_equals_tree_written_in_place() {
     }
 }
 
-// Promises: atomic-private, atomic-same
+// Promises: atomic-same
 #[test]
 fn staging_directory_is_private_in_set_group_id_parent() {
     for group in [65534, 100] {

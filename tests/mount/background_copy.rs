@@ -240,7 +240,7 @@ fn finished_copy_equals_materialized_tree() {
     assert_same_trees(&place.path("written"), &place.path("copy"));
 }
 
-// Promises: copy-complete, copy-passthrough
+// Promises: copy-order, copy-passthrough
 #[test]
 fn kernel_reads_complete_copy_without_fetches() {
     let tree = Tree::mixed();
@@ -673,7 +673,7 @@ fn daemon_reads_copy_without_kernel_passthrough() {
     drop(overlay);
 }
 
-// Promises: copy-part
+// Promises: copy-tree
 #[test]
 fn subtree_mount_copies_only_that_subtree() {
     let tree = Tree::mixed();

@@ -74,7 +74,7 @@ fn read_only_destination_is_named() {
     assert!(line.contains("Read-only file system"), "{line}");
 }
 
-// Promises: write-forbidden
+// Promises: write-full-disk
 #[test]
 fn empty_unwritable_destination_is_rejected_before_fetching() {
     let place = Place::with_archive();

@@ -360,7 +360,7 @@ fn oci_layer_with_wrong_plain_bytes_is_rejected() {
     }
 }
 
-// Promises: layer-kinds, image-layers
+// Promises: layer-state, image-layers
 #[test]
 fn empty_layers_and_images_without_layers_are_valid() {
     let empty = Vec::new();

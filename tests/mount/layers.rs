@@ -221,7 +221,7 @@ fn assert_matches_model(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> St
 }
 
 // Promises: layer-directory, layer-replaces, layer-links, whiteout-oci, whiteout-scope, whiteout-hidden
-// Promises: whiteout-literal, layerlink-target, layer-written
+// Promises: layerlink-target, layer-written
 #[test]
 fn layers_hide_and_replace_lower_entries() {
     let over_bottom = |name: &'static str, above: Vec<Step>| (name, vec![bottom(), above]);
@@ -595,7 +595,7 @@ fn whiteout_stored_as_link_ignores_its_target() {
     assert_eq!(written.len(), 7, "{written:?}");
 }
 
-// Promises: whiteout-literal
+// Promises: whiteout-scope
 #[test]
 fn whiteout_below_a_file_is_ignored() {
     let place = Place::of_steps(&[bottom(), vec![File("d", "above"), File("d/.wh.x", "")]]);
@@ -658,7 +658,7 @@ fn tree_of(name: &str, layers: &[Vec<Step>]) -> Vec<String> {
     lines.collect()
 }
 
-// Promises: whiteout-literal
+// Promises: whiteout-scope
 #[test]
 fn whiteout_path_through_link_is_not_followed() {
     let over = |above: Vec<Step>| {
@@ -837,7 +837,7 @@ fn overlay_redirects_are_skipped_and_reported() {
     assert_eq!(place.with_mount(&flags, seen), written);
 }
 
-// Promises: layer-kinds, layer-state, layer-memory
+// Promises: layer-state, layer-memory
 #[test]
 fn contents_come_from_their_layer_in_every_packing() {
     let packings = Packing::ALL;
@@ -927,7 +927,7 @@ fn inode_numbers_stay_the_same_across_mounts() {
     assert!(first.get("f") < first.get("n") && first.get("d/y") < first.get("f"));
 }
 
-// Promises: layer-safe
+// Promises: layer-written
 #[test]
 fn layers_write_and_remove_nothing_outside() {
     let outside = TestDir::new(&["sub"]);

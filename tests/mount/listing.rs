@@ -65,7 +65,7 @@ fn file_systems_mounted_below_are_not_shown() {
     assert_eq!(seen, ["", "mnt/first"], "it hides the files below");
 }
 
-// Promises: walk-changed
+// Promises: walk-mount
 #[test]
 fn mount_with_other_attributes_is_walked_by_fuse() {
     for flags in [["-o", "uid=7"], ["-o", "umask=077"], ["--root", "first"]] {

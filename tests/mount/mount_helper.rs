@@ -207,7 +207,7 @@ fn fstab_user_mounts_with_own_identity_and_unmounts() {
     assert_eq!(said, format!("open\n{options}\n"));
 }
 
-// Promises: helper-remount, helper-status
+// Promises: helper-writable, helper-status
 #[test]
 fn mount_helper_returns_exit_codes_of_mount() {
     let place = Place::new();

@@ -387,7 +387,7 @@ fn mount_expecting_digest_shows_nothing_before_match() {
     assert!(place.tarfs(&["umount", "mnt"]).status.success());
 }
 
-// Promises: scan-unmount
+// Promises: scan-outage
 #[test]
 fn unmount_ends_scan_waiting_for_server() {
     let front = Archive::new().file("early", "early");
@@ -459,7 +459,7 @@ fn trickling_server_times_out() {
 }
 
 /// The process is stopped, like a container frozen for a snapshot.
-// Promises: caller-frozen
+// Promises: caller-timeout
 #[test]
 fn time_while_stopped_is_not_server_silence() {
     // Stopped for longer than any request may wait, and running for much less.

@@ -551,7 +551,7 @@ fn client_certificate_is_sent_to_the_host_of_source() {
     assert!(complaint.contains("status 400"), "{complaint}");
 }
 
-// Promises: tls-errors
+// Promises: tls-trust
 #[test]
 fn certificate_errors_print_dates_and_names() {
     for (certificate, expected, hint) in [

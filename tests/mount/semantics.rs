@@ -9,7 +9,7 @@ use crate::support::fixture::TestMount;
 use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
 
-// Promises: implied-in-mount, implied-written, gnu-implied, root-time
+// Promises: implied-in-mount, implied-written, root-time
 #[test]
 fn implied_directories_are_the_same_in_every_listing() {
     let place = TestMount::new(&[]);

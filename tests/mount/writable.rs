@@ -81,7 +81,7 @@ fn mount_is_found_after_parent_directory_is_renamed() {
     assert_eq!(said, "one\ntwo\n");
 }
 
-// Promises: upper-temporary, upper-named, upper-shared, upper-whole, upper-quick, upper-hardlink
+// Promises: upper-temporary, upper-named, upper-shared, upper-whole, upper-quick, writable-exceptions
 #[test]
 fn written_data_is_temporary_unless_directory_is_named() {
     let said = stdout_of(
@@ -140,7 +140,7 @@ fn writable_root_has_archive_attributes_and_mount_options() {
     assert!(said.eq(root.chain(harmless).chain(told.split_whitespace())));
 }
 
-// Promises: writable-unmount, kill-unmounts, upper-temporary, writable-lazy
+// Promises: kill-unmounts, upper-temporary, writable-lazy
 #[test]
 fn writable_mount_leaves_nothing_after_unmount_or_kill() {
     let said = stdout_of(
@@ -253,7 +253,7 @@ fn written_data_survives_failed_restart() {
     assert_eq!(said, "one\nx\none\nx\n");
 }
 
-// Promises: writable-prefetch
+// Promises: writable-index
 #[test]
 fn dentries_are_primed_through_the_overlay() {
     let said = stdout_of(
@@ -268,7 +268,7 @@ fn dentries_are_primed_through_the_overlay() {
     assert_eq!(said, "400\n1\n");
 }
 
-// Promises: readonly-rw, upper-shared, upper-long, overlay-kind
+// Promises: readonly-rw, upper-shared, upper-named, overlay-kind
 #[test]
 fn unsupported_writable_mounts_are_reported() {
     let said = stdout_of(
@@ -318,7 +318,7 @@ fn ordinary_user_writes_by_fuse_overlayfs() {
 }
 
 /// dpkg makes directories with mode 0 and sets their mode later.
-// Promises: overlay-modes
+// Promises: overlay-fuse
 #[test]
 fn ordinary_user_creates_directories_of_any_mode() {
     let said = stdout_of(
@@ -342,7 +342,7 @@ fn ordinary_user_creates_directories_of_any_mode() {
     assert_eq!(said, format!("{made}0\n0\n"));
 }
 
-// Promises: overlay-modes
+// Promises: overlay-fuse
 #[test]
 fn user_without_user_namespaces_is_warned_of_modes() {
     let said = stdout_of(

@@ -143,7 +143,7 @@ fn acl_entries_of_unmapped_ids_are_skipped() {
     assert_eq!(said, format!("{archive}{archive}"));
 }
 
-// Promises: flags-chattr
+// Promises: holes-kept
 #[test]
 fn files_have_no_flags_but_chattr_works_on_writable_mount() {
     let said = stdout_of(

@@ -88,7 +88,7 @@ def test_names_that_are_not_utf8_survive(server: Server) -> None:
         assert archive.open(name).read() == b"not UTF-8"
 
 
-# Promises: python-ranges
+# Promises: python-files
 def test_ranges_are_slices(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     data = contents["table.csv"]
@@ -119,7 +119,7 @@ def test_file_seeks_and_fills_buffers(server: Server, contents: Contents) -> Non
         file.read()
 
 
-# Promises: python-links
+# Promises: python-names
 def test_links_are_followed_inside_the_archive(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     assert archive.open("link").read() == contents["data/d1/f0001"]
@@ -132,7 +132,7 @@ def test_links_are_followed_inside_the_archive(server: Server, contents: Content
     assert archive.ls("data/d1/") == archive.ls("data/d1")
 
 
-# Promises: python-shards
+# Promises: spark-cost
 def test_shards_are_disjoint_and_complete(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     plan = archive.plan(7)
@@ -150,7 +150,7 @@ def test_shards_are_disjoint_and_complete(server: Server, contents: Contents) ->
     assert shards[[entry.path for entry in entries].index("empty")] == 7
 
 
-# Promises: python-shards
+# Promises: spark-cost
 def test_members_can_be_selected(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     wanted = archive.ls("data/d3", detail=True)
@@ -429,7 +429,7 @@ def test_secrets_are_not_shown(server: Server) -> None:
     assert "geheim" not in str(raised.value)
 
 
-# Promises: python-cache
+# Promises: python-secrets
 def test_options_without_cache_write_nothing(server: Server, tmp_path: Path) -> None:
     archive = tarfs.open(server.url("a.tar.gz"), cache_dir=False)
     assert archive.open("table.csv").read(4) == b"name"
@@ -621,7 +621,7 @@ def test_content_is_never_silently_short() -> None:
             member.read()
 
 
-# Promises: python-materialize
+# Promises: python-errors
 def test_materialize_that_cannot_write_raises(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         directory.chmod(0o755)

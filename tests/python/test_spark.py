@@ -267,7 +267,7 @@ def test_number_of_shards_is_limited() -> None:
     assert tarfs.spark._default_shards(Huge()) == tarfs.spark.MAX_SHARDS
 
 
-# Promises: python-shards
+# Promises: spark-cost
 def test_entries_of_all_shards_are_those_of_the_archive(url: str) -> None:
     with tarfs.open(url) as archive:
         found = [entry for number in range(1, 8) for entry in archive.shard_entries(number, 7)]

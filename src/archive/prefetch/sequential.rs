@@ -350,7 +350,7 @@ mod tests {
         }
     }
 
-    // Promises: ahead-cached
+    // Promises: ahead-cost
     #[test]
     fn fill_across_files_on_disk_equals_bytes_read() {
         let mut streams = ReadStreams::new(LIMITS);
@@ -475,7 +475,7 @@ mod tests {
 
     proptest! {
         /// Read-ahead never exceeds the bytes read, and never goes backwards.
-        // Promises: ahead-default, ahead-cached
+        // Promises: ahead-default, ahead-cost
         #[test]
         fn read_ahead_never_exceeds_bytes_read(
             reads in prop::collection::vec((0..64_u64, 1..8_u64), 1..200)

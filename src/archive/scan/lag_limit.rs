@@ -110,7 +110,7 @@ mod tests {
         });
     }
 
-    // Promises: scan-slow-store
+    // Promises: scan-pages
     #[test]
     fn stalled_pusher_is_waited_for_once() {
         let mut lag_limit = lag_limit(Duration::from_millis(1));

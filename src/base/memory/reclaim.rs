@@ -228,7 +228,7 @@ mod tests {
         left.collect()
     }
 
-    // Promises: status-usage
+    // Promises: status-counters
     #[test]
     fn memory_is_reclaimed_in_order_and_restored() {
         let (memories, broker) = memories([10, 20]);

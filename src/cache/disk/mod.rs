@@ -635,7 +635,7 @@ mod tests {
         (0..20).filter(is_kept).collect()
     }
 
-    // Promises: status-usage, disk-file, disk-once
+    // Promises: status-counters, disk-once
     #[test]
     fn inserted_span_is_readable_at_once_and_after_reopen() {
         let directory = directory();

@@ -281,7 +281,7 @@ mod tests {
         }
     }
 
-    // Promises: header-file, header-malformed
+    // Promises: header-file, secret-hidden
     #[test]
     fn invalid_header_file_is_rejected_after_bounded_read() {
         let refusal = |path: &str| format!("{:#}", load_all(&[arg(path)]).expect_err("refused"));

@@ -747,7 +747,7 @@ mod tests {
         assert_eq!(list_statuses(directory.path()).expect("readable"), []);
     }
 
-    // Promises: status-long
+    // Promises: status-json
     #[test]
     fn status_with_long_texts_is_sent_truncated() {
         let directory = private_directory();
@@ -818,7 +818,7 @@ mod tests {
         assert!(!socket.exists());
     }
 
-    // Promises: trust-socket-lost
+    // Promises: trust-socket
     #[test]
     fn pidfd_is_opened_only_in_the_same_pid_namespace() {
         let own = PathBuf::from(socket_name());
@@ -831,7 +831,7 @@ mod tests {
     }
 
     /// Between bind(2) and listen(2), a socket looks stale.
-    // Promises: trust-socket-lost
+    // Promises: trust-socket
     #[test]
     fn socket_being_created_is_not_removed_as_stale() {
         let directory = private_directory();
@@ -859,7 +859,7 @@ mod tests {
     }
 
     /// The directory disappears when the user who mounted it logs out.
-    // Promises: trust-socket-lost
+    // Promises: trust-socket
     #[test]
     fn control_socket_stops_when_its_file_is_gone() {
         let directory = private_directory();

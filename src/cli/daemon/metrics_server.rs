@@ -306,7 +306,7 @@ mod tests {
         }
     }
 
-    // Promises: metrics-open, metrics-limits
+    // Promises: metrics-address, metrics-limits
     #[test]
     fn only_get_metrics_requests_a_status() {
         let server = TestServer::new(Limits::default());

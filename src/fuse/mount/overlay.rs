@@ -341,7 +341,7 @@ mod tests {
         String::from_utf8(data).expect("UTF-8")
     }
 
-    // Promises: upper-whole, upper-quick, upper-hardlink
+    // Promises: upper-whole, upper-quick, writable-exceptions
     #[test]
     fn overlay_options_follow_upper_dirs_and_namespace() {
         assert_eq!(
@@ -353,7 +353,7 @@ mod tests {
         assert!(text(true, true).ends_with("index=off,xino=on,userxattr,volatile"));
     }
 
-    // Promises: upper-long
+    // Promises: upper-named
     #[test]
     fn overlay_options_longer_than_a_page_fail() {
         assert!(check_options_len(&[b'x'; 4095], 4096).is_ok());

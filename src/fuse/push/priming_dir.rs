@@ -181,7 +181,7 @@ mod tests {
         listed
     }
 
-    // Promises: scan-hidden
+    // Promises: scan-pages
     #[test]
     fn priming_dir_is_found_only_by_its_current_random_name() {
         let priming_dir = PrimingDir::default();

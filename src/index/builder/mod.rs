@@ -1019,7 +1019,7 @@ mod tests {
         assert!(builder.take_dirty_inodes().contains(&Ino(6)));
     }
 
-    // Promises: scan-grows, scan-waits, scan-inodes
+    // Promises: scan-grows, scan-waits, inode-number
     #[test]
     fn growing_index_looks_up_names_but_lists_none() {
         let mut builder = Builder::new(Options {
@@ -1190,7 +1190,7 @@ mod tests {
         found
     }
 
-    // Promises: whiteout-literal
+    // Promises: whiteout-scope
     #[test]
     fn whiteout_in_layer_names_its_literal_path() {
         let index = layer(
@@ -1447,7 +1447,7 @@ mod tests {
         );
     }
 
-    // Promises: names-length, gnu-paths
+    // Promises: names-length
     #[test]
     fn names_too_long_for_linux_are_rejected() {
         let long = "x".repeat(256);

@@ -703,7 +703,7 @@ mod tests {
         assert_eq!(load(&bytes).unwrap().entry_count(), 1);
     }
 
-    // Promises: published-diff-id
+    // Promises: publish-verb
     #[test]
     fn digests_of_an_archive_are_optional() {
         let mut index = sample();

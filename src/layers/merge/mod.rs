@@ -253,7 +253,7 @@ mod tests {
         problems.map(ToString::to_string).collect()
     }
 
-    // Promises: layerlink-chain
+    // Promises: layerlink-lost
     #[test]
     fn chain_of_links_of_any_length_finds_its_target() {
         let chain = (0..1000).map(|number| {
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(problems(&merged), [""; 0]);
     }
 
-    // Promises: layerlink-chain
+    // Promises: layerlink-lost
     #[test]
     fn cycle_of_links_ends_where_a_lower_layer_has_a_target() {
         let cycle = |name: &str| {

@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: copy-owner, copy-list, copy-lock
+    // Promises: copy-owner, copy-lock
     #[test]
     fn copy_directory_is_locked_and_bound_to_one_archive() {
         let base = tempfile::tempdir().expect("a directory");

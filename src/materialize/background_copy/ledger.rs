@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(other.get(3), None);
     }
 
-    // Promises: copy-owner, copy-list
+    // Promises: copy-owner
     #[test]
     fn ledger_of_another_tree_is_not_opened() {
         let directory = tempfile::tempdir().expect("a directory");

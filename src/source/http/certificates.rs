@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(read(b"-----BEGIN CERTIFICATE-----\nAAAA\n"), malformed);
     }
 
-    // Promises: tls-errors
+    // Promises: tls-trust
     #[test]
     fn certificates_that_lack_a_descriptor_are_not_taken_for_missing() {
         let load = |number| {
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!(named.directories, [here.join("b"), "/c".into()]);
     }
 
-    // Promises: tls-errors
+    // Promises: tls-trust
     #[test]
     fn certificate_names_lose_their_type() {
         for (name, expected) in [

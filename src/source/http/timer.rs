@@ -142,7 +142,7 @@ impl Timer {
 mod tests {
     use super::*;
 
-    // Promises: caller-frozen
+    // Promises: caller-timeout
     #[test]
     fn time_while_the_process_is_stopped_does_not_count() {
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -354,7 +354,7 @@ fn zstd_frame(header: &[u8], blocks: &[&[u8]], tail: &[u8]) -> Vec<u8> {
     frame
 }
 
-// Promises: hostile-packed, limit-decoder, gnu-zstd-window
+// Promises: hostile-packed, memory-decoder, gnu-zstd-window
 #[test]
 fn damaged_or_inconsistent_zstd_streams_end_in_errors() {
     // An exponent of 10 and no mantissa: a window of 1 MiB.

@@ -41,7 +41,7 @@ fn names(place: &Place) -> Vec<String> {
     lines.into_iter().filter_map(name).collect()
 }
 
-// Promises: limit-size, limit-stream
+// Promises: limit-size
 #[test]
 fn tree_over_size_limit_stops_before_file_that_does_not_fit() {
     let archive = Archive::new()
@@ -105,7 +105,7 @@ fn holes_count_with_their_full_size() {
     ));
 }
 
-// Promises: limit-size, limit-stream
+// Promises: limit-size
 #[test]
 fn data_outside_of_files_counts_towards_limit() {
     const FLAG: &str = "--max-unpacked-size=1MiB";

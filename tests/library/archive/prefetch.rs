@@ -198,7 +198,7 @@ impl PageCache for SlowPages {
     }
 }
 
-// Promises: scan-slow-store
+// Promises: scan-pages
 #[test]
 fn scan_waits_for_slow_page_cache_stores() {
     let (tree, env) = (Tree::large(), TestEnv::new());

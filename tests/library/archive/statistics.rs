@@ -125,7 +125,7 @@ fn disk_cache_serves_spans_missing_in_memory() {
     );
 }
 
-// Promises: status-usage
+// Promises: status-counters
 #[test]
 fn memory_use_is_reported_during_a_read() {
     let tree = Tree::large();
@@ -183,7 +183,7 @@ fn memory_use_is_reported_during_a_read() {
     assert!(after.spans_bytes >= span);
 }
 
-// Promises: status-usage
+// Promises: status-counters
 #[test]
 fn reported_memory_budget_is_the_one_in_use() {
     let env = TestEnv::with_archive(packed(Packing::Gzip));

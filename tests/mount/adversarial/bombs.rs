@@ -12,7 +12,7 @@ use crate::support::fixture::PROGRAM;
 use crate::support::program::peak_mib;
 use crate::support::raw::{Archive, Header, random_bytes};
 
-// Promises: hostile-zeros
+// Promises: hostile-memory
 #[test]
 fn bomb_is_listed_and_mounted_in_bounded_memory() {
     for packed in [

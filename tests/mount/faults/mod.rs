@@ -84,7 +84,7 @@ fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-// Promises: fault-late
+// Promises: fault-harmless
 #[test]
 fn late_responses_are_awaited() {
     check_all_ways(
@@ -95,14 +95,14 @@ fn late_responses_are_awaited() {
     );
 }
 
-// Promises: fault-slow
+// Promises: fault-harmless
 #[test]
 fn slow_steady_connections_are_awaited() {
     let fault = Fault::Paced(32 << 10, millis(10));
     check_all_ways(AMPLE_TIMEOUT_SECONDS, every_request(fault), Ok(()), Ok(()));
 }
 
-// Promises: time-deadline, fault-trickle
+// Promises: time-deadline, fault-silence
 #[test]
 fn trickling_server_times_out_at_the_deadline() {
     let fault = Fault::Paced(1, millis(100));
@@ -114,7 +114,7 @@ fn trickling_server_times_out_at_the_deadline() {
     );
 }
 
-// Promises: fault-in-scan, fault-501
+// Promises: fault-in-scan, fault-invalid
 #[test]
 fn server_errors_are_retried() {
     check_all_ways(
@@ -132,7 +132,7 @@ fn server_errors_are_retried() {
     );
 }
 
-// Promises: retry-how-long, fault-5xx
+// Promises: retry-how-long, fault-outage
 #[test]
 fn outage_is_retried_until_the_deadline() {
     let gateway = |number: usize, _: &Request| {
@@ -169,7 +169,7 @@ fn retry_after_is_honoured_up_to_the_deadline() {
     );
 }
 
-// Promises: fault-reset
+// Promises: fault-harmless
 #[test]
 fn connections_reset_anywhere_only_cost_time() {
     let cuts = |number: usize, _: &Request| Some(Fault::Reset(number * 7_919 % 200_000 + 70_000));
@@ -182,7 +182,7 @@ fn connections_reset_anywhere_only_cost_time() {
     );
 }
 
-// Promises: fault-scope, fault-in-scan, fault-no-server
+// Promises: fault-scope, fault-in-scan, fault-outage
 #[test]
 fn unreachable_server_is_retried_until_the_deadline() {
     check_all_ways(
@@ -199,7 +199,7 @@ fn unreachable_server_is_retried_until_the_deadline() {
     );
 }
 
-// Promises: fault-short
+// Promises: fault-invalid
 #[test]
 fn short_bodies_are_completed() {
     let cuts = |number: usize, _: &Request| Some(Fault::Short(number * 104_729 % 200_000 + 70_000));
@@ -285,7 +285,7 @@ fn stalled_body_times_out_at_the_deadline() {
     );
 }
 
-// Promises: fault-wrong-range
+// Promises: fault-invalid
 #[test]
 fn wrong_range_is_never_taken_for_the_requested_one() {
     check_all_ways(
@@ -302,7 +302,7 @@ fn wrong_range_is_never_taken_for_the_requested_one() {
     );
 }
 
-// Promises: fault-wrong-range
+// Promises: fault-invalid
 #[test]
 fn whole_body_is_never_taken_for_a_range() {
     check_all_ways(
@@ -320,7 +320,7 @@ fn whole_body_is_never_taken_for_a_range() {
     );
 }
 
-// Promises: fault-wrong-range
+// Promises: fault-invalid
 #[test]
 fn rejected_range_is_requested_again() {
     check_all_ways(
@@ -360,7 +360,7 @@ fn chunked_bodies_work() {
     );
 }
 
-// Promises: fault-wrong-range
+// Promises: fault-invalid
 #[test]
 fn encoded_bodies_are_never_taken_for_bytes() {
     check_all_ways(
@@ -520,7 +520,7 @@ fn server_without_ranges_is_restarted_if_cut_off() {
     }
 }
 
-// Promises: auth-origin, fault-redirect
+// Promises: auth-origin, fault-harmless
 #[test]
 fn redirect_to_another_host_sends_no_secrets() {
     let place = Place::serve(&strong());

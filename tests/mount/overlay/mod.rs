@@ -109,7 +109,7 @@ fn overlay_with_passthrough_equals_local_one() {
     assert_eq!(stdout_of(script), "");
 }
 
-// Promises: inode-number, inode-device
+// Promises: inode-number
 #[test]
 fn inode_numbers_survive_forget_and_remount() {
     let script = r#"
@@ -128,7 +128,7 @@ fn inode_numbers_survive_forget_and_remount() {
     assert_eq!(stdout_of(script), "");
 }
 
-// Promises: option-idmapped, writable-idmapped
+// Promises: option-idmapped, writable-index
 #[test]
 fn idmapped_mount_shifts_owners_and_permissions() {
     let script = r#"
@@ -158,7 +158,7 @@ fn idmapped_mount_shifts_owners_and_permissions() {
 }
 
 /// The guide on containers documents this. The reason is that overlayfs cannot be idmapped.
-// Promises: writable-idmapped
+// Promises: writable-index
 #[test]
 fn writable_mount_cannot_be_idmapped() {
     let script = r#"
