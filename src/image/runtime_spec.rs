@@ -390,7 +390,7 @@ mod tests {
         assert!(super::runtime_spec(&empty, &bundle).is_ok());
     }
 
-    // Promises: bundle-terminal
+    // Promises: bundle-labels
     #[test]
     fn term_is_set_for_a_terminal_unless_the_image_sets_it() {
         let mut bundle = root();

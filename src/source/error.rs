@@ -729,7 +729,7 @@ mod tests {
         }
     }
 
-    // Promises: store-busy, store-errors
+    // Promises: store-errors
     #[test]
     fn described_errors_keep_class_and_code() {
         let described = |status, retry_after, code: &str| {

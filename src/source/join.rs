@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(read.expect("stopped"), b""[..]);
     }
 
-    // Promises: nested-join-version
+    // Promises: nested-join
     #[test]
     fn joined_source_is_identified_by_all_parts_in_order() {
         let named = |etags: [Option<&str>; 2]| {

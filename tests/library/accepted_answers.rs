@@ -45,7 +45,7 @@ fn list(source: &str, variables: &[(&str, &str)]) -> Output {
 /// A change of a response.
 type Change = fn(Response) -> Response;
 
-// Promises: http-odd-headers
+// Promises: http-short
 #[test]
 fn odd_header_lines_of_a_server_are_ignored() {
     let many = |response: Response| {
@@ -68,7 +68,7 @@ fn odd_header_lines_of_a_server_are_ignored() {
     }
 }
 
-// Promises: http-odd-headers
+// Promises: http-short
 #[test]
 fn redirect_with_letters_beyond_ascii_is_followed() {
     let server = Server::start();
@@ -269,7 +269,7 @@ fn errors_of_stores_are_told_with_their_code_and_advice() {
     }
 }
 
-// Promises: store-busy
+// Promises: store-errors
 #[test]
 fn transient_codes_of_stores_are_retried_whatever_their_status() {
     for (status, code) in [

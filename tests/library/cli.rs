@@ -641,7 +641,7 @@ fn profiles_are_merged_and_cut() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
-// Promises: profile-invalid
+// Promises: profile-merge
 #[test]
 fn invalid_profile_is_not_merged() {
     let place = Place::new();

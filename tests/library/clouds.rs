@@ -244,7 +244,7 @@ fn service_account_of_google_signs_its_request_for_a_token() {
     assert_eq!(server.requests("/bucket/a.tar").len(), 0);
 }
 
-// Promises: store-anonymous, store-errors
+// Promises: store-refresh, store-errors
 #[test]
 fn refusal_of_google_names_credentials_code_and_request() {
     let server = Server::start();
@@ -379,7 +379,7 @@ fn connection_string_of_azure_has_key_or_token_and_endpoint() {
     assert_eq!(queries.last().map(String::as_str), Some("sv=1&sig=a%3D"));
 }
 
-// Promises: store-anonymous, azure-credentials
+// Promises: store-refresh, azure-credentials
 #[test]
 fn credentials_of_another_account_of_azure_are_not_sent() {
     let server = Server::start();

@@ -225,7 +225,7 @@ fn copy_into_itself_is_refused() {
     assert_eq!(fs::read_dir(place.path("source")).expect("ours").count(), 1);
 }
 
-// Promises: cp-sockets
+// Promises: cp-changing
 #[test]
 fn copy_warns_of_sockets() {
     let place = Place::new();

@@ -404,7 +404,7 @@ fn objects_of_s3_are_requested_with_signatures() {
     assert!(is_signed(&later[requests.len()].request, "eu-north-1"));
 }
 
-// Promises: store-anonymous
+// Promises: store-refresh
 #[test]
 fn objects_of_s3_are_requested_anonymously_without_credentials() {
     let server = Server::start();

@@ -109,7 +109,7 @@ fn wrong_source_of_credentials_is_no_outage() {
     assert!(error.contains("no such profile: absent"), "{error}");
 }
 
-// Promises: nested-join-version
+// Promises: nested-join
 #[test]
 fn joined_urls_are_refused_offline() {
     let (place, server) = (TestDir::new(&["cache"]), Server::start());

@@ -17,6 +17,9 @@ const WRITE: &str = "TARFS_WRITE_PROMISES";
 /// Fewer promises than this mean that the document is not understood.
 const MIN_PROMISES: usize = 300;
 
+/// Bounds what a reader must search. Explanations belong into docs/architecture.md.
+const MAX_WORDS: usize = 12_000;
+
 /// List items and table rows. Lines that continue an item, and headers of tables, are none.
 fn promises(text: &str) -> Vec<&str> {
     let mut promises = Vec::new();
@@ -120,6 +123,8 @@ fn promises_have_ids_and_tests_cite_them() {
     let text = read(&root().join(PROMISES));
     let promises = promises(&text);
     assert!(promises.len() > MIN_PROMISES, "only {}", promises.len());
+    let words = text.split_whitespace().count();
+    assert!(words <= MAX_WORDS, "{PROMISES} has {words} words");
     let mut wrong = Vec::new();
     let no_id = promises.iter().filter(|promise| id(promise).is_none());
     wrong.extend(no_id.map(|promise| format!("no id of two to four words: {promise}")));

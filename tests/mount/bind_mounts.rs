@@ -243,7 +243,7 @@ fn status_distinguishes_detached_from_mounted() {
     assert_eq!(said, format!("{detached}mnt\n{detached}1\nmnt\npart\n"));
 }
 
-// Promises: unmount-foreign
+// Promises: unmount-several
 #[test]
 fn umount_by_another_user_names_the_owner() {
     let said = stdout_of(

@@ -457,7 +457,7 @@ fn umount_reports_copy_in_another_namespace() {
     assert!(process_exits(&process), "no process is left to serve");
 }
 
-// Promises: unmount-nohup
+// Promises: unmount-ways
 #[test]
 fn ignored_hangup_leaves_the_mount() {
     let place = Place::with_archive();

@@ -121,7 +121,7 @@ fn metrics(address: &str, mountpoint: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
-// Promises: status-counters, metrics-format, metrics-port
+// Promises: status-counters, metrics-format, metrics-address
 #[test]
 fn status_and_metrics_report_mount_activity() {
     let (place, tree) = (place(), Tree::mixed());

@@ -207,7 +207,7 @@ fn copy_without_version_is_reused_only_for_same_bytes() {
     );
 }
 
-// Promises: version-weak, version-reason
+// Promises: version-weak
 #[test]
 fn status_reports_server_without_version() {
     let place = place();

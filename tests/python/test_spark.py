@@ -176,7 +176,7 @@ def test_schema_has_names_without_case_and_is_checked_in_the_plan(
             read(spark, url, schema=schema, **options).count()
 
 
-# Promises: spark-lists
+# Promises: spark-schema
 def test_archives_are_a_list_or_a_pattern(spark: SparkSession, tmp_path: Path) -> None:
     paths = [write_tar(tmp_path / f"{n}.tar.gz", {f"f{n}": b"%d" % n}) for n in range(3)]
     for frame, wanted in (

@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     /// Programs read these names. New ones may be added, but none may change or disappear.
-    // Promises: verify-json
+    // Promises: verify-checks
     #[test]
     fn verify_json_field_names_are_stable() {
         let report = Report {

@@ -221,7 +221,7 @@ fn saved_index_with_too_many_entries_is_rejected() {
 }
 
 /// Limits are about the archive, whichever part of it is written, and whether its index is saved or not.
-// Promises: shard-limits, limit-size, limit-entries, limit-whole
+// Promises: shard-limits, limit-size, limit-entries
 #[test]
 fn limits_count_the_same_with_a_saved_index() {
     // Two of the five members are replaced or further names, and there is an implied directory.

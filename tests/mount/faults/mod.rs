@@ -479,7 +479,7 @@ fn read_once(resource: Resource, cut: usize) -> (Place, Output) {
     (place, output)
 }
 
-// Promises: http-broken-stream, fault-no-ranges
+// Promises: http-no-ranges, fault-no-ranges
 #[test]
 fn server_without_ranges_is_restarted_if_cut_off() {
     let cut = 3_000_000;
