@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    // Promises: image-safe
+    // Promises: image-archive
     #[test]
     fn only_regular_files_below_the_directory_are_opened() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -674,7 +674,7 @@ mod tests {
         assert_eq!(cause.as_deref(), Some("the server answers with status 500"));
     }
 
-    // Promises: retry-tls
+    // Promises: retry-which
     #[test]
     fn errors_of_tls_are_final_only_at_open() {
         let met = |obstacle| Cause::Unreachable {

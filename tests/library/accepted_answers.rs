@@ -45,7 +45,7 @@ fn list(source: &str, variables: &[(&str, &str)]) -> Output {
 /// A change of a response.
 type Change = fn(Response) -> Response;
 
-// Promises: http-short
+// Promises: http-encoding
 #[test]
 fn odd_header_lines_of_a_server_are_ignored() {
     let many = |response: Response| {
@@ -68,7 +68,7 @@ fn odd_header_lines_of_a_server_are_ignored() {
     }
 }
 
-// Promises: http-short
+// Promises: http-encoding
 #[test]
 fn redirect_with_letters_beyond_ascii_is_followed() {
     let server = Server::start();

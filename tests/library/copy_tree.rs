@@ -146,7 +146,7 @@ fn copy_of_selected_names_has_their_parents() {
     assert_eq!(content(place.path("out/other")), "2");
 }
 
-// Promises: cp-destination
+// Promises: cp-inside
 #[test]
 fn copy_makes_a_missing_destination_but_not_its_parents() {
     let place = Place::new();

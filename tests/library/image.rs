@@ -327,7 +327,7 @@ fn expanding_image_documents_stay_within_memory() {
     }
 }
 
-// Promises: image-safe
+// Promises: image-archive
 #[test]
 fn names_in_image_do_not_escape_it() {
     let place = TestDir::new(&["out"]);

@@ -422,7 +422,7 @@ fn hostile_manifests_are_refused_within_limits() {
     assert!(refused.contains("are allowed"), "{refused}");
 }
 
-// Promises: login-redirects
+// Promises: login-files
 #[test]
 fn redirects_of_blobs_carry_no_credentials() {
     let registry = Registry::new(Arc::new(basic("me:pass")));
@@ -458,7 +458,7 @@ fn redirects_of_blobs_carry_no_credentials() {
 }
 
 /// Blobs are redirected to another registry, which gives tokens to everybody.
-// Promises: login-redirects
+// Promises: login-files
 #[test]
 fn redirected_blob_is_read_with_a_token_of_its_registry() {
     let (registry, tokens) = (Registry::new(Arc::new(basic("me:pass"))), Tokens::default());

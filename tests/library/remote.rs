@@ -623,7 +623,7 @@ fn stored_gzip_with_content_encoding_is_read_as_is() {
     }
 }
 
-// Promises: http-short
+// Promises: http-encoding
 #[test]
 fn short_range_response_is_completed() {
     for total in ["*", "300000"] {

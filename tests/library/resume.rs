@@ -468,7 +468,7 @@ fn replaced_hard_link_reserves_no_name_in_the_next_run() {
     );
 }
 
-// Promises: resume-limits
+// Promises: resume-same
 #[test]
 fn limits_apply_to_all_runs_together() {
     let place = Place::new(entangled_archive().into());

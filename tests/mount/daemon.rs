@@ -664,7 +664,7 @@ fn process_ending_late_leaves_next_mount_alone() {
     panic!("each mount had a number of its own");
 }
 
-// Promises: status-stopped
+// Promises: status-private
 #[test]
 fn stopped_mount_delays_no_command_for_another() {
     let place = Place::with_archive();

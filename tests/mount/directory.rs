@@ -216,7 +216,7 @@ fn idle_archive_is_closed_and_opened_again_for_open_files() {
     drop((open, file));
 }
 
-// Promises: archives-index, published-note
+// Promises: archives-open, published-note
 #[test]
 fn archive_of_a_directory_is_opened_by_its_published_index() {
     let place = place();
@@ -242,7 +242,7 @@ fn archive_of_a_directory_is_opened_by_its_published_index() {
     assert_eq!(place.counter("scans"), 0);
 }
 
-// Promises: archives-index
+// Promises: archives-open
 #[test]
 fn published_index_of_an_archive_is_not_searched_on_demand() {
     let place = place();

@@ -360,7 +360,7 @@ fn mount_in_namespace_is_unmounted_when_its_process_ends() {
     }
 }
 
-// Promises: namespace-refused
+// Promises: namespace-end
 #[test]
 fn mount_in_namespace_rejects_unsupported_options() {
     let place = Place::new();

@@ -268,7 +268,7 @@ fn dentries_are_primed_through_the_overlay() {
     assert_eq!(said, "400\n1\n");
 }
 
-// Promises: readonly-rw, upper-shared, upper-named, overlay-kind
+// Promises: readonly-errno, upper-shared, upper-named, overlay-kind
 #[test]
 fn unsupported_writable_mounts_are_reported() {
     let said = stdout_of(

@@ -772,7 +772,7 @@ mod tests {
         assert!(path.len() <= MAX_TEXT_BYTES + 3 && path.starts_with('é') && path.ends_with('…'));
     }
 
-    // Promises: status-stopped
+    // Promises: status-private
     #[test]
     fn silent_process_delays_no_answer_of_another() {
         let directory = private_directory();

@@ -1807,7 +1807,7 @@ mod tests {
         assert_eq!(names("d", 0), ["0m", "1a"]);
     }
 
-    // Promises: limit-directory, memory-index
+    // Promises: limit-index-entries, memory-index
     #[test]
     fn index_of_100k_names_in_one_directory_stays_small() {
         let count = 100_000_usize;

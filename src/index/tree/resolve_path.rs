@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use crate::index::test_support::{file, index, symlink};
 
-    // Promises: walk-paths, image-safe
+    // Promises: walk-paths, image-archive
     #[test]
     fn path_through_links_resolves_as_in_a_mount() {
         let index = index(&[

@@ -61,7 +61,7 @@ fn digest_includes_bytes_after_the_end_of_archive() {
     assert_eq!(env.assert_rejects(OTHER), digest(&packed));
 }
 
-// Promises: expect-mount, expect-saved
+// Promises: expect-mount
 #[test]
 fn saved_index_proves_digest_only_with_strong_version() {
     let packed = packed(Packing::Lz4);
@@ -83,7 +83,7 @@ fn saved_index_proves_digest_only_with_strong_version() {
     assert!(env.server.sent_bytes(PATH) - sent < 1 << 20);
 }
 
-// Promises: expect-saved
+// Promises: expect-mount
 #[test]
 fn saved_index_does_not_prove_digest_with_weak_version() {
     let packed = packed(Packing::Lz4);
@@ -97,7 +97,7 @@ fn saved_index_does_not_prove_digest_with_weak_version() {
     assert_eq!(env.open().stats().scans.get(), 0);
 }
 
-// Promises: expect-saved
+// Promises: expect-mount
 #[test]
 fn foreign_index_file_does_not_prove_digest() {
     let packed = packed(Packing::Lz4);
