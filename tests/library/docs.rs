@@ -98,6 +98,13 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 9] = [
 /// Documents that describe scripts and benchmarks, with their flags.
 const ABOUT_SCRIPTS: [&str; 2] = ["docs/CONTRIBUTING.md", "docs/performance.md"];
 
+/// Words that a document may have. Older measurements and reasons are in the history.
+const MAX_WORDS: [(&str, usize); 3] = [
+    ("docs/CHANGELOG.md", 1_200),
+    ("docs/architecture.md", 9_000),
+    ("docs/performance.md", 4_000),
+];
+
 /// Placeholders of a registry and of a name in one.
 const PLACEHOLDERS: [&str; 2] = ["REGISTRY", "NAME"];
 
@@ -450,4 +457,12 @@ fn readme_has_measured_times() {
         .expect("a link to the methods");
     let mut unknown = numbers(figures).filter(|number| !measured.contains(number));
     assert_eq!(unknown.next(), None, "a number that no table has");
+}
+
+#[test]
+fn documents_have_bounded_lengths() {
+    for (name, limit) in MAX_WORDS {
+        let words = read(&root().join(name)).split_whitespace().count();
+        assert!(words <= limit, "{name}: {words} words");
+    }
 }
