@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    // Promises: seek-plain
+    // Promises: seek-points
     #[test]
     fn seek_point_precedes_the_bytes_that_start_at_it() {
         let decoder = Decoder::start(&context(true));

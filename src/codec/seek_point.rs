@@ -221,7 +221,7 @@ mod tests {
         assert!(spacing.try_mark_frame(Plain(11 << 20)));
     }
 
-    // Promises: seek-gzip
+    // Promises: seek-points
     #[test]
     fn windows_stay_within_one_percent_of_the_packed_bytes() {
         let window = noise(32 << 10);

@@ -134,7 +134,7 @@ impl Config {
 mod tests {
     use super::*;
 
-    // Promises: image-old-types
+    // Promises: image-refused
     #[test]
     fn missing_or_null_config_fields_are_empty() {
         let empty = Config::parse(b"{}").expect("a config");

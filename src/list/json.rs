@@ -157,7 +157,7 @@ mod tests {
         objects.map(Result::unwrap).collect()
     }
 
-    // Promises: json-path, json-type, json-mode, json-owner, json-size, json-nlink, json-inodes, json-offset
+    // Promises: json-path, json-type, json-mode, json-owner, json-size, json-inodes, json-offset
     #[test]
     fn json_object_of_file_has_all_fields() {
         let member = Member {

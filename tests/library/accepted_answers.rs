@@ -364,7 +364,7 @@ fn names(registry: &Registry, place: &TestDir, words: &[&str]) -> String {
     String::from_utf8_lossy(&done.stdout).replace('\n', " ")
 }
 
-// Promises: image-old-types
+// Promises: image-refused
 #[test]
 fn configuration_of_an_old_type_is_that_of_an_image() {
     for config_type in [

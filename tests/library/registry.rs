@@ -1048,7 +1048,7 @@ fn layer_that_a_mirror_lacks_is_read_from_the_registry() {
     assert_eq!(registry.requests(&manifest("1")), 0, "the mirror has it");
 }
 
-// Promises: hosts-login
+// Promises: hosts-same
 #[test]
 fn headers_and_logins_of_a_registry_do_not_reach_its_mirror() {
     let image = one();

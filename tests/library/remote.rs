@@ -133,7 +133,7 @@ fn file_is_read_without_fetching_a_byte_twice() {
     );
 }
 
-// Promises: version-strong
+// Promises: version-unmixed
 #[test]
 fn requests_after_the_first_require_the_strong_version() {
     let (server, client) = (Server::start(), Client::new());
@@ -204,7 +204,7 @@ fn another_version_is_never_mixed_in() {
     }
 }
 
-// Promises: version-strong
+// Promises: version-unmixed
 #[test]
 fn server_that_ignores_if_match_is_detected() {
     let (server, client) = (Server::start(), Client::new());
@@ -496,7 +496,7 @@ fn expired_link_of_a_fresh_redirect_is_asked_for_once_more() {
     }
 }
 
-// Promises: version-strong
+// Promises: version-unmixed
 #[test]
 fn refusal_of_every_condition_is_no_change() {
     for tag in [Some("\"1\""), None] {

@@ -185,7 +185,7 @@ fn busy_mount_stays_until_second_signal_or_lazy() {
     drop(user);
 }
 
-// Promises: start-hides
+// Promises: start-messages
 #[test]
 fn umount_of_stacked_mounts_takes_the_upper_first() {
     let place = Place::with_archive();
@@ -287,7 +287,7 @@ fn dead_mount_can_be_unmounted_or_mounted_over() {
     assert!(!place.is_mounted());
 }
 
-// Promises: start-hides
+// Promises: start-messages
 #[test]
 fn mount_over_nonempty_directory_is_reported() {
     let place = Place::with_archive();

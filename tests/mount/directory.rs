@@ -649,7 +649,7 @@ fn place_that_cannot_be_listed_is_not_mounted() {
     assert!(!place.is_mounted());
 }
 
-// Promises: archives-flags
+// Promises: archives-place
 #[test]
 fn flags_for_a_single_archive_are_refused_with_a_directory() {
     let place = place();

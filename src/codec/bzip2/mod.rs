@@ -505,7 +505,7 @@ mod tests {
         outcome.end.unwrap_err().cause
     }
 
-    // Promises: seek-blocks
+    // Promises: seek-points
     #[test]
     fn blocks_become_jobs_and_seek_points() {
         let plain = [text(2_000_000), noise(1_500_000)].concat();

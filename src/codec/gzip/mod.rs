@@ -845,7 +845,7 @@ mod tests {
         }
     }
 
-    // Promises: seek-gzip
+    // Promises: seek-points
     #[test]
     fn long_members_get_checkpoints_that_can_be_resumed() {
         let plain = text(26 << 20, 1);
@@ -876,7 +876,7 @@ mod tests {
         }
     }
 
-    // Promises: seek-gzip
+    // Promises: seek-points
     #[test]
     fn full_flushes_become_seek_points_without_windows() {
         let plain = text(12 << 20, 1);
@@ -922,7 +922,7 @@ mod tests {
         (packed, plain)
     }
 
-    // Promises: seek-gzip
+    // Promises: seek-points
     #[test]
     fn flush_that_is_referred_across_is_no_seek_point() {
         for (distance, count) in [(30_000, 2), (30_001, 1), (32_768, 1)] {
@@ -951,7 +951,7 @@ mod tests {
         resumes_everywhere(&packed, &first, usize::MAX);
     }
 
-    // Promises: seek-gzip
+    // Promises: seek-points
     #[test]
     fn small_members_share_buffers_and_seek_points() {
         let plain = text(3 << 20, 1);

@@ -373,7 +373,7 @@ fn speculation_keeps_seek_point_spacing_and_validity() {
     }
 }
 
-// Promises: seek-gzip
+// Promises: seek-points
 #[test]
 fn speculation_finds_full_flushes() {
     let packed = flushed_by(FlushCompress::Full, &text(12 << 20, 3), 128 << 10);

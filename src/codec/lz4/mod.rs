@@ -627,7 +627,7 @@ mod tests {
         assert_eq!(outcome.jobs, 8);
     }
 
-    // Promises: seek-lz4
+    // Promises: seek-points
     #[test]
     fn independent_frames_resume_at_every_mebibyte() {
         let plain = mixed(5 << 20);
@@ -636,7 +636,7 @@ mod tests {
         assert!(seek_points.iter().all(|point| point.window.is_empty()));
     }
 
-    // Promises: seek-lz4
+    // Promises: seek-points
     #[test]
     fn linked_frames_resume_at_checkpoints() {
         let plain = [text(9 << 20), noise(9 << 20), text(9 << 20)].concat();

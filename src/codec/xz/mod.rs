@@ -654,7 +654,7 @@ mod tests {
         outcome.end.unwrap_err().cause
     }
 
-    // Promises: seek-blocks
+    // Promises: seek-points
     #[test]
     fn blocks_with_sizes_become_jobs() {
         let plain = text(5_000_000);
@@ -687,7 +687,7 @@ mod tests {
         }
     }
 
-    // Promises: seek-blocks
+    // Promises: seek-points
     #[test]
     fn one_block_has_one_seek_point() {
         let plain = [text(3 << 20), noise(1 << 20), vec![0; 9 << 20]].concat();

@@ -570,7 +570,7 @@ mod tests {
         assert!(pieces.concat() == plain);
     }
 
-    // Promises: seek-zstd
+    // Promises: seek-points
     #[test]
     fn short_frames_are_joined_to_jobs() {
         let plain = text(6 << 20);
@@ -586,7 +586,7 @@ mod tests {
         }
     }
 
-    // Promises: seek-zstd
+    // Promises: seek-points
     #[test]
     fn long_frame_decodes_serially_with_one_seek_point() {
         let plain = text(20 << 20);

@@ -353,7 +353,7 @@ fn changed_file_of_a_copy_is_not_opened() {
     drop(running);
 }
 
-// Promises: copy-failed-entry
+// Promises: copy-failure
 #[test]
 fn entry_that_cannot_be_created_does_not_stop_the_copy() {
     let (archive, dir) = (sample(), TestDir::new());
