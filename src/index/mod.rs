@@ -21,9 +21,9 @@ mod tree;
 mod whiteouts;
 
 pub use blocks::NewDigests;
-pub(crate) use builder::MAX_FORWARD_LINK_PASSES;
 pub(crate) use builder::build_tree::check_kind;
 pub use builder::build_tree::{MemberError, Options};
+pub(crate) use builder::forward_links::MAX_FORWARD_LINK_PASSES;
 pub use builder::{Builder, Placement};
 pub(crate) use memory_limit::Charge;
 pub use memory_limit::{MemoryLimit, TooMuchMemory};

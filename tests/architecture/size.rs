@@ -1,11 +1,28 @@
-//! Sizes of folders and functions.
+//! Sizes of folders, files and functions.
 
 use std::collections::BTreeMap;
+use std::fs;
 
-use crate::source::{files, functions, modules};
+use crate::source::{files, functions, modules, root};
 
 const MAX_FILES_IN_FOLDER: usize = 16;
+const MAX_FILE_LINES: usize = 700;
 const MAX_FUNCTION_LINES: usize = 60;
+
+/// Begins the line at the top of a longer file that says why it is not divided.
+const REASON: &str = "// Length: ";
+
+/// Longer files that still have to be divided.
+const LONG_FILES: &[&str] = &[
+    "src/cli/commands/mount.rs",
+    "src/cli/daemon/control_socket.rs",
+    "src/fuse/filesystem.rs",
+    "src/materialize/layers.rs",
+    "src/materialize/resume/journal.rs",
+    "src/materialize/selection.rs",
+    "src/source/error.rs",
+    "src/tree/parallel_walk.rs",
+];
 
 /// Functions that are tables: a line for each of many equal things, which would be harder to read apart.
 const TABLES: &[(&str, &str)] = &[("src/cli/daemon/prometheus.rs", "render")];
@@ -22,6 +39,27 @@ fn folders_are_small() {
     assert!(
         folders.is_empty(),
         "more than {MAX_FILES_IN_FOLDER} files: {folders:#?}"
+    );
+}
+
+#[test]
+fn files_are_short() {
+    let mut long = Vec::new();
+    for file in files("src", ".rs") {
+        let text = fs::read_to_string(root().join(&file)).expect("UTF-8");
+        let lines = text.lines().count();
+        let has_reason = text
+            .lines()
+            .next()
+            .is_some_and(|first| first.starts_with(REASON));
+        let file = file.display().to_string();
+        if lines > MAX_FILE_LINES && !has_reason && !LONG_FILES.contains(&file.as_str()) {
+            long.push(format!("{file}: {lines} lines"));
+        }
+    }
+    assert!(
+        long.is_empty(),
+        "more than {MAX_FILE_LINES} lines without a reason: {long:#?}"
     );
 }
 

@@ -16,7 +16,7 @@ use crate::base::sha256::Sha256;
 use crate::base::time::parse_rfc3339;
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{Compression, SeekPoint, member_seek_point};
-use crate::index::builder::MAX_OWNER_NAME_BYTES;
+use crate::index::builder::inode_rows::MAX_OWNER_NAME_BYTES;
 use crate::index::tree::{Index, Origin};
 use crate::tar::{self, Device, Member, MemberKind, Timestamp};
 

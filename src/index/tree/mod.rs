@@ -1,36 +1,34 @@
 //! The index and its entries.
 
 pub(super) mod lazy;
+mod loading;
+mod origin;
 mod resolve_path;
+mod spans;
+
+pub use origin::{Locator, Origin};
+pub use spans::Span;
 
 pub(crate) use resolve_path::IndexResolver;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::io;
 use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Packed, Plain};
-use crate::base::sha256::Sha256;
-use crate::base::span_hash;
-use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Device, RECORD, Timestamp};
 
-use super::arrays::{Arrays, MAX_DIRECTORIES_ABOVE, NameTable, is_valid_component};
-use super::blocks::{self, Blocks};
-use super::memory_limit::{Charge, MemoryLimit, TooMuchMemory};
-use super::problem::Problem;
-use super::span_checksums::SpanChecksums;
-use super::storage::row_types::{
-    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
+use crate::index::arrays::{Arrays, MAX_DIRECTORIES_ABOVE, NameTable, is_valid_component};
+use crate::index::memory_limit::Charge;
+use crate::index::problem::Problem;
+use crate::index::storage::OnDemand;
+use crate::index::storage::row_types::{
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK,
     UnresolvedRow,
 };
-use super::storage::{MissingRow, OnDemand, find_missing};
 
 pub use resolve_path::Resolved;
 
@@ -48,40 +46,6 @@ impl Ino {
 /// A name in a directory, by its place among all names of a complete index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct DirentNumber(pub(crate) u32);
-
-/// Key of a saved index, compared byte by byte: source, version, and options. Equal keys share an index.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Locator {
-    /// The URL without userinfo and signature, or the identity of a file.
-    pub canonical: String,
-    /// Length and validator.
-    pub fingerprint: String,
-    /// Every option that changes the tree or the plain bytes, in a fixed order.
-    pub options: String,
-}
-
-/// The source that an index was made from.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Origin {
-    /// The key of the saved index.
-    pub locator: Locator,
-    /// BLAKE3 digest of the packed bytes; zeros when the scan skipped some of them.
-    pub content_id: [u8; 32],
-    /// SHA-256 of the packed bytes, if the caller asked for it.
-    pub sha256: Option<Sha256>,
-    /// SHA-256 of the plain stream, if a scan computed it.
-    pub plain_sha256: Option<Sha256>,
-    /// How the bytes are packed.
-    pub compression: Compression,
-    /// Length of the packed stream.
-    pub packed_bytes: u64,
-    /// Length of the plain stream.
-    pub plain_bytes: u64,
-    /// Memory of the largest decoder state in bytes, as far as it is known. Index files have it in whole KiB.
-    pub decoder_bytes: u64,
-    /// Whether the archive ends too early, which the options allowed.
-    pub is_truncated: bool,
-}
 
 /// The immutable tree of one archive, or the part known so far ([`Builder::index`](super::Builder::index)).
 #[derive(Debug)]
@@ -221,19 +185,6 @@ pub struct Whiteout<'a> {
     pub parent: Ino,
     /// The removed name; `None` removes all names (an opaque directory).
     pub name: Option<&'a [u8]>,
-}
-
-/// Plain bytes between neighbouring seek points: the unit of decoding, caching and verifying.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Span {
-    /// Its number, counted from the front.
-    pub number: u32,
-    /// Its plain bytes.
-    pub plain: Extent<Plain>,
-    /// [Hash](crate::base::span_hash) of blocks of [`Index::block_len`]; `None` when the scan skipped it.
-    pub hash: Option<u64>,
-    /// Where its decoding can start; `None` when only an earlier span has a seek point.
-    pub seek_point: Option<SeekPoint>,
 }
 
 impl Index {
@@ -547,18 +498,6 @@ impl Index {
         self.totals.problems
     }
 
-    /// Counts the memory of the index against `limit` as long as the index lives.
-    ///
-    /// # Errors
-    /// When the limit's indexes together exceed it.
-    pub fn charge_to(&mut self, limit: &MemoryLimit) -> Result<(), TooMuchMemory> {
-        self.charge = limit.charge();
-        // Rows that are not loaded yet count, too, because any may be.
-        let file_bytes = self.file.as_ref().map_or(0, |file| file.len());
-        self.charge
-            .set((self.memory_bytes()).max(file_bytes) as u64)
-    }
-
     /// Whether it was found beside the archive, instead of made from its bytes, so that its entries must be
     /// compared with the archive. Index files keep this.
     pub fn is_published(&self) -> bool {
@@ -571,222 +510,6 @@ impl Index {
             is_published: true,
             ..self
         }
-    }
-
-    /// Whether rows may be loaded when they are used.
-    pub fn is_on_demand(&self) -> bool {
-        self.file.as_ref().is_some_and(|file| !file.is_loaded())
-    }
-
-    /// The bytes of its file to load, if rows are loaded on demand: all, or those of names in directories.
-    pub(super) fn bytes_to_load(&self, names_only: bool) -> [Range<usize>; 2] {
-        let names = &self.arrays.arena.0;
-        match (self.arrays.dirents.file_range(), names.file_range()) {
-            (Some(dirents), Some(names)) if names_only => [dirents, names],
-            _ => [0..self.file.as_ref().map_or(0, |file| file.len()), 0..0],
-        }
-    }
-
-    /// Length of the published index whose rows are loaded on demand; 0 for others.
-    pub fn published_bytes(&self) -> u64 {
-        self.file.as_ref().map_or(0, |file| file.packed_len())
-    }
-
-    /// Loads the next missing rows by one request; `false` if there are none.
-    ///
-    /// # Errors
-    /// When they cannot be loaded.
-    pub fn load_next_rows(&self) -> io::Result<bool> {
-        self.file
-            .as_ref()
-            .map_or(Ok(false), |file| file.load_next())
-    }
-
-    /// Loads the bytes of `range` of its file.
-    ///
-    /// # Errors
-    /// When they cannot be read, or are damaged.
-    pub(super) fn load_bytes(&self, range: &Range<usize>) -> io::Result<()> {
-        self.file.as_ref().map_or(Ok(()), |file| file.load(range))
-    }
-
-    /// Verifies the packed rows that are not loaded, without unpacking them.
-    ///
-    /// # Errors
-    /// When they cannot be read, or are damaged.
-    pub(super) fn verify_packed_rows(&self) -> io::Result<()> {
-        self.file.as_ref().map_or(Ok(()), |file| file.verify())
-    }
-
-    /// Uses the rows of the tree, and not those that only reads need.
-    pub(super) fn load_tree_rows(&self) {
-        let arrays = &self.arrays;
-        arrays.inodes.load();
-        arrays.dirents.load();
-        arrays.by_name.load();
-        arrays.arena.0.load();
-        arrays.owners.load();
-        arrays.extras.load();
-        arrays.xattrs.load();
-        arrays.pieces.load();
-        arrays.spans.load();
-        arrays.unresolved.load();
-    }
-
-    /// Loads all rows.
-    ///
-    /// # Errors
-    /// When they cannot be loaded.
-    pub fn load_all_rows(&self) -> io::Result<()> {
-        while self.load_next_rows()? {}
-        Ok(())
-    }
-
-    /// Memory of the index in bytes.
-    pub fn memory_bytes(&self) -> usize {
-        let names = self.names.as_ref().map_or(0, NameTable::memory_bytes);
-        let replaced = self.replaced.as_ref().map_or(0, BTreeMap::len);
-        let loaded = self.file.as_ref().map_or(0, |file| file.loaded_bytes());
-        // Nodes of the map are at least half full.
-        let replaced = replaced * 2 * size_of::<(u32, InodeRow)>();
-        self.arrays.memory_bytes()
-            + names
-            + replaced
-            + usize::try_from(loaded).unwrap_or(usize::MAX)
-    }
-
-    /// Number of spans of the plain stream.
-    pub fn span_count(&self) -> u32 {
-        u32::try_from(self.arrays.spans.len()).unwrap_or(u32::MAX)
-    }
-
-    /// Number of the span that contains plain byte `offset`; `None` past the end.
-    pub fn span_at(&self, offset: Plain) -> Option<u32> {
-        if offset.0 >= self.origin.plain_bytes {
-            return None;
-        }
-        let spans = &self.arrays.spans;
-        let after = spans.partition_point(|span| span.plain.get() <= offset.0);
-        u32::try_from(after).ok()?.checked_sub(1)
-    }
-
-    /// The plain bytes of span `number`; `None` past the last, or in a damaged index.
-    pub fn span_extent(&self, number: u32) -> Option<Extent<Plain>> {
-        let spans = &self.arrays.spans;
-        let row = spans.get(number as usize)?;
-        let next = spans.get(number as usize + 1);
-        let end = next.map_or(self.origin.plain_bytes, |next| next.plain.get());
-        Extent::new(Plain(row.plain.get()), Plain(end))
-    }
-
-    /// Packed offset where decoding can start for span `number`; `None` without a seek point.
-    pub fn seek_offset(&self, number: u32) -> Option<Packed> {
-        let row = self.arrays.spans.get(number as usize)?;
-        (row.bit.get() != SpanRow::NO_SEEK_POINT).then(|| Packed(row.packed.get()))
-    }
-
-    /// Whether a reader can detect all bytes of another version, by digests of blocks and hashes of spans.
-    ///
-    /// # Errors
-    /// When rows cannot be loaded.
-    pub fn is_hashed(&self) -> Result<bool, MissingRow> {
-        let is_hashed = || {
-            let (mut spans, mut blocks) = (self.arrays.spans.iter(), self.arrays.blocks.iter());
-            self.digested.0 >= self.origin.packed_bytes
-                && blocks.all(|digest| *digest != blocks::UNKNOWN_DIGEST)
-                && spans.all(|row| row.flags.get() & SpanRow::UNHASHED == 0)
-        };
-        find_missing(true, is_hashed)
-    }
-
-    /// Marks the packed bytes up to `end` as skipped. Those without a digest never get one.
-    pub(super) fn skip_blocks(&mut self, end: Packed) {
-        let rows = self.arrays.blocks.vec_mut();
-        // The digest of a block's front is not the block's digest.
-        rows.truncate(blocks::block_count(self.digested.0 / self.block_len));
-        let count = blocks::block_count(end.0.div_ceil(self.block_len));
-        rows.resize(count, blocks::UNKNOWN_DIGEST);
-        self.digested = end;
-    }
-
-    /// Length of the blocks that have digests, in bytes.
-    pub fn block_len(&self) -> u64 {
-        self.block_len
-    }
-
-    /// The blocks that contain `extent`, as far as their digests are known (all, unless a scan is running).
-    ///
-    /// # Errors
-    /// When rows cannot be loaded.
-    #[doc(hidden)]
-    pub fn blocks(&self, extent: Extent<Packed>) -> Result<Option<Blocks>, MissingRow> {
-        let is_final = self.is_complete();
-        let digests = &self.arrays.blocks;
-        find_missing(true, || {
-            Blocks::new(digests, self.block_len, self.digested, extent, is_final)
-        })
-    }
-
-    /// Whether decoding at some seek point refers to plain bytes before it.
-    pub fn has_windows(&self) -> bool {
-        !self.arrays.windows.0.is_empty()
-    }
-
-    /// Span `number`, with its window still packed; `None` past the last, or in a damaged index.
-    ///
-    /// # Errors
-    /// When rows cannot be loaded.
-    pub fn span(&self, number: u32) -> Result<Option<Span>, MissingRow> {
-        find_missing(true, || self.find_span(number))
-    }
-
-    fn find_span(&self, number: u32) -> Option<Span> {
-        let row = self.arrays.spans.get(number as usize)?;
-        let hash = match row.flags.get() & SpanRow::UNHASHED {
-            0 => Some(span_hash::of_checksums(
-                self.find_checksums(number)?.checksums(),
-            )),
-            _ => None,
-        };
-        Some(Span {
-            number,
-            plain: self.span_extent(number)?,
-            hash,
-            seek_point: match row.bit.get() {
-                SpanRow::NO_SEEK_POINT => None,
-                bit => {
-                    let (offset, len) = (row.window_offset.get(), row.window_len.get());
-                    let window = self.arrays.windows.bytes_at(offset, len.into())?;
-                    Some(SeekPoint {
-                        packed: Packed(row.packed.get()),
-                        bit: u8::try_from(bit).ok()?,
-                        plain: Plain(row.plain.get()),
-                        state: row.state.get(),
-                        window: Bytes::copy_from_slice(window),
-                    })
-                }
-            },
-        })
-    }
-
-    /// Checksums of the blocks of span `number`; `None` without checksums, or in a damaged index.
-    ///
-    /// # Errors
-    /// When rows cannot be loaded.
-    pub(crate) fn span_checksums(
-        &self,
-        number: u32,
-    ) -> Result<Option<SpanChecksums<'_>>, MissingRow> {
-        find_missing(true, || self.find_checksums(number))
-    }
-
-    fn find_checksums(&self, number: u32) -> Option<SpanChecksums<'_>> {
-        let row = self.arrays.spans.get(number as usize)?;
-        if row.flags.get() & SpanRow::UNHASHED != 0 {
-            return None;
-        }
-        let (checksums, first) = (&self.arrays.checksums, row.checksum.get());
-        SpanChecksums::new(checksums, first, self.span_extent(number)?, self.block_len)
     }
 }
 
