@@ -2,26 +2,22 @@
 //!
 //! A source is one version of a file, pinned by its [`Fingerprint`]. Bytes of another version are an error.
 
-mod authorizer;
+mod client;
 mod credentials;
-mod directory;
 mod error;
-mod file;
 mod fingerprint;
 mod http;
-mod join;
 mod listing;
+mod local;
 mod location;
-mod memory;
 mod mirrors;
+mod network;
 mod open;
 mod options;
-mod pipe;
+mod parts;
 mod read_handle;
 mod registry;
-mod response;
 mod retry;
-mod slice;
 mod upload;
 
 use std::fmt;
@@ -36,27 +32,26 @@ use crate::base::extent::Packed;
 pub use crate::base::buffer_pool::{Buffer, BufferPool};
 pub use crate::base::random_reads::Wait;
 
-pub use authorizer::{Authorizer, HeaderLoader, Refusal, Request};
+pub use client::{Authorizer, HeaderLoader, Refusal, Request, Target, UploadContent, Via};
 #[doc(hidden)]
 pub use credentials::registry_login;
-pub(crate) use directory::SourceDirectory;
 pub use error::{Cause, Class, Denial, Error, Obstacle, Rejection};
-pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
-pub use http::{
-    Certificates, CertificatesError, ClientCertificate, ClientCertificateError, Content, Http,
-    RawResponse, Target, Transport, Via, trust_only,
-};
-pub(crate) use join::Join;
+pub use http::Http;
 pub use listing::{ArchivePlace, ListedArchive, Listing, paths_of_page};
+pub(crate) use local::SourceDirectory;
+pub use local::{File, MemorySource, Pipe};
 pub use location::{Location, canonical_name, canonical_os_name, location_text, redact};
-pub use memory::MemorySource;
 #[doc(hidden)]
 pub use mirrors::{MirrorPlace, in_order, open as open_mirrors};
+pub use network::{
+    Certificates, CertificatesError, ClientCertificate, ClientCertificateError, Content,
+    RawResponse, Transport, trust_only,
+};
 pub(crate) use open::{is_same_origin, lacks_scheme, open_beside};
 pub use open::{local_path, locator, open, own_name};
 pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
-pub use pipe::Pipe;
+pub(crate) use parts::{Join, Slice};
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
 pub(crate) use registry::open_foreign;
 pub use registry::{
@@ -64,8 +59,7 @@ pub use registry::{
     Repository,
 };
 pub use retry::Retry;
-pub(crate) use slice::Slice;
-pub use upload::{UploadContent, put};
+pub use upload::put;
 
 /// Whether all bytes of a read are those that were expected.
 pub type IsIntact<'a> = &'a (dyn Fn(&[u8]) -> bool + Sync);

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use reqwest::header::AUTHORIZATION;
 use url::Url;
 
-use super::authorizer::parse_headers;
+use super::client::authorizer::parse_headers;
 use super::credentials::{self, Netrc, ReloadedHeaders};
 use super::location::{canonical_name, location_text, redact};
 use super::mirrors::MirrorPlace;
 use super::{
-    Cause, Error, FirstContact, HeaderLoader, Http, Location, Options, Pipe, Source, Target, file,
+    Cause, Error, FirstContact, HeaderLoader, Http, Location, Options, Pipe, Source, Target, local,
     mirrors,
 };
 use crate::base::stats::Stats;
@@ -54,7 +54,7 @@ pub(crate) async fn open_beside(
         return open(spec, options).await;
     };
     let shown = location_text(path.as_os_str());
-    let opening = move || file::open_beside(&path, &archive, options.stats);
+    let opening = move || local::open_beside(&path, &archive, options.stats);
     // The task fails only if the runtime ends.
     let done = tokio::task::spawn_blocking(opening).await;
     done.unwrap_or(Err(Cause::Cancelled))
@@ -204,7 +204,7 @@ pub(crate) fn is_same_origin(one: &str, other: &str) -> bool {
 }
 
 async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Error> {
-    let opening = move || match (file::open(&path, stats), location_text(path.as_os_str())) {
+    let opening = move || match (local::open(&path, stats), location_text(path.as_os_str())) {
         (Err(Cause::NotFound), name) if let Some(url) = with_scheme(&name) => {
             let url = Location::from_url(&url).to_string();
             let (_, place) = url.split_once("://").unwrap_or_default();

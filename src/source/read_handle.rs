@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::http::Content;
+use super::network::Content;
 use crate::base::sync::Mutex;
 
 /// Whether the reads of a scan continue past their deadline while the source is unreachable.

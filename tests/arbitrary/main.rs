@@ -23,6 +23,9 @@ mod mutations;
 mod seeds;
 mod targets;
 
+// The file of a private module names it so (`targets/private.rs`).
+use tarfs::source;
+
 use mutations::mutate;
 use rng::Rng;
 use targets::Target;

@@ -18,7 +18,7 @@ use super::context::{ProviderContext, variable};
 use super::object::{Endpoint, Object, url_below};
 use super::sign::SignedRequests;
 use crate::source::Cause;
-use crate::source::authorizer::Authorizer;
+use crate::source::client::authorizer::Authorizer;
 
 /// Version of the protocol, which signatures and tokens need.
 const VERSION: (&str, &str) = ("x-ms-version", "2023-11-03");

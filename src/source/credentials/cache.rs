@@ -13,8 +13,7 @@ use super::context::{FailedExchange, ProviderContext};
 use crate::base::escape::is_control;
 use crate::base::sync::Mutex;
 use crate::source::Cause;
-use crate::source::http::Failure;
-use crate::source::retry::LONG_BLOCK;
+use crate::source::retry::{Failure, LONG_BLOCK};
 
 /// Remaining lifetime at which credentials are renewed in the background.
 const RENEWAL_MARGIN: Duration = Duration::from_mins(2);

@@ -17,8 +17,11 @@ use url::Url;
 use crate::base::descriptor_limit::is_descriptor_limit;
 use crate::base::own_variables::own_variables;
 use crate::base::sync::Mutex;
-use crate::source::http::{Failure, NetworkTransport, ServerError, silent_server, unix_time};
-use crate::source::response::ResponseHead;
+use crate::source::client::response::ResponseHead;
+use crate::source::client::{ServerError, unix_time};
+use crate::source::http::silent_server;
+use crate::source::network::NetworkTransport;
+use crate::source::retry::Failure;
 use crate::source::{Cause, Content, Options, Transport};
 
 /// Timeout of a request to a credential server.

@@ -14,7 +14,7 @@ use super::context::{ProviderContext, variable};
 use super::object::{Endpoint, Object, url_below};
 use super::sign::SignedRequests;
 use crate::source::Cause;
-use crate::source::authorizer::Authorizer;
+use crate::source::client::authorizer::Authorizer;
 
 /// Google's own endpoint.
 const ENDPOINT: &str = "https://storage.googleapis.com";

@@ -6,7 +6,9 @@ use reqwest::header::HeaderMap;
 
 use crate::base::sync::Mutex;
 use crate::source::Cause;
-use crate::source::authorizer::{Authorizer, HeaderLoader, Refusal, Request, parse_headers};
+use crate::source::client::authorizer::{
+    Authorizer, HeaderLoader, Refusal, Request, parse_headers,
+};
 
 /// Headers that a file holds, such as a bearer token that another program renews.
 #[derive(Debug)]

@@ -18,8 +18,7 @@ mod sign;
 use std::sync::Arc;
 
 use self::object::{Endpoint, Object, Store};
-use super::http::Target;
-use super::{Authorizer, Cause, Location, Options, Transport};
+use super::{Authorizer, Cause, Location, Options, Target, Transport};
 
 pub(super) use context::{ProviderContext, read_optional};
 pub(super) use headers::ReloadedHeaders;

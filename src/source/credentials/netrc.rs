@@ -7,7 +7,7 @@ use base64::prelude::BASE64_STANDARD;
 use url::Url;
 
 use super::context::read_file;
-use crate::source::authorizer::HeaderLoader;
+use crate::source::client::authorizer::HeaderLoader;
 
 /// Name of the header with the credentials.
 const AUTHORIZATION: &str = "authorization";

@@ -20,8 +20,8 @@ use super::context::{Commands, ProviderContext};
 use super::docker_config::{self, Login};
 use crate::base::sync::Mutex;
 use crate::source::Cause;
-use crate::source::authorizer::{Authorizer, Refusal, Request};
-use crate::source::http::ServerError;
+use crate::source::client::ServerError;
+use crate::source::client::authorizer::{Authorizer, Refusal, Request};
 
 /// Lifetime of a token whose answer names none, or a shorter one, as other clients assume.
 const MIN_TOKEN_LIFETIME: Duration = Duration::from_mins(1);

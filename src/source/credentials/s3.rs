@@ -18,7 +18,7 @@ use super::profile;
 use super::sign::sign;
 use crate::base::sync::Mutex;
 use crate::source::Cause;
-use crate::source::authorizer::{Authorizer, Refusal, Request};
+use crate::source::client::authorizer::{Authorizer, Refusal, Request};
 
 /// Header in which S3 names the bucket's region.
 const BUCKET_REGION: &str = "x-amz-bucket-region";
@@ -414,7 +414,7 @@ mod tests {
             let refusal = Refusal {
                 status: reqwest::StatusCode::BAD_REQUEST,
                 headers,
-                error: crate::source::http::ServerError::default(),
+                error: crate::source::client::ServerError::default(),
             };
             for is_followed in [true, false] {
                 let mut request = Request {

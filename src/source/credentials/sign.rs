@@ -9,7 +9,7 @@ use reqwest::header::{HOST, HeaderValue};
 
 use super::cache::CredentialCache;
 use crate::source::Cause;
-use crate::source::authorizer::{Authorizer, Refusal, Request};
+use crate::source::client::authorizer::{Authorizer, Refusal, Request};
 
 /// Signs `request` with `credential` of `cache`, and with those of its headers that `is_signed` selects.
 ///

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use super::concurrency_limit::Permit;
 use super::receive::silent_server;
-use super::retry_state::{Attempts, Failure};
 use super::{Http, RangeResult};
 use crate::base::buffer_pool::Buffer;
 use crate::source::read_handle::ReadCommand;
+use crate::source::retry::attempts::{Attempts, Failure};
 use crate::source::{Cause, Error, ReadHandle, Source};
 
 /// Maximum pause on a server's request for reads that never give up.

@@ -7,20 +7,10 @@
 //! The caller's [`StallTimeout`](crate::base::stall_timeout::StallTimeout) bounds every network wait.
 
 mod as_source;
-mod certificates;
-mod client;
-mod client_certificate;
 mod concurrency_limit;
-mod connect_time;
-mod error_body;
 pub(super) mod fill;
 mod receive;
-mod retry_state;
-mod target;
-mod timer;
-mod transport;
 mod unranged;
-mod via;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -30,31 +20,23 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use url::Url;
 
-use self::client::Response;
 use self::concurrency_limit::{ConcurrencyLimiter, Permit};
 use self::receive::{copy, part_len, receive, receive_piece, skip_to, with_idle_timeout};
-use self::retry_state::{Attempts, OutageLog, protocol_failure};
+use super::client::response::{ContentRange, ResponseHead};
+use super::client::{Client, Response};
+use super::network::NetworkTransport;
 use super::read_handle::{Continuation, ResponseRest};
-use super::response::{ContentRange, ResponseHead};
 use super::retry::Jitter;
+use super::retry::attempts::{Attempts, Failure, OutageLog, protocol_failure};
 use super::{
-    Access, Cause, Error, Fingerprint, FirstContact, Location, Options, ReadHandle, Source,
-    SourceInfo, Validator,
+    Access, Cause, Content, Error, Fingerprint, FirstContact, Location, Options, ReadHandle,
+    Source, SourceInfo, Target, Transport, Validator,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 
-pub use self::certificates::{Certificates, CertificatesError, trust_only};
-pub(super) use self::client::{Client, Message, resolve_redirect, unix_time};
-pub use self::client_certificate::{ClientCertificate, ClientCertificateError};
-pub(super) use self::error_body::ServerError;
 pub(super) use self::receive::{idle_timeout, silent_server};
-pub(super) use self::retry_state::Failure;
-pub use self::target::Target;
-pub(super) use self::transport::NetworkTransport;
-pub use self::transport::{Content, RawResponse, Transport};
-pub use self::via::Via;
 
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.
 const PREFIX_LEN: u64 = 64 << 10;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Buf;
 
 use crate::base::stats::Stats;
+use crate::source::client::response::ResponseHead;
 use crate::source::read_handle::ResponseRest;
-use crate::source::response::ResponseHead;
 use crate::source::{Cause, Obstacle, Options};
 
 /// Length of the part in a 206. It must start as requested, and may be shorter.

@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 
+use super::Http;
 use super::receive::with_idle_timeout;
-use super::retry_state::{Attempts, Failure, MIN_PROGRESS_BYTES};
-use super::{Content, Http};
-use crate::source::Cause;
+use crate::source::retry::attempts::{Attempts, Failure, MIN_PROGRESS_BYTES};
+use crate::source::{Cause, Content};
 
 /// Stream of a server without ranges, over as many responses as needed.
 pub(super) struct UnrangedStream<'a> {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::page::{ListedArchive, Listing};
 use crate::source::credentials::{object_target, split_bucket};
-use crate::source::http::NetworkTransport;
+use crate::source::network::NetworkTransport;
 use crate::source::{Cause, Http, Location, Options, Source, Target, redact};
 
 /// Maximum number of pages of a listing, of 1,000 objects each.

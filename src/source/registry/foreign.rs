@@ -8,8 +8,8 @@ use std::sync::Arc;
 use url::Url;
 
 use crate::base::sha256::Sha256;
-use crate::source::http::NetworkTransport;
 use crate::source::location::is_in_own_network;
+use crate::source::network::NetworkTransport;
 use crate::source::{Cause, Error, Fingerprint, Http, Options, Source, Validator, mirrors, redact};
 
 /// The servers of `urls`, which should have the bytes of `version`. They get no credentials. Users see `name`.

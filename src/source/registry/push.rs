@@ -11,8 +11,9 @@ use url::Url;
 use super::referrers::{Descriptor, OCI_INDEX, fallback_tag, with_referrer};
 use super::repository::{Repository, Server};
 use crate::base::sha256::Sha256;
-use crate::source::http::{Failure, Message, resolve_redirect};
-use crate::source::upload::{Answer, STORED, Sender, UploadContent};
+use crate::source::client::{Answer, Message, Sender, UploadContent, resolve_redirect};
+use crate::source::retry::Failure;
+use crate::source::upload::STORED;
 use crate::source::{Cause, Error};
 
 const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";

@@ -9,7 +9,7 @@ use url::Url;
 
 use crate::base::sha256::Sha256;
 use crate::source::Cause;
-use crate::source::upload::MAX_ANSWER_BYTES;
+use crate::source::client::MAX_ANSWER_BYTES;
 
 /// Artifact type of the indexes of an image's layers.
 pub const INDEX_ARTIFACT_TYPE: &str = "application/vnd.tarfs.index.v1";

@@ -13,11 +13,12 @@ use super::hosts;
 use super::reference::{Reference, Version};
 use super::referrers::{Descriptor, fallback_tag, next_page, parse_referrers};
 use crate::base::sha256::Sha256;
+use crate::source::client::{Message, Sender};
 use crate::source::credentials::{PULL, PUSH, ProviderContext, RegistryLogin};
-use crate::source::http::{Message, NetworkTransport, silent_server};
+use crate::source::http::silent_server;
 use crate::source::location::is_in_own_network;
 use crate::source::mirrors::{self, HEAD_START, first_success};
-use crate::source::upload::Sender;
+use crate::source::network::NetworkTransport;
 use crate::source::{
     Authorizer, Cause, Error, Fingerprint, FirstContact, Http, Location, Options, Source, Target,
     Validator, redact,

@@ -3,7 +3,6 @@
 use std::sync::LazyLock;
 
 use tarfs::index::{Builder, Index, Options, Origin};
-use tarfs::source::{Cause, Denial, Fingerprint, Validator};
 use tarfs::tar::{Member, MemberKind};
 use tarfs::{Extent, Plain};
 
@@ -23,7 +22,7 @@ mod profile_file;
 )]
 mod wire;
 
-#[path = "../../../src/source/response.rs"]
+#[path = "../../../src/source/client/response.rs"]
 #[allow(
     dead_code,
     clippy::pedantic,

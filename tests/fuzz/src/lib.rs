@@ -19,8 +19,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-// The file of a private module names it so (`targets/private.rs`).
+// The files of private modules name them so (`targets/private.rs`).
 use tarfs::internal as base;
+use tarfs::source;
 
 use targets::Target;
 

@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use futures_util::future::FutureExt;
 
-use super::{
-    Access, Cause, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo, Validator,
-};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
+use crate::source::{
+    Access, Cause, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo, Validator,
+};
 
 /// A source in memory.
 #[derive(Debug)]

@@ -14,15 +14,15 @@ use rustix::process::geteuid;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::pipe::Pipe;
-use super::{
-    Access, Cause, Doubt, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo,
-    Validator, location_text,
-};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 use crate::base::random_reads::{RandomReads, Wait};
 use crate::base::regular_file;
 use crate::base::stats::Stats;
+use crate::source::{
+    Access, Cause, Doubt, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo,
+    Validator, location_text,
+};
 
 /// An open local file. Renaming or replacing it has no effect. A write to it is detected.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 const SETTLE_PAUSE: Duration = Duration::from_millis(2);
 
 /// Opens files and block devices by range, FIFOs (waits for a writer) and character devices as a stream.
-pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
+pub(in crate::source) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
     let mut file = StdFile::open(path)?;
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
@@ -97,7 +97,7 @@ pub(super) fn from_file(
 }
 
 /// Opens the regular file at `path`, which vouches for the file `archive`.
-pub(super) fn open_beside(
+pub(in crate::source) fn open_beside(
     path: &Path,
     archive: &Path,
     stats: Arc<Stats>,

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 
-use super::{
-    Access, Cause, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo, Validator,
-};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
 use crate::base::random_reads::Wait;
 use crate::base::sha256::Sha256;
+use crate::source::{
+    Access, Cause, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo, Validator,
+};
 
 /// A range of another source. Errors name the other source, because they arise there.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use url::Url;
 
+use super::authorizer::Authorizer;
 use crate::source::Location;
-use crate::source::authorizer::Authorizer;
 
 /// The URL of a source, with its location and credentials.
 #[derive(Clone, Debug)]

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat};
 use rustix::io::Errno;
 
-use super::{Cause, Error, Source, file, location_text};
+use super::file;
 use crate::base::regular_file;
 use crate::base::stats::Stats;
+use crate::source::{Cause, Error, Source, location_text};
 
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 
@@ -44,7 +45,7 @@ impl SourceDirectory {
     }
 
     /// Its path, as it was given.
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::source) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -54,7 +55,7 @@ impl SourceDirectory {
     }
 
     /// Attributes of the regular file at the relative path `name`, which is below this directory.
-    pub(super) fn metadata(&self, name: &str) -> Option<Metadata> {
+    pub(in crate::source) fn metadata(&self, name: &str) -> Option<Metadata> {
         regular_file::open(&self.directory, name, BENEATH)
             .ok()??
             .metadata()

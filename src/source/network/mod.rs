@@ -1,5 +1,9 @@
 //! Transport of requests: the network, or its replacement in tests.
 
+mod certificates;
+mod client_certificate;
+mod connect_time;
+
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
@@ -21,13 +25,14 @@ use reqwest::redirect::Policy;
 use reqwest::{Body, Method, Response, StatusCode};
 use url::{Origin, Url};
 
-use super::certificates;
-use super::client_certificate::ClientCertificate;
-use super::connect_time::ConnectTimer;
+use self::connect_time::ConnectTimer;
 use crate::base::descriptor_limit::{check_descriptor_limit, is_descriptor_limit};
 use crate::base::sync::Mutex;
 use crate::source::location::is_own_address;
 use crate::source::{Cause, Obstacle, Options};
+
+pub use self::certificates::{Certificates, CertificatesError, trust_only};
+pub use self::client_certificate::{ClientCertificate, ClientCertificateError};
 
 /// Maximum number of header lines of a response. The parser reserves memory for them.
 const MAX_HEADER_LINES: usize = 500;
@@ -86,7 +91,7 @@ impl Content {
     }
 
     /// Lets `bytes`, which came from it, come again, before the rest if it has not ended.
-    pub(super) fn put_back(&mut self, bytes: Bytes, has_ended: bool) {
+    pub(crate) fn put_back(&mut self, bytes: Bytes, has_ended: bool) {
         let rest = std::mem::replace(self.0.get_mut(), stream::empty().boxed());
         let rest = if has_ended {
             stream::empty().boxed()

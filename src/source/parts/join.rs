@@ -6,14 +6,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::FutureExt;
 
-use super::fingerprint::hash_texts;
-use super::read_handle::ReadCommand;
-use super::{
+use crate::base::buffer_pool::{Buffer, BufferPool};
+use crate::base::extent::Packed;
+use crate::source::fingerprint::hash_texts;
+use crate::source::read_handle::ReadCommand;
+use crate::source::{
     Access, Cause, Error, Fingerprint, IsIntact, Location, ReadHandle, ReadMode, Reading, Source,
     SourceInfo, Validator,
 };
-use crate::base::buffer_pool::{Buffer, BufferPool};
-use crate::base::extent::Packed;
 
 /// The bytes of several sources, one after the other. Errors name the part, because they arise there.
 #[derive(Debug)]
@@ -355,7 +355,7 @@ mod tests {
         let paths = ["one", "two"].map(|name| directory.path().join(name));
         let open = |path: &PathBuf| {
             std::fs::write(path, "01234").expect("written");
-            let opened = crate::source::file::open(path, Arc::default());
+            let opened = crate::source::local::open(path, Arc::default());
             opened.expect("a file")
         };
         let join = Join::new(paths.iter().map(open).collect()).expect("joined");

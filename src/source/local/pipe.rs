@@ -8,13 +8,13 @@ use bytes::Bytes;
 use futures_util::future::FutureExt;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use super::{
-    Access, Cause, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo, Validator,
-};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
+use crate::source::{
+    Access, Cause, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo, Validator,
+};
 
 /// Maximum bytes per read: four times the default capacity of a Linux pipe.
 const PIECE_LEN: usize = 256 << 10;

@@ -13,7 +13,7 @@ use ring::digest::{Context, SHA256};
 
 use crate::base::sha256::Sha256;
 use crate::source::Cause;
-use crate::source::http::Content;
+use crate::source::network::Content;
 
 /// Bytes of a file that are read at a time.
 const PIECE_LEN: usize = 256 << 10;
@@ -102,7 +102,7 @@ impl UploadContent {
     ///
     /// # Errors
     /// As [`sha256`](Self::sha256), or as `consume`.
-    pub(super) fn for_each_piece(
+    pub(crate) fn for_each_piece(
         &self,
         mut consume: impl FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {

@@ -43,7 +43,7 @@ impl Drop for UnreachableMark {
 
 /// Measures a read's waiting time; its owner reports the received bytes.
 #[derive(Debug)]
-pub(super) struct Timer {
+pub(crate) struct Timer {
     time: StallTimeout,
     last_check: Instant,
     counted: u64,
@@ -57,7 +57,7 @@ pub(super) struct Timer {
 
 impl Timer {
     /// Starts the timer after `received` bytes that it did not wait for.
-    pub(super) fn new(timeout: Duration, received: u64, stats: &Arc<Stats>) -> Self {
+    pub(crate) fn new(timeout: Duration, received: u64, stats: &Arc<Stats>) -> Self {
         Self {
             time: StallTimeout::new(timeout),
             last_check: Instant::now(),
@@ -72,19 +72,19 @@ impl Timer {
         }
     }
 
-    pub(super) fn set_unreachable(&mut self) {
+    pub(crate) fn set_unreachable(&mut self) {
         self.unreachable.set(true);
     }
 
     /// Updates and returns the remaining time, after `received` bytes.
-    pub(super) fn update(&mut self, received: u64) -> Duration {
+    pub(crate) fn update(&mut self, received: u64) -> Duration {
         let waited = self.last_check.elapsed();
         self.record_wait(received, waited)
     }
 
     /// As [`update`](Self::update), but after [`wait_until_expired`](Self::wait_until_expired) only its steps
     /// count, not the time when this process was stopped (by a debugger, or a container's freezer).
-    pub(super) fn update_running(&mut self, received: u64) -> Duration {
+    pub(crate) fn update_running(&mut self, received: u64) -> Duration {
         let waited = self.last_check.elapsed().min(CHECK_INTERVAL * 2);
         self.record_wait(received, waited)
     }
@@ -104,14 +104,14 @@ impl Timer {
     }
 
     /// Ignores the time since the last check, because nothing waited.
-    pub(super) fn ignore_elapsed(&mut self) {
+    pub(crate) fn ignore_elapsed(&mut self) {
         self.last_check = Instant::now();
         self.last_receipt = self.last_check;
     }
 
     /// Waits until the time expires, and returns the cause. Up to [`QUEUE_TIMEOUT_FACTOR`] timeouts do not
     /// count while `is_queued`, because the server answers other requests. Cancel safe.
-    pub(super) async fn wait_until_expired(
+    pub(crate) async fn wait_until_expired(
         &mut self,
         received: impl Fn() -> u64,
         is_queued: impl Fn() -> bool,

@@ -28,7 +28,7 @@ fn is_harmless(pair: &str) -> bool {
 #[derive(Clone, Debug)]
 pub struct Via {
     /// URL of the proxy without query and fragment.
-    pub(super) prefix: Url,
+    pub(crate) prefix: Url,
     /// Whether it receives the credentials for the origin.
     pub(super) sends_credentials: bool,
     /// Time in which only the origin is asked. All sources share it.

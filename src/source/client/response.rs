@@ -7,27 +7,27 @@ use reqsign_core::time::Timestamp;
 use reqwest::StatusCode;
 use reqwest::header::{self, HeaderMap, HeaderName};
 
-use super::{Cause, Denial, Fingerprint, Validator};
+use crate::source::{Cause, Denial, Fingerprint, Validator};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct ResponseHead {
-    pub(super) status: u16,
-    pub(super) range: Option<ContentRange>,
-    pub(super) content_len: Option<u64>,
-    pub(super) validator: Validator,
-    pub(super) redirect: Option<String>,
-    pub(super) retry_after: Option<Duration>,
+pub(crate) struct ResponseHead {
+    pub(crate) status: u16,
+    pub(crate) range: Option<ContentRange>,
+    pub(crate) content_len: Option<u64>,
+    pub(crate) validator: Validator,
+    pub(crate) redirect: Option<String>,
+    pub(crate) retry_after: Option<Duration>,
     /// Codings of the body, without labels that name none.
     encoding: Option<String>,
     /// Details of a refusal, if credentials were looked for.
-    pub(super) denial: Option<Denial>,
+    pub(crate) denial: Option<Denial>,
     /// Code and message of the error that the body describes, if that was read.
-    pub(super) error: (Option<String>, Option<String>),
+    pub(crate) error: (Option<String>, Option<String>),
 }
 
 impl ResponseHead {
     /// Parses `headers`. `now` is in seconds since the epoch, for a server that sends no date.
-    pub(super) fn new(status: StatusCode, headers: &HeaderMap, now: u64) -> Self {
+    pub(crate) fn new(status: StatusCode, headers: &HeaderMap, now: u64) -> Self {
         let number = |name| header_text(headers, name).and_then(|text| parse_digits(text.trim()));
         Self {
             status: status.as_u16(),
@@ -53,7 +53,7 @@ impl ResponseHead {
     }
 
     /// Fingerprint of the whole.
-    pub(super) fn fingerprint(&self) -> Fingerprint {
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
         let len = match self.range {
             Some(ContentRange::Part { total, .. } | ContentRange::Unsatisfied { total }) => total,
             None if self.is_whole() => self.content_len,
@@ -66,17 +66,17 @@ impl ResponseHead {
     }
 
     /// Whether the body is all of the source. A proxy that changed headers answers with 203.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         matches!(self.status, 200 | 203)
     }
 
     /// Whether it may be an answer of a server that does not support ranges.
-    pub(super) fn refuses_range(&self) -> bool {
+    pub(crate) fn refuses_range(&self) -> bool {
         self.denial.is_none() && matches!(self.status, 206 | 400 | 416 | 501)
     }
 
     /// Range of a 206, half-open and never empty.
-    pub(super) fn content_range(&self) -> Result<(u64, u64), Cause> {
+    pub(crate) fn content_range(&self) -> Result<(u64, u64), Cause> {
         match self.range {
             Some(ContentRange::Part { start, end, .. }) => Ok((start, end)),
             _ => Err(Cause::Protocol(
@@ -86,7 +86,7 @@ impl ResponseHead {
     }
 
     /// Content-Encoding of the stored bytes, which some servers send for a `.tar.gz`. Ranges stay encoded.
-    pub(super) fn stored_encoding(&self) -> Result<Option<&str>, Cause> {
+    pub(crate) fn stored_encoding(&self) -> Result<Option<&str>, Cause> {
         match self.encoding.as_deref() {
             Some(encoding) if !STORED_ENCODINGS.contains(&encoding) => {
                 Err(unexpected_encoding(encoding))
@@ -96,14 +96,14 @@ impl ResponseHead {
     }
 
     /// Checks that the encoding is that of the first response, or none, which means the same bytes.
-    pub(super) fn check_encoding(&self, first: Option<&str>) -> Result<(), Cause> {
+    pub(crate) fn check_encoding(&self, first: Option<&str>) -> Result<(), Cause> {
         match self.encoding.as_deref() {
             Some(encoding) if first != Some(encoding) => Err(unexpected_encoding(encoding)),
             _ => Ok(()),
         }
     }
 
-    pub(super) fn failure_cause(&self) -> Cause {
+    pub(crate) fn failure_cause(&self) -> Cause {
         let cause = Cause::from_status(self.status, self.retry_after);
         let (code, message) = self.error.clone();
         let cause = cause.with_error(self.status, code, message);
@@ -114,13 +114,13 @@ impl ResponseHead {
     }
 
     /// Whether the response may be about `version`, so that a 412 does not prove that it is gone.
-    pub(super) fn permits(&self, version: &Fingerprint) -> bool {
+    pub(crate) fn permits(&self, version: &Fingerprint) -> bool {
         self.validator == Validator::None || self.validator == version.validator
     }
 
     /// Whether a resolved URL may have expired while the original one still works. Object stores and CDNs
     /// report that by any client error, except those about the request itself or its rate.
-    pub(super) fn may_be_expired_url(&self) -> bool {
+    pub(crate) fn may_be_expired_url(&self) -> bool {
         matches!(self.status, 400..=499) && !matches!(self.status, 408 | 412 | 416 | 425 | 429)
     }
 }
@@ -197,7 +197,7 @@ fn parse_digits(text: &str) -> Option<u64> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ContentRange {
+pub(crate) enum ContentRange {
     /// `bytes 0-9/100`
     Part {
         start: u64,
@@ -215,7 +215,7 @@ pub(super) enum ContentRange {
 
 impl ContentRange {
     /// Parses the header; `None` for other units and contradictory values.
-    pub(super) fn parse(value: &str) -> Option<Self> {
+    pub(crate) fn parse(value: &str) -> Option<Self> {
         let (unit, rest) = value.trim().split_once([' ', '='])?;
         let (range, total) = rest.trim().split_once('/')?;
         let total = match total {

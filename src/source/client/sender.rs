@@ -7,11 +7,12 @@ use bytes::Bytes;
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 
-use crate::source::http::{
-    Client, Failure, Message, Transport, idle_timeout, repeat, silent_server,
-};
-use crate::source::retry::Jitter;
-use crate::source::{Cause, Error, Options, Target};
+use super::target::Target;
+use super::{Client, Message};
+use crate::source::http::{idle_timeout, repeat, silent_server};
+use crate::source::network::Transport;
+use crate::source::retry::{Failure, Jitter};
+use crate::source::{Cause, Error, Options};
 
 /// Maximum length of an answer that can be used.
 pub(crate) const MAX_ANSWER_BYTES: usize = 1 << 20;

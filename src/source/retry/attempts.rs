@@ -8,16 +8,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::timer::Timer;
+use super::{Jitter, Retry};
 use crate::base::stats::Stats;
-use crate::source::response::ResponseHead;
-use crate::source::retry::{Jitter, Retry};
+use crate::source::client::response::ResponseHead;
 use crate::source::{Cause, Class, Error, Options};
 
 /// Maximum number of retries without a pause after refused concurrency, from the initial four to one.
 const MAX_IMMEDIATE_RETRIES: u32 = 2;
 
 /// Bytes that count as progress, after which failures are counted anew.
-pub(super) const MIN_PROGRESS_BYTES: u64 = 64 << 10;
+pub(crate) const MIN_PROGRESS_BYTES: u64 = 64 << 10;
 
 /// A failed attempt.
 #[derive(Debug)]
@@ -40,14 +40,14 @@ impl Failure {
 
 impl Failure {
     /// Order of the failures of several servers: a greater one will probably end sooner, or says more.
-    pub(super) fn hope(&self) -> impl Ord + use<> {
+    pub(crate) fn hope(&self) -> impl Ord + use<> {
         let pause = Reverse(self.retry_after);
         let is_there = self.cause.class() != Class::NotFound;
         (self.cause.is_outage(), self.may_end(), is_there, pause)
     }
 
     /// Whether a server that has answered correctly may soon do so again. One of its nodes may be faulty.
-    pub(super) fn may_end(&self) -> bool {
+    pub(crate) fn may_end(&self) -> bool {
         self.cause.is_transient() || matches!(self.cause, Cause::Protocol(_))
     }
 }
@@ -62,27 +62,27 @@ impl From<Cause> for Failure {
     }
 }
 
-pub(super) fn protocol_failure(how: &str) -> Failure {
+pub(crate) fn protocol_failure(how: &str) -> Failure {
     Cause::Protocol(how.to_owned()).into()
 }
 
-pub(super) struct RetryState {
-    pub(super) retry: Retry,
+pub(crate) struct RetryState {
+    pub(crate) retry: Retry,
     jitter: Arc<Jitter>,
     /// Whether the server has answered before.
-    pub(super) is_open: bool,
+    pub(crate) is_open: bool,
     attempts: u32,
     /// Consecutive attempts without substantial progress.
     failures: u32,
     immediate_retries: u32,
     /// Bytes present at the last failure that followed progress.
-    pub(super) progress_mark: u64,
+    pub(crate) progress_mark: u64,
     started: Instant,
-    pub(super) stats: Arc<Stats>,
+    pub(crate) stats: Arc<Stats>,
 }
 
 impl RetryState {
-    pub(super) fn new(retry: Retry, jitter: Arc<Jitter>, stats: Arc<Stats>) -> Self {
+    pub(crate) fn new(retry: Retry, jitter: Arc<Jitter>, stats: Arc<Stats>) -> Self {
         Self {
             retry,
             jitter,
@@ -97,7 +97,7 @@ impl RetryState {
     }
 
     /// Pauses before the next attempt, within `left` of the timeout; fails if none should follow.
-    pub(super) async fn pause_after(
+    pub(crate) async fn pause_after(
         &mut self,
         failure: Failure,
         received: u64,
@@ -138,16 +138,16 @@ impl RetryState {
     }
 
     /// Counts an attempt after which another server is asked without a pause.
-    pub(super) fn count_attempt(&mut self) {
+    pub(crate) fn count_attempt(&mut self) {
         self.attempts += 1;
     }
 
-    pub(super) fn count_timeout(&mut self) {
+    pub(crate) fn count_timeout(&mut self) {
         self.attempts += 1;
         self.stats.source_timeouts.increment();
     }
 
-    pub(super) fn error(&self, location: &str, cause: Cause) -> Error {
+    pub(crate) fn error(&self, location: &str, cause: Cause) -> Error {
         Error {
             location: location.to_owned(),
             is_upload: false,
@@ -159,14 +159,14 @@ impl RetryState {
 }
 
 /// Retries and deadline of one operation. Its owner counts what it receives.
-pub(super) struct Attempts {
-    pub(super) retry_state: RetryState,
-    pub(super) timer: Timer,
+pub(crate) struct Attempts {
+    pub(crate) retry_state: RetryState,
+    pub(crate) timer: Timer,
 }
 
 impl Attempts {
     /// Starts an operation with the policy and the counters of `options`, after `received` bytes.
-    pub(super) fn new(options: &Options, jitter: &Arc<Jitter>, received: u64) -> Self {
+    pub(crate) fn new(options: &Options, jitter: &Arc<Jitter>, received: u64) -> Self {
         let (jitter, stats) = (Arc::clone(jitter), Arc::clone(&options.stats));
         let timer = Timer::new(options.timeout, received, &stats);
         let mut retry_state = RetryState::new(options.retry, jitter, stats);
@@ -178,7 +178,7 @@ impl Attempts {
     ///
     /// # Cancel safety
     /// That of `attempt`.
-    pub(super) async fn run<T>(
+    pub(crate) async fn run<T>(
         &mut self,
         attempt: impl Future<Output = T>,
         received: impl Fn() -> u64,
@@ -196,7 +196,7 @@ impl Attempts {
 
     /// Pauses after `failure`, and counts the pause as waiting for more than `received` bytes. `progress` is what
     /// earlier failures had not. Fails if no attempt should follow. Cancel safe.
-    pub(super) async fn pause_after(
+    pub(crate) async fn pause_after(
         &mut self,
         failure: Failure,
         received: u64,
@@ -215,7 +215,7 @@ impl Attempts {
 
     /// Repeats `attempt` until it succeeds, or none should follow. `received` counts its bytes, and `progress` is
     /// that of the operation before.
-    pub(super) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
+    pub(crate) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
         &mut self,
         received: impl Fn() -> u64,
         progress: u64,
@@ -232,10 +232,10 @@ impl Attempts {
 
 /// Logs the first failed read and the first success after it. Failures in between are not logged.
 #[derive(Debug, Default)]
-pub(super) struct OutageLog(AtomicBool);
+pub(crate) struct OutageLog(AtomicBool);
 
 impl OutageLog {
-    pub(super) fn report_failure(&self, error: &Error, pause: Duration) {
+    pub(crate) fn report_failure(&self, error: &Error, pause: Duration) {
         if !self.0.swap(true, Ordering::Relaxed) {
             let seconds = pause.as_secs();
             let cause = &error.cause;
@@ -244,15 +244,15 @@ impl OutageLog {
     }
 
     /// Notes a failure that the caller reports.
-    pub(super) fn begin(&self) {
+    pub(crate) fn begin(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_under_way(&self) -> bool {
+    pub(crate) fn is_under_way(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    pub(super) fn report_recovery(&self, location: &str) {
+    pub(crate) fn report_recovery(&self, location: &str) {
         if self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed) {
             tracing::info!("{location} can be read again");
         }

@@ -1,5 +1,8 @@
 //! Retry policy and pauses; pure except for randomness.
 
+pub(super) mod attempts;
+mod timer;
+
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,6 +10,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Cause, Error};
+
+pub(super) use self::attempts::Failure;
 
 /// Default limit of the pauses between attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(5);

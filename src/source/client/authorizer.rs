@@ -11,10 +11,10 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, StatusCode};
 use url::Url;
 
-use super::error::SKEWED;
-use super::http::ServerError;
-use super::{Cause, Denial};
+use super::server_error::ServerError;
 use crate::base::sha256::Sha256;
+use crate::source::error::SKEWED;
+use crate::source::{Cause, Denial};
 
 /// Error codes about credentials, some of which come with status 400 or 409.
 const CREDENTIAL_CODES: [&str; 7] = [
@@ -57,12 +57,12 @@ pub struct Refusal {
     /// Its headers.
     pub headers: HeaderMap,
     /// The error in its body.
-    pub(super) error: ServerError,
+    pub(crate) error: ServerError,
 }
 
 impl Refusal {
     /// Describes it for the user. `credentials` names their origin.
-    pub(super) fn into_denial(self, credentials: String, advice: Option<String>) -> Denial {
+    pub(crate) fn into_denial(self, credentials: String, advice: Option<String>) -> Denial {
         let ids = REQUEST_IDS.into_iter();
         let mut ids = ids.filter_map(|name| self.headers.get(name)?.to_str().ok());
         let is_id = |id: &&str| id.len() <= 128 && id.bytes().all(|byte| byte.is_ascii_graphic());
@@ -77,12 +77,12 @@ impl Refusal {
     }
 
     /// Whether other credentials may be accepted.
-    pub(super) fn is_unauthorized(&self) -> bool {
+    pub(crate) fn is_unauthorized(&self) -> bool {
         self.error.code.as_deref() != Some(SKEWED) && self.is_denial()
     }
 
     /// Whether the server requires credentials or rejects them.
-    pub(super) fn is_denial(&self) -> bool {
+    pub(crate) fn is_denial(&self) -> bool {
         let code = self.error.code.as_deref();
         let is_refused = matches!(
             self.status,
@@ -152,7 +152,7 @@ impl HeaderLoader {
     ///
     /// # Errors
     /// The text of the loader.
-    pub(super) fn load(&self) -> Result<Vec<(String, String)>, String> {
+    pub(crate) fn load(&self) -> Result<Vec<(String, String)>, String> {
         (self.0)()
     }
 }
@@ -167,7 +167,7 @@ impl fmt::Debug for HeaderLoader {
 ///
 /// # Errors
 /// [`Cause::Malformed`], without the value.
-pub(super) fn parse_headers(headers: &[(String, String)]) -> Result<HeaderMap, Cause> {
+pub(crate) fn parse_headers(headers: &[(String, String)]) -> Result<HeaderMap, Cause> {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         let name = HeaderName::from_bytes(name.as_bytes())

@@ -1,5 +1,13 @@
 //! One request at a time, with its headers and redirects.
 
+pub(super) mod authorizer;
+pub(super) mod response;
+mod sender;
+mod server_error;
+mod target;
+mod upload_content;
+mod via;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -10,18 +18,22 @@ use reqwest::{Method, StatusCode};
 use tokio::time::Instant;
 use url::{Origin, Url};
 
-use super::error_body::ServerError;
-use super::target::Target;
-use super::transport::{Content, RawResponse, Transport};
-use super::via::{VIA_TIMEOUT, Via};
+use self::authorizer::parse_headers;
+use self::response::ResponseHead;
+use self::via::VIA_TIMEOUT;
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
-use crate::source::authorizer::{Authorizer, Refusal, Request, parse_headers};
 use crate::source::location::is_in_own_network;
-use crate::source::response::ResponseHead;
-use crate::source::upload::UploadContent;
+use crate::source::network::{Content, RawResponse, Transport};
 use crate::source::{Cause, Denial, Fingerprint, FirstContact, Options, Validator, redact};
+
+pub use self::authorizer::{Authorizer, HeaderLoader, Refusal, Request};
+pub(super) use self::sender::{Answer, MAX_ANSWER_BYTES, Sender};
+pub(super) use self::server_error::ServerError;
+pub use self::target::Target;
+pub use self::upload_content::UploadContent;
+pub use self::via::Via;
 
 /// Maximum number of redirects of a request. Browsers follow twenty, and curl fifty.
 const MAX_REDIRECTS: usize = 10;
@@ -86,11 +98,11 @@ impl Message<'_> {
 }
 
 #[derive(Debug)]
-pub(super) struct Response {
-    pub(super) head: ResponseHead,
-    pub(super) content: Content,
+pub(crate) struct Response {
+    pub(crate) head: ResponseHead,
+    pub(crate) content: Content,
     /// Target of the redirects.
-    pub(super) url: Url,
+    pub(crate) url: Url,
 }
 
 impl Client {
@@ -116,7 +128,7 @@ impl Client {
     }
 
     /// Creates a client without state of earlier requests, which bypasses caches (RFC 9111, 5.2.1.4).
-    pub(super) fn without_cache(&self, options: &Options) -> Result<Self, Cause> {
+    pub(crate) fn without_cache(&self, options: &Options) -> Result<Self, Cause> {
         let transport = self.transport.reconnect(&self.original, options)?;
         Ok(Self {
             transport,
@@ -140,7 +152,7 @@ impl Client {
     }
 
     /// Time to establish a connection; zero before the first one.
-    pub(super) fn connect_time(&self) -> Duration {
+    pub(crate) fn connect_time(&self) -> Duration {
         self.transport.connect_time()
     }
 
@@ -148,7 +160,7 @@ impl Client {
     /// status as a response.
     ///
     /// If the target of a redirect refuses, it asks the original URL once more, because the target may have expired.
-    pub(super) async fn get(
+    pub(crate) async fn get(
         &self,
         from: &Url,
         range: Option<(u64, u64)>,
@@ -293,7 +305,7 @@ impl Client {
     }
 
     /// Sends requests to the origin for a while, because the caching proxy failed for `reason`.
-    pub(super) fn report_via_failure(&self, reason: &str) {
+    pub(crate) fn report_via_failure(&self, reason: &str) {
         if let Some(via) = self.via.as_ref().filter(|via| via.is_usable()) {
             self.stats.source_via_failures.increment();
             let now = Instant::now();

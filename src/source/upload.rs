@@ -1,8 +1,5 @@
 //! Uploads: a local file is stored at a path, a URL, or as an object.
 
-mod content;
-mod sender;
-
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,13 +7,11 @@ use std::path::{Path, PathBuf};
 use reqwest::Method;
 use url::Url;
 
-use super::http::{Message, NetworkTransport};
+use super::client::{Message, Sender, UploadContent};
+use super::network::NetworkTransport;
 use super::open::{file_path, http_target};
 use super::{Cause, Error, Options, redact};
 use crate::base::publish::publish;
-
-pub use self::content::UploadContent;
-pub(super) use self::sender::{Answer, MAX_ANSWER_BYTES, Sender};
 
 /// Statuses of a successful PUT.
 pub(super) const STORED: &[u16] = &[200, 201, 204];
