@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::bounded_serde::{bounded_keys, bounded_map, bounded_vec, null_as_default};
 use super::error::Cause;
-use super::manifest::{MAX_LAYERS, json_error, parse_digest};
-use super::platform::Platform;
 use crate::base::sha256::Sha256;
+use crate::source::documents::{
+    MAX_LAYERS, Platform, bounded_keys, bounded_map, bounded_vec, json_error, null_as_default,
+    parse_digest,
+};
 
 /// Maximum number of words or variables, of each kind. Linux allows a program 2 MiB of them.
 const MAX_WORDS: usize = 65_536;

@@ -5,12 +5,14 @@
 
 use std::path::Path;
 
+use serde::Deserialize;
+
 use super::error::{Cause, Error};
-use super::manifest::{self, DockerImage};
 use super::opener::{self, Digests, Image, ImageOpener};
 use crate::archive::{detect_compression, sha256};
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
+use crate::source::documents::{BoundedVec, MAX_ENTRIES, MAX_LAYERS, bounded_vec, json_error};
 
 const MANIFEST: &str = "manifest.json";
 
@@ -18,11 +20,24 @@ const MANIFEST: &str = "manifest.json";
 const DEFAULT_REGISTRIES: [&str; 2] = ["docker.io/library/", "docker.io/"];
 const DEFAULT_TAG: &str = ":latest";
 
+/// An image in a Docker archive.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct DockerImage {
+    /// Path of its configuration.
+    pub config: String,
+    /// Its names.
+    #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_ENTRIES>")]
+    pub repo_tags: Vec<String>,
+    /// Paths of its layers, the lowest first.
+    #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_LAYERS>")]
+    pub layers: Vec<String>,
+}
+
 pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
     let (layout, network) = (opener.layout, opener.network);
     let bytes = opener.read_marker(MANIFEST)?;
-    let images =
-        manifest::parse_docker_manifest(&bytes).map_err(|cause| layout.error(MANIFEST, cause))?;
+    let images = parse_docker_manifest(&bytes).map_err(|cause| layout.error(MANIFEST, cause))?;
     let image = choose_image(images, opener.name).map_err(|cause| opener.error(cause))?;
     let bytes = layout.read_document(&image.config, network)?;
     let found = sha256(&bytes);
@@ -58,6 +73,25 @@ pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
         names: image.repo_tags,
         config,
     })
+}
+
+/// The images that a Docker archive's `manifest.json` lists.
+///
+/// # Errors
+/// When it is no such list.
+pub fn parse_docker_manifest(bytes: &[u8]) -> Result<Vec<DockerImage>, Cause> {
+    let images: BoundedVec<DockerImage, MAX_ENTRIES> =
+        serde_json::from_slice(bytes).map_err(|error| json_error(&error))?;
+    let images = images.0;
+    let is_long = |image: &DockerImage| image.repo_tags.len() > MAX_ENTRIES;
+    if images.len() > MAX_ENTRIES || images.iter().any(is_long) {
+        let what = "it has too many images or names";
+        return Err(Cause::Malformed(what.to_owned()));
+    }
+    if images.iter().any(|image| image.layers.len() > MAX_LAYERS) {
+        return Err(Cause::Malformed("an image has too many layers".to_owned()));
+    }
+    Ok(images)
 }
 
 /// The digest in a file name: `HEX.json` by docker, `HEX.tar.gz` or `sha256:HEX` by other programs.
@@ -110,6 +144,13 @@ fn normalize_name(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn null_lists_in_docker_manifest_are_empty() {
+        let text = br#"[{"Config":"a.json","RepoTags":null,"Layers":null}]"#;
+        let images = parse_docker_manifest(text).expect("an image");
+        assert_eq!(images[0].repo_tags, Vec::<String>::new());
+    }
 
     fn image(config: &str, tags: &[&str]) -> DockerImage {
         DockerImage {

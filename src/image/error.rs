@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use super::platform::Platform;
 use crate::base::escape::escape;
 use crate::base::sha256::Sha256;
 use crate::source;
+use crate::source::documents::{DocumentError, Platform};
 
 /// An error about an image, and its location.
 #[derive(Debug, thiserror::Error)]
@@ -125,6 +125,15 @@ fn name_list(known: &[String]) -> String {
         _ if listed.is_empty() => "is none that has a name".to_owned(),
         0 => format!("is {}", listed.join(", ")),
         more => format!("is {}, and {more} more", listed.join(", ")),
+    }
+}
+
+impl From<DocumentError> for Cause {
+    fn from(error: DocumentError) -> Self {
+        match error {
+            DocumentError::Malformed(what) => Self::Malformed(what),
+            DocumentError::Unsupported(what) => Self::Unsupported(what),
+        }
     }
 }
 

@@ -1,16 +1,19 @@
 //! Indexes of an image's layers that are published in its registry.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use serde::Deserialize;
 use tokio::runtime::Handle;
 
 use crate::archive::sha256;
 use crate::base::sha256::Sha256;
+use crate::source::documents::{
+    self, Annotations, Descriptor, INDEX_LAYER_ANNOTATION, SOCI_INDEX_ANNOTATION,
+    TOC_DIGEST_ANNOTATION, ZTOC_LAYER_ANNOTATION, annotated_digest,
+};
 use crate::source::{
-    ArtifactLayer, Cause, Descriptor, Error, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE,
-    INDEX_LAYER_ANNOTATION, Repository, Source, UploadContent,
+    ArtifactLayer, Cause, Error, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE, Repository, Source,
+    UploadContent,
 };
 
 /// Maximum bytes of the manifest that lists the indexes.
@@ -19,23 +22,17 @@ const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 /// Artifact type of a SOCI index of the first version, which refers to the image.
 const SOCI_ARTIFACT_TYPE: &str = "application/vnd.amazon.soci.index.v1+json";
 
-/// Annotation of an image's manifest with the digest of its SOCI index, of the second version.
-const SOCI_INDEX_ANNOTATION: &str = "com.amazon.soci.index-digest";
-
 /// Media type of the ztocs in a SOCI index.
 const ZTOC_BLOB_TYPE: &str = "application/octet-stream";
-
-/// Annotation of a ztoc with the digest of its layer.
-const ZTOC_LAYER_ANNOTATION: &str = "com.amazon.soci.image-layer-digest";
-
-/// Annotation of a layer with the digest of its eStargz TOC.
-const TOC_DIGEST_ANNOTATION: &str = "containerd.io/snapshot/stargz/toc.digest";
 
 /// Maximum length of one index, which only a manifest claims.
 const MAX_INDEX_BYTES: u64 = 1 << 40;
 
 /// Digest and length of each layer's index, by the digest of the layer.
 type Blobs = HashMap<Sha256, (Sha256, u64)>;
+
+/// Blobs and annotations of a manifest.
+type Manifest = (Vec<Descriptor>, Annotations);
 
 /// The indexes of the layers of one image or artifact, searched when the first of them is needed.
 #[derive(Debug)]
@@ -48,12 +45,6 @@ pub(crate) struct LayerIndexes {
     found: OnceLock<Result<Blobs, Error>>,
     named_ztocs: OnceLock<Result<Blobs, Error>>,
     attached_ztocs: OnceLock<Result<Blobs, Error>>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Manifest {
-    layers: Vec<Descriptor>,
-    annotations: Option<BTreeMap<String, String>>,
 }
 
 impl LayerIndexes {
@@ -80,9 +71,8 @@ impl LayerIndexes {
     /// As [`open`](Self::open), for a ztoc of the layer in the SOCI index that the image's manifest names.
     pub(crate) fn open_named_ztoc(&self, layer: Sha256) -> Result<Arc<dyn Source>, Error> {
         let find = || {
-            let annotations = self.image()?.annotations.as_ref();
-            let named = annotations.and_then(|all| all.get(SOCI_INDEX_ANNOTATION));
-            self.ztocs(named.and_then(|digest| digest.parse().ok()))
+            let (_, annotations) = self.image()?;
+            self.ztocs(annotated_digest(annotations, SOCI_INDEX_ANNOTATION))
         };
         self.open_blob(self.named_ztocs.get_or_init(find), layer)
     }
@@ -108,9 +98,10 @@ impl LayerIndexes {
     /// # Errors
     /// There is none, or the registry is unreachable.
     pub(crate) fn toc_digest(&self, layer: Sha256) -> Result<Sha256, Error> {
-        let layer = self.image()?.layers.iter().find(|one| one.digest == layer);
-        let digest = layer.and_then(|layer| layer.annotations.get(TOC_DIGEST_ANNOTATION));
-        let digest = digest.and_then(|digest| digest.parse().ok());
+        let (layers, _) = self.image()?;
+        let layer = layers.iter().find(|one| one.digest == layer);
+        let digest =
+            layer.and_then(|layer| annotated_digest(&layer.annotations, TOC_DIGEST_ANNOTATION));
         digest.ok_or_else(|| self.error(Cause::NotFound))
     }
 
@@ -158,20 +149,21 @@ impl LayerIndexes {
         let reading = self.repository.manifest(Some(digest), MAX_MANIFEST_BYTES);
         let bytes = self.network.block_on(reading)?;
         let is_valid = bytes.len() as u64 <= MAX_MANIFEST_BYTES && sha256(&bytes) == digest;
-        let manifest = serde_json::from_slice(&bytes).ok().filter(|_| is_valid);
+        let manifest = documents::parse_blobs(&bytes).ok().filter(|_| is_valid);
         let text = "a manifest for its indexes is damaged";
         manifest.ok_or_else(|| self.error(Cause::Damaged(text.to_owned())))
     }
 
     /// The blobs of `media_type` in an artifact, by the layer in their `annotation`.
     fn blobs(&self, artifact: Sha256, media_type: &str, annotation: &str) -> Result<Blobs, Error> {
-        let layers = self.manifest(artifact)?.layers.into_iter();
-        let indexes =
-            layers.filter(|blob| blob.media_type == media_type && blob.size <= MAX_INDEX_BYTES);
+        let (blobs, _) = self.manifest(artifact)?;
+        let indexes = blobs
+            .into_iter()
+            .filter(|blob| blob.media_type == media_type && blob.size <= MAX_INDEX_BYTES);
         Ok(indexes
             .filter_map(|blob| {
-                let layer = blob.annotations.get(annotation)?;
-                Some((layer.parse().ok()?, (blob.digest, blob.size)))
+                let layer = annotated_digest(&blob.annotations, annotation)?;
+                Some((layer, (blob.digest, blob.size)))
             })
             .collect())
     }
@@ -185,16 +177,8 @@ impl LayerIndexes {
             .repository
             .manifest(Some(self.subject), MAX_MANIFEST_BYTES);
         let bytes = self.network.block_on(reading)?;
-        let media_type = super::manifest::describe(&bytes, self.subject);
-        let media_type =
-            media_type.map_err(|cause| self.error(Cause::Damaged(cause.to_string())))?;
-        let subject = Descriptor {
-            media_type: media_type.media_type,
-            digest: self.subject,
-            size: bytes.len() as u64,
-            artifact_type: None,
-            annotations: BTreeMap::default(),
-        };
+        let subject = documents::describe(&bytes, self.subject);
+        let subject = subject.map_err(|cause| self.error(Cause::Damaged(cause.to_string())))?;
         let layers: Vec<_> = indexes
             .into_iter()
             .map(|(layer, content)| ArtifactLayer {

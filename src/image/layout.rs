@@ -6,13 +6,13 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 
 use super::error::{Cause, Error};
-use super::manifest::{self, Descriptor, DescriptorKind};
 use crate::archive::{Archive, sha256};
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::fetch;
 use crate::index::store::Store;
+use crate::source::documents::{self, Descriptor, DescriptorKind};
 use crate::source::{self, FirstContact, Repository, Source, SourceDirectory};
 
 /// Maximum bytes of one document. The specification suggests 4 MiB for registries.
@@ -201,7 +201,7 @@ impl Layout {
         if let Some(expected) = repository.digest() {
             self.check_digest(MANIFEST, &bytes, expected)?;
         }
-        let root = manifest::describe(&bytes, sha256(&bytes));
+        let root = documents::describe(&bytes, sha256(&bytes));
         let root = root.map_err(|cause| self.error(MANIFEST, cause))?;
         if is_new {
             self.save_document(name, &bytes);

@@ -3,16 +3,13 @@
 //! An image's archive is not unpacked. Each of its files is a range of it, or is read through it. Documents
 //! are verified before parsing, and layers once all their bytes are read.
 
-mod bounded_serde;
 mod config;
 mod docker;
 mod error;
 mod layer_indexes;
 mod layout;
-mod manifest;
 mod oci;
 mod opener;
-mod platform;
 mod runtime_spec;
 mod seccomp;
 mod user_lookup;
@@ -26,14 +23,14 @@ use opener::ImageOpener;
 use crate::index::store::Store;
 use crate::source::{self, Repository};
 
+pub use crate::source::documents::{Descriptor, ParsePlatformError, Platform};
+
 pub use config::{Config, Execution};
 pub use error::{Cause, Error};
 pub(crate) use layer_indexes::LayerIndexes;
 pub(crate) use layout::Layout;
-pub use manifest::Descriptor;
 pub(crate) use opener::Contents;
 pub use opener::{Image, Layer, Transport};
-pub use platform::{ParsePlatformError, Platform};
 pub use runtime_spec::{
     BundleOptions, DEFAULT_CAPABILITIES, VOLUMES_DIR, hides_system_directory, runtime_spec,
     volume_directory,
@@ -43,9 +40,9 @@ pub use user_lookup::User;
 
 // For the tests.
 #[doc(hidden)]
-pub use manifest::{
-    DescriptorKind, DockerImage, Manifest, parse_docker_manifest, parse_index, parse_manifest,
-};
+pub use crate::source::documents::{DescriptorKind, Manifest, parse_index, parse_manifest};
+#[doc(hidden)]
+pub use docker::{DockerImage, parse_docker_manifest};
 
 /// Opens the image `name` in `layout`, for `platform` or else for this machine. Without a name, there must be
 /// one image only. Layers that are elsewhere are requested with `options`. Only for threads outside the runtime.

@@ -7,10 +7,9 @@ use tokio::runtime::Handle;
 
 use super::error::{Cause, Error};
 use super::layout::Layout;
-use super::manifest::{self, Descriptor, DescriptorKind};
 use super::opener::{self, Contents, Digests, Image, ImageOpener};
-use super::platform::Platform;
 use crate::base::sha256::Sha256;
+use crate::source::documents::{self, Descriptor, DescriptorKind, Platform};
 
 /// Maximum depth of nested indexes.
 const MAX_DEPTH: usize = 3;
@@ -55,7 +54,7 @@ pub(super) fn open_contents(opener: &ImageOpener<'_>) -> Result<Contents, Error>
     let layout = opener.layout;
     let (chosen, bytes) = read_chosen_manifest(opener)?;
     let digest = chosen.manifest.digest;
-    let artifact = manifest::parse_artifact(&bytes)
+    let artifact = documents::parse_artifact(&bytes)
         .map_err(|cause| layout.error(&chosen.manifest.blob_path(), cause))?;
     let Some(file) = artifact else {
         let image = open_image(opener, chosen, &bytes)?;
@@ -94,7 +93,7 @@ fn open_image(
     manifest: &[u8],
 ) -> Result<Image, Error> {
     let (layout, network) = (opener.layout, opener.network);
-    let manifest = manifest::parse_manifest(manifest)
+    let manifest = documents::parse_manifest(manifest)
         .map_err(|cause| layout.error(&chosen.manifest.blob_path(), cause))?;
     let config_path = manifest.config.blob_path();
     let bytes = layout.read_verified(&manifest.config, network)?;
@@ -150,7 +149,7 @@ fn choose_manifest(
         found: Vec::new(),
     };
     for (number, descriptor) in listed.into_iter().enumerate() {
-        let names = descriptor.names.clone();
+        let names = descriptor.names();
         let image = if is_one_image { 0 } else { number };
         search.descend(descriptor, (&names, image), MAX_DEPTH)?;
     }
@@ -161,7 +160,7 @@ fn choose_manifest(
 }
 
 fn parse_index(layout: &Layout, path: &str, bytes: &[u8]) -> Result<Vec<Descriptor>, Error> {
-    manifest::parse_index(bytes).map_err(|cause| layout.error(path, cause))
+    documents::parse_index(bytes).map_err(|cause| layout.error(path, cause))
 }
 
 /// The descriptors of `listed` with name or digest `wanted`; all of them without `wanted`. If none has that
@@ -175,7 +174,7 @@ fn match_name(
     };
     let digest = Sha256::from_oci(wanted);
     let (found, others): (Vec<_>, Vec<_>) = listed.into_iter().partition(|descriptor| {
-        descriptor.names.iter().any(|name| name == wanted) || digest == Some(descriptor.digest)
+        descriptor.names().iter().any(|name| name == wanted) || digest == Some(descriptor.digest)
     });
     if !found.is_empty() {
         return Ok((found, None));
@@ -185,7 +184,7 @@ fn match_name(
     }
     let images = others.iter();
     let images = images.filter(|other| other.kind() != DescriptorKind::Other);
-    let known = images.flat_map(|one| opener::display_names(&one.names, Some(one.digest)));
+    let known = images.flat_map(|one| opener::display_names(&one.names(), Some(one.digest)));
     Err(Cause::NoSuchName {
         wanted: wanted.to_owned(),
         known: known.collect(),
@@ -319,7 +318,7 @@ mod tests {
                 "digest":"sha256:{}"}}]}}"#,
             format!("{number:02x}").repeat(32)
         );
-        let mut listed = manifest::parse_index(text.as_bytes()).expect("an index");
+        let mut listed = documents::parse_index(text.as_bytes()).expect("an index");
         let mut manifest = listed.swap_remove(0);
         manifest.platform = platform.map(|text| text.parse().expect("a platform"));
         let names = vec![name.to_owned()];
@@ -387,7 +386,8 @@ mod tests {
         let named = |wanted: &str| {
             let listed = two.iter().map(|one| {
                 let mut descriptor = one.manifest.clone();
-                descriptor.names.clone_from(&one.names);
+                let name = "org.opencontainers.image.ref.name".to_owned();
+                descriptor.annotations.insert(name, one.names[0].clone());
                 descriptor
             });
             let named = match_name(listed.collect(), Some(wanted));

@@ -8,10 +8,9 @@ use tokio::runtime::Handle;
 use super::config::Config;
 use super::error::{Cause, Error};
 use super::layout::Layout;
-use super::manifest::Descriptor;
-use super::platform::Platform;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
+use crate::source::documents::{Descriptor, Platform};
 use crate::source::{self, Slice, Source};
 
 /// How an image is stored.
@@ -145,7 +144,7 @@ impl ImageOpener<'_> {
         if diff_id_count == count {
             return Ok(());
         }
-        let what = format!("it speaks of {diff_id_count} layers, and there are {count}");
+        let what = format!("it has digests of {diff_id_count} layers, and the image has {count}");
         Err(self.layout.error(path, Cause::Malformed(what)))
     }
 

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use super::config::{Config, Execution};
 use super::error::Cause;
-use super::platform::Platform;
 use super::seccomp::SeccompProfile;
 use super::user_lookup::User;
+use crate::source::documents::Platform;
 
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 

@@ -233,7 +233,7 @@ fn inconsistent_image_documents_are_rejected() {
     let digest = manifest.trim_start_matches("blobs/sha256/");
     for wrong in ["../../index.json", &digest.to_uppercase(), ""] {
         files.put("index.json", index.replace(digest, wrong));
-        refused(&files, "a digest in it is none");
+        refused(&files, "it has a malformed digest");
     }
     files.put("index.json", index.replace("sha256:", "sha512:"));
     refused(&files, "sha512 is not supported");

@@ -207,13 +207,7 @@ fn list(request: &Request, state: &State) -> Response {
 }
 
 fn subject() -> Descriptor {
-    Descriptor {
-        media_type: MANIFEST.to_owned(),
-        digest: Sha256([0xab; 32]),
-        size: 123,
-        artifact_type: None,
-        annotations: BTreeMap::new(),
-    }
+    Descriptor::new(MANIFEST, Sha256([0xab; 32]), 123)
 }
 
 fn layer(text: &str) -> ArtifactLayer {
@@ -221,7 +215,7 @@ fn layer(text: &str) -> ArtifactLayer {
     ArtifactLayer {
         content: UploadContent::from(Bytes::from(text.to_owned())),
         media_type: INDEX_BLOB_TYPE.to_owned(),
-        annotations: BTreeMap::from([(INDEX_LAYER_ANNOTATION.to_owned(), digest)]),
+        annotations: [(INDEX_LAYER_ANNOTATION.to_owned(), digest)].into(),
     }
 }
 

@@ -1,22 +1,19 @@
 //! Uploads of artifacts that refer to a manifest.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use reqwest::Method;
 use reqwest::header::{CONTENT_TYPE, HeaderValue, LOCATION};
 use serde_json::json;
 use url::Url;
 
-use super::referrers::{Descriptor, OCI_INDEX, fallback_tag, with_referrer};
+use super::documents::{Annotations, Descriptor, OCI_INDEX, OCI_MANIFEST};
+use super::referrers::{fallback_tag, with_referrer};
 use super::repository::{Repository, Server};
 use crate::base::sha256::Sha256;
 use crate::source::client::{Answer, Message, Sender, UploadContent, resolve_redirect};
 use crate::source::retry::Failure;
 use crate::source::upload::STORED;
 use crate::source::{Cause, Error};
-
-const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// Media type of the configuration of an artifact without one.
 const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
@@ -38,7 +35,7 @@ pub struct ArtifactLayer {
     /// Their media type.
     pub media_type: String,
     /// Annotations of its descriptor.
-    pub annotations: BTreeMap<String, String>,
+    pub annotations: Annotations,
 }
 
 impl Repository {
@@ -119,13 +116,8 @@ impl Push<'_> {
         media_type: &str,
     ) -> Result<Descriptor, Error> {
         let digest = content.sha256().await;
-        Ok(Descriptor {
-            media_type: media_type.to_owned(),
-            digest: digest.map_err(|cause| self.error(cause))?,
-            size: content.size(),
-            artifact_type: None,
-            annotations: BTreeMap::new(),
-        })
+        let digest = digest.map_err(|cause| self.error(cause))?;
+        Ok(Descriptor::new(media_type, digest, content.size()))
     }
 
     /// Stores `content` as a blob, unless it exists.

@@ -1,12 +1,11 @@
 //! Lists of the artifacts that refer to a manifest; pure.
 
-use std::collections::BTreeMap;
-
 use reqwest::header::{HeaderMap, LINK};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use url::Url;
 
+use super::documents::{Descriptor, OCI_INDEX};
 use crate::base::sha256::Sha256;
 use crate::source::Cause;
 use crate::source::client::MAX_ANSWER_BYTES;
@@ -17,44 +16,10 @@ pub const INDEX_ARTIFACT_TYPE: &str = "application/vnd.tarfs.index.v1";
 /// Media type of an index in such an artifact.
 pub const INDEX_BLOB_TYPE: &str = "application/vnd.tarfs.index.v1+zstd";
 
-/// Annotation of such an index, with the digest of the layer: `sha256:` and its digits.
-pub const INDEX_LAYER_ANNOTATION: &str = "io.tarfs.index.layer";
-
-/// Media type of a list of manifests.
-pub(super) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
-
 const EMPTY_LIST: &[u8] = br#"{"schemaVersion":2,"manifests":[]}"#;
 
 /// Maximum number of referrers that are returned.
 const MAX_REFERRERS: usize = 64;
-
-/// A document or blob in a repository.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Descriptor {
-    /// Media type of the content.
-    pub media_type: String,
-    /// Digest of its bytes.
-    #[serde(serialize_with = "write_digest", deserialize_with = "read_digest")]
-    pub digest: Sha256,
-    /// Its length in bytes.
-    pub size: u64,
-    /// Type of the artifact whose manifest it is.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub artifact_type: Option<String>,
-    /// Its annotations.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, String>,
-}
-
-fn write_digest<S: Serializer>(digest: &Sha256, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&format_args!("sha256:{digest}"))
-}
-
-fn read_digest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Sha256, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    Sha256::from_oci(&text).ok_or_else(|| serde::de::Error::custom("it is no SHA-256"))
-}
 
 /// A list of manifests, whose entries are parsed one by one.
 #[derive(Serialize, Deserialize)]
@@ -79,7 +44,7 @@ impl<'a> List<'a> {
 /// The first artifacts of `artifact_type` in the list `bytes`; `None` if it is no list.
 pub(super) fn parse_referrers(bytes: &[u8], artifact_type: &str) -> Option<Vec<Descriptor>> {
     let entries = List::parse(bytes)?.manifests.into_iter();
-    let parsed = entries.filter_map(|entry| serde_json::from_str::<Descriptor>(entry.get()).ok());
+    let parsed = entries.filter_map(|entry| Descriptor::parse(entry.get()).ok());
     let wanted = parsed.filter(|entry| entry.artifact_type.as_deref() == Some(artifact_type));
     Some(wanted.take(MAX_REFERRERS).collect())
 }
@@ -116,7 +81,7 @@ pub(super) fn with_referrer(old: Option<&[u8]>, entry: &Descriptor) -> Result<Ve
         Cause::Damaged(text.to_owned())
     })?;
     list.manifests.retain(|other| {
-        let other = serde_json::from_str::<Descriptor>(other.get());
+        let other = Descriptor::parse(other.get());
         other.map_or(true, |other| other.artifact_type != entry.artifact_type)
     });
     let unwritable = |error: serde_json::Error| Cause::Malformed(error.to_string());
@@ -134,11 +99,8 @@ mod tests {
 
     fn entry(number: u8, artifact_type: Option<&str>) -> Descriptor {
         Descriptor {
-            media_type: "m".to_owned(),
-            digest: Sha256([number; 32]),
-            size: 7,
             artifact_type: artifact_type.map(str::to_owned),
-            annotations: BTreeMap::new(),
+            ..Descriptor::new("m", Sha256([number; 32]), 7)
         }
     }
 

@@ -8,10 +8,11 @@ use futures_util::stream::StreamExt;
 use reqwest::Method;
 use url::Url;
 
+use super::documents::{ACCEPTED_TYPES, Descriptor};
 use super::foreign;
 use super::hosts;
 use super::reference::{Reference, Version};
-use super::referrers::{Descriptor, fallback_tag, next_page, parse_referrers};
+use super::referrers::{fallback_tag, next_page, parse_referrers};
 use crate::base::sha256::Sha256;
 use crate::source::client::{Message, Sender};
 use crate::source::credentials::{PULL, PUSH, ProviderContext, RegistryLogin};
@@ -23,12 +24,6 @@ use crate::source::{
     Authorizer, Cause, Error, Fingerprint, FirstContact, Http, Location, Options, Source, Target,
     Validator, redact,
 };
-
-/// Media types of manifests and indexes. Without them, old registries convert manifests to older formats.
-const ACCEPTED_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
-    application/vnd.oci.image.manifest.v1+json, \
-    application/vnd.docker.distribution.manifest.list.v2+json, \
-    application/vnd.docker.distribution.manifest.v2+json, */*";
 
 /// Statuses of a list of referrers, and of registries without an API for it.
 const LISTED_OR_NOT: &[u16] = &[200, 400, 404, 405, 501];
@@ -306,7 +301,7 @@ impl Server {
             options.remove_credentials();
         }
         options.headers.extend(host.headers);
-        let accept = ("Accept".to_owned(), ACCEPTED_TYPES.to_owned());
+        let accept = ("Accept".to_owned(), ACCEPTED_TYPES.join(", "));
         options.headers.push(accept);
         options.certificates = host.certificates;
         options.client_certificate = host.client_certificate.or(options.client_certificate);

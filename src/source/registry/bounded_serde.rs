@@ -9,14 +9,14 @@ use serde::{Deserialize, Deserializer};
 
 /// The first `MAX` elements of a list, and one more if there are more.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct BoundedVec<T, const MAX: usize>(pub(super) Vec<T>);
+pub(crate) struct BoundedVec<T, const MAX: usize>(pub(crate) Vec<T>);
 
 /// The first `MAX` names and values of an object, and one more if there are more.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct BoundedMap<T, const MAX: usize>(BTreeMap<String, T>);
 
 /// Reads `null`, which Go writes for empty values, as the default.
-pub(super) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+pub(crate) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: Default + Deserialize<'de>,
@@ -34,7 +34,7 @@ impl<'de, T: Default + Deserialize<'de>> Deserialize<'de> for OrDefault<T> {
 }
 
 /// Reads a [`BoundedVec`]; `null` is an empty one, and an element `null` is the default.
-pub(super) fn bounded_vec<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+pub(crate) fn bounded_vec<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Default + Deserialize<'de>,
@@ -45,7 +45,7 @@ where
 }
 
 /// Reads the first names and values of an object, as [`bounded_vec`] does.
-pub(super) fn bounded_map<'de, D, T, const MAX: usize>(
+pub(crate) fn bounded_map<'de, D, T, const MAX: usize>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error>
 where
@@ -58,7 +58,7 @@ where
 }
 
 /// As [`bounded_map`], and ignores the values.
-pub(super) fn bounded_keys<'de, D, const MAX: usize>(
+pub(crate) fn bounded_keys<'de, D, const MAX: usize>(
     deserializer: D,
 ) -> Result<BTreeSet<String>, D::Error>
 where

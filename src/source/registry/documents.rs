@@ -1,30 +1,48 @@
-//! Parses documents of OCI and Docker images, and checks digests, media types and list lengths; pure.
+//! Documents of OCI and Docker registries and layouts: their digests, media types and list lengths are checked; pure.
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use std::collections::BTreeMap;
 
-use super::bounded_serde::{BoundedVec, bounded_vec, null_as_default};
-use super::error::Cause;
-use super::platform::Platform;
+use serde::{Deserialize, Serialize, Serializer};
+
 use crate::base::escape::escape;
 use crate::base::sha256::Sha256;
 
+pub(crate) use super::bounded_serde::{
+    BoundedVec, bounded_keys, bounded_map, bounded_vec, null_as_default,
+};
+pub use super::platform::{ParsePlatformError, Platform};
+
 /// Maximum number of layers of one image. Overlayfs supports a few hundred.
-pub(super) const MAX_LAYERS: usize = 1000;
+pub(crate) const MAX_LAYERS: usize = 1000;
 
 /// Maximum bytes of an image's name, because each manifest below it repeats it.
 const MAX_NAME_LEN: usize = 1024;
 
+/// Maximum number of annotations of one document or descriptor that are read. Ten are many.
+const MAX_ANNOTATIONS: usize = 32;
+
 /// Maximum number of entries of one index. An image for all platforms has about twenty.
-const MAX_ENTRIES: usize = 10_000;
+pub(crate) const MAX_ENTRIES: usize = 10_000;
 
 /// Maximum number of URLs of one content.
 const MAX_URLS: usize = 16;
 
-const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
-const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// Media type of a list of manifests.
+pub(super) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// Media type of a manifest.
+pub(super) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const DOCKER_MANIFEST_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+
+/// Media types of manifests and indexes. Without them, old registries convert manifests to older formats.
+pub(super) const ACCEPTED_TYPES: [&str; 5] = [
+    OCI_INDEX,
+    OCI_MANIFEST,
+    DOCKER_MANIFEST_LIST,
+    DOCKER_MANIFEST,
+    "*/*",
+];
+
 const CONFIG_MEDIA_TYPES: [&str; 2] = [
     "application/vnd.oci.image.config.v1+json",
     "application/vnd.docker.container.image.v1+json",
@@ -46,23 +64,66 @@ const LAYER_MEDIA_TYPES: [&str; 4] = [
 ];
 const COMPRESSION_SUFFIXES: [&str; 5] = ["", "+gzip", "+zstd", ".gzip", ".zstd"];
 
-/// A descriptor: the reference of a document to another one.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// Annotation with an image's name in a layout.
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// Annotation with an image's full name, as containerd writes it.
+const FULL_NAME: &str = "io.containerd.image.name";
+
+/// Annotation of an index of tarfs, with the digest of the layer: `sha256:` and its digits.
+pub const INDEX_LAYER_ANNOTATION: &str = "io.tarfs.index.layer";
+
+/// Annotation of an image's manifest with the digest of its SOCI index, of the second version.
+pub(crate) const SOCI_INDEX_ANNOTATION: &str = "com.amazon.soci.index-digest";
+
+/// Annotation of a ztoc with the digest of its layer.
+pub(crate) const ZTOC_LAYER_ANNOTATION: &str = "com.amazon.soci.image-layer-digest";
+
+/// Annotation of a layer with the digest of its eStargz TOC.
+pub(crate) const TOC_DIGEST_ANNOTATION: &str = "containerd.io/snapshot/stargz/toc.digest";
+
+/// Annotations of documents that only describe another manifest: of attestations, and of SOCI indexes, which have the
+/// platform of their image.
+const ANNOTATIONS_OF_ANOTHER: [&str; 2] = [
+    "vnd.docker.reference.type",
+    "com.amazon.soci.image-manifest-digest",
+];
+
+/// Annotations by name.
+pub type Annotations = BTreeMap<String, String>;
+
+/// The digest in the annotation `name`.
+pub(crate) fn annotated_digest(annotations: &Annotations, name: &str) -> Option<Sha256> {
+    annotations.get(name)?.parse().ok()
+}
+
+/// A descriptor: the reference of a document to another one, or to a blob.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Descriptor {
     /// Media type of the content.
     pub media_type: String,
     /// Digest of its bytes.
+    #[serde(serialize_with = "write_digest")]
     pub digest: Sha256,
     /// Its length in bytes.
     pub size: u64,
+    /// Type of the artifact whose manifest it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
     /// The platform of the image, if given.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
-    /// Names of the image: in this layout, and in full.
-    pub names: Vec<String>,
+    /// Its annotations.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: Annotations,
     /// Where else the content is, as the author of the manifest says.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
-    /// Whether the document only describes another manifest.
-    is_for_another: bool,
+}
+
+fn write_digest<S: Serializer>(digest: &Sha256, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("sha256:{digest}"))
 }
 
 /// The kind of document behind a descriptor.
@@ -77,10 +138,45 @@ pub enum DescriptorKind {
 }
 
 impl Descriptor {
+    /// A descriptor with nothing but what each has.
+    pub fn new(media_type: &str, digest: Sha256, size: u64) -> Self {
+        Self {
+            media_type: media_type.to_owned(),
+            digest,
+            size,
+            artifact_type: None,
+            platform: None,
+            annotations: Annotations::default(),
+            urls: Vec::new(),
+        }
+    }
+
+    /// Parses one.
+    ///
+    /// # Errors
+    /// When it is none, or its digest is no SHA-256.
+    pub(super) fn parse(text: &str) -> Result<Self, DocumentError> {
+        let raw: RawDescriptor = serde_json::from_str(text).map_err(|error| json_error(&error))?;
+        raw.validate()
+    }
+
+    /// Names of the image: in this layout, and in full.
+    pub fn names(&self) -> Vec<String> {
+        let names = [REF_NAME, FULL_NAME].into_iter();
+        let names = names.filter_map(|name| self.annotations.get(name));
+        names
+            .filter(|name| name.len() <= MAX_NAME_LEN)
+            .cloned()
+            .collect()
+    }
+
     /// Kind of the document, by media type.
     pub fn kind(&self) -> DescriptorKind {
+        let mut of_another = ANNOTATIONS_OF_ANOTHER.iter();
         match self.media_type.as_str() {
-            _ if self.is_for_another => DescriptorKind::Other,
+            _ if of_another.any(|&name| self.annotations.contains_key(name)) => {
+                DescriptorKind::Other
+            }
             OCI_INDEX | DOCKER_MANIFEST_LIST => DescriptorKind::Index,
             OCI_MANIFEST | DOCKER_MANIFEST => DescriptorKind::Manifest,
             _ => DescriptorKind::Other,
@@ -102,18 +198,15 @@ pub struct Manifest {
     pub layers: Vec<Descriptor>,
 }
 
-/// An image in a Docker archive.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-pub struct DockerImage {
-    /// Path of its configuration.
-    pub config: String,
-    /// Its names.
-    #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_ENTRIES>")]
-    pub repo_tags: Vec<String>,
-    /// Paths of its layers, the lowest first.
-    #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_LAYERS>")]
-    pub layers: Vec<String>,
+/// Why a document cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DocumentError {
+    /// It violates the specification.
+    #[error("{0}")]
+    Malformed(String),
+    /// It has a feature that is not supported.
+    #[error("{0} is not supported")]
+    Unsupported(String),
 }
 
 #[derive(Deserialize)]
@@ -122,26 +215,11 @@ struct RawDescriptor {
     media_type: Option<String>,
     digest: String,
     size: u64,
+    artifact_type: Option<String>,
     platform: Option<Platform>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    annotations: RawAnnotations,
+    #[serde(default, deserialize_with = "bounded_map::<_, _, MAX_ANNOTATIONS>")]
+    annotations: Annotations,
     urls: Option<BoundedVec<String, MAX_URLS>>,
-}
-
-#[derive(Default, Deserialize)]
-struct RawAnnotations {
-    /// An image's name in a layout.
-    #[serde(rename = "org.opencontainers.image.ref.name")]
-    ref_name: Option<String>,
-    /// Its full name, as containerd writes it.
-    #[serde(rename = "io.containerd.image.name")]
-    full_name: Option<String>,
-    /// Present on attestations, which are no images.
-    #[serde(rename = "vnd.docker.reference.type")]
-    attestation: Option<IgnoredAny>,
-    /// Present on SOCI indexes, which have the platform of their image.
-    #[serde(rename = "com.amazon.soci.image-manifest-digest")]
-    soci_image: Option<IgnoredAny>,
 }
 
 /// An index or a manifest. One that is both is rejected, because programs would see different images.
@@ -153,57 +231,57 @@ struct RawDocument {
     manifests: Option<BoundedVec<RawDescriptor, MAX_ENTRIES>>,
     config: Option<RawDescriptor>,
     layers: Option<BoundedVec<RawDescriptor, MAX_LAYERS>>,
+    #[serde(default, deserialize_with = "bounded_map::<_, _, MAX_ANNOTATIONS>")]
+    annotations: Annotations,
 }
 
 /// A parse error without the document's own text, which may be of any length.
-pub(super) fn json_error(error: &serde_json::Error) -> Cause {
+pub(crate) fn json_error(error: &serde_json::Error) -> DocumentError {
     let (line, column) = (error.line(), error.column());
     let what = match error.classify() {
         serde_json::error::Category::Data => "it is not what belongs there",
         serde_json::error::Category::Eof => "it ends too early",
         _ => "it is no JSON",
     };
-    Cause::Malformed(format!("{what} (line {line}, column {column})"))
+    DocumentError::Malformed(format!("{what} (line {line}, column {column})"))
 }
 
 /// Parses a digest: `sha256:` and 64 digits.
-pub(super) fn parse_digest(text: &str) -> Result<Sha256, Cause> {
+pub(crate) fn parse_digest(text: &str) -> Result<Sha256, DocumentError> {
     match text.split_once(':') {
-        Some((algorithm @ ("sha384" | "sha512" | "blake3"), _)) => Err(Cause::Unsupported(
+        Some((algorithm @ ("sha384" | "sha512" | "blake3"), _)) => Err(DocumentError::Unsupported(
             format!("a digest of the kind {algorithm}"),
         )),
         _ => Sha256::from_oci(text)
-            .ok_or_else(|| Cause::Malformed("a digest in it is none".to_owned())),
+            .ok_or_else(|| DocumentError::Malformed("it has a malformed digest".to_owned())),
     }
 }
 
 impl RawDescriptor {
-    fn validate(self) -> Result<Descriptor, Cause> {
-        let annotations = self.annotations;
-        let names = [annotations.ref_name, annotations.full_name];
-        let names = names.into_iter().flatten();
-        let names = names.filter(|name| name.len() <= MAX_NAME_LEN).collect();
+    fn validate(self) -> Result<Descriptor, DocumentError> {
         Ok(Descriptor {
             media_type: self.media_type.unwrap_or_default(),
             digest: parse_digest(&self.digest)?,
             size: self.size,
+            artifact_type: self.artifact_type,
             platform: self.platform,
-            names,
+            annotations: self.annotations,
             urls: self.urls.map_or_else(Vec::new, |urls| urls.0),
-            is_for_another: annotations.attestation.is_some() || annotations.soci_image.is_some(),
         })
     }
 }
 
 impl RawDocument {
-    fn parse(bytes: &[u8]) -> Result<Self, Cause> {
+    fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
         let document: Self = serde_json::from_slice(bytes).map_err(|error| json_error(&error))?;
         match document.schema_version {
             Some(2) => Ok(document),
-            Some(1) => Err(Cause::Unsupported(
+            Some(1) => Err(DocumentError::Unsupported(
                 "a manifest of Docker's schema 1".to_owned(),
             )),
-            _ => Err(Cause::Malformed("its schemaVersion is not 2".to_owned())),
+            _ => Err(DocumentError::Malformed(
+                "its schemaVersion is not 2".to_owned(),
+            )),
         }
     }
 
@@ -219,15 +297,15 @@ impl RawDocument {
 ///
 /// # Errors
 /// When it is no index, or one that cannot be trusted to be one.
-pub fn parse_index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
+pub fn parse_index(bytes: &[u8]) -> Result<Vec<Descriptor>, DocumentError> {
     let document = RawDocument::parse(bytes)?;
-    let wrong = |what: &str| Err(Cause::Malformed(what.to_owned()));
+    let wrong = |what: &str| Err(DocumentError::Malformed(what.to_owned()));
     if document.config.is_some() || document.layers.is_some() {
         return wrong("it is an index and a manifest at once");
     }
     let media_type = document.media_type.as_deref().unwrap_or(OCI_INDEX);
     if ![OCI_INDEX, DOCKER_MANIFEST_LIST].contains(&media_type) {
-        return wrong("its media type is not an index'");
+        return wrong("its media type is not that of an index");
     }
     let entries = document.manifests.map_or_else(Vec::new, |list| list.0);
     if entries.len() > MAX_ENTRIES {
@@ -239,7 +317,7 @@ pub fn parse_index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
     for entry in entries {
         match entry.validate() {
             Ok(descriptor) => checked.push(descriptor),
-            Err(error @ Cause::Unsupported(_)) => unsupported = Some(error),
+            Err(error @ DocumentError::Unsupported(_)) => unsupported = Some(error),
             Err(error) => return Err(error),
         }
     }
@@ -253,28 +331,20 @@ pub fn parse_index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
 ///
 /// # Errors
 /// When it is neither.
-pub(super) fn describe(bytes: &[u8], digest: Sha256) -> Result<Descriptor, Cause> {
+pub(crate) fn describe(bytes: &[u8], digest: Sha256) -> Result<Descriptor, DocumentError> {
     let document = RawDocument::parse(bytes)?;
     let media_type = match document.manifests {
         Some(_) => OCI_INDEX,
         None => OCI_MANIFEST,
     };
-    Ok(Descriptor {
-        media_type: media_type.to_owned(),
-        digest,
-        size: bytes.len() as u64,
-        platform: None,
-        names: Vec::new(),
-        urls: Vec::new(),
-        is_for_another: false,
-    })
+    Ok(Descriptor::new(media_type, digest, bytes.len() as u64))
 }
 
 /// The only file of the artifact whose manifest is `bytes`; `None` for an image.
 ///
 /// # Errors
 /// When it is no manifest, or the artifact has several files.
-pub(super) fn parse_artifact(bytes: &[u8]) -> Result<Option<Descriptor>, Cause> {
+pub(crate) fn parse_artifact(bytes: &[u8]) -> Result<Option<Descriptor>, DocumentError> {
     let document = RawDocument::parse(bytes)?;
     let config = document.config.as_ref();
     let config = config.and_then(|config| config.media_type.as_deref());
@@ -286,7 +356,9 @@ pub(super) fn parse_artifact(bytes: &[u8]) -> Result<Option<Descriptor>, Cause> 
     let count = files.len();
     match <[RawDescriptor; 1]>::try_from(files) {
         Ok([file]) => Ok(Some(file.validate()?)),
-        Err(_) => Err(Cause::Unsupported(format!("an artifact of {count} files"))),
+        Err(_) => Err(DocumentError::Unsupported(format!(
+            "an artifact of {count} files"
+        ))),
     }
 }
 
@@ -294,67 +366,65 @@ pub(super) fn parse_artifact(bytes: &[u8]) -> Result<Option<Descriptor>, Cause> 
 ///
 /// # Errors
 /// When it is none, or has parts that are no layers of a file system.
-pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
+pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, DocumentError> {
     let document = RawDocument::parse(bytes)?;
-    let wrong = |what: &str| Cause::Malformed(what.to_owned());
+    let wrong = |what: &str| DocumentError::Malformed(what.to_owned());
     if document.manifests.is_some() {
         return Err(wrong("it is an index and a manifest at once"));
     }
     let media_type = document.media_type.as_deref().unwrap_or(OCI_MANIFEST);
     if ![OCI_MANIFEST, DOCKER_MANIFEST].contains(&media_type) {
-        return Err(wrong("its media type is not a manifest's"));
+        return Err(wrong("its media type is not that of a manifest"));
     }
     let config = document.config.as_ref();
     let config = config.ok_or_else(|| wrong("it names no config"))?;
     let config_type = config.media_type.as_deref().unwrap_or_default();
     if !document.is_image_config(config_type) {
         let media_type = escape(config_type.as_bytes());
-        return Err(Cause::Unsupported(format!(
-            "what is no image of a file system (its config is '{media_type}')"
+        return Err(DocumentError::Unsupported(format!(
+            "an artifact that is no image of a file system (its config is '{media_type}')"
         )));
     }
     let config = document.config.map(RawDescriptor::validate);
     let config = config.ok_or_else(|| wrong("it names no config"))??;
-    let layers = document.layers.map_or_else(Vec::new, |list| list.0);
-    if layers.len() > MAX_LAYERS {
-        return Err(wrong("it has too many layers"));
-    }
-    let layers = layers.into_iter().map(|layer| {
-        let layer = layer.validate()?;
+    let layers = document.layers.map(validate_layers).transpose()?;
+    for layer in layers.iter().flatten() {
         let packing = LAYER_MEDIA_TYPES
             .iter()
             .find_map(|kind| layer.media_type.strip_prefix(kind));
         if !packing.is_some_and(|packing| COMPRESSION_SUFFIXES.contains(&packing)) {
             let media_type = escape(layer.media_type.as_bytes());
-            return Err(Cause::Unsupported(format!(
+            return Err(DocumentError::Unsupported(format!(
                 "a layer of the type '{media_type}'"
             )));
         }
-        Ok(layer)
-    });
+    }
     Ok(Manifest {
         config,
-        layers: layers.collect::<Result<_, _>>()?,
+        layers: layers.unwrap_or_default(),
     })
 }
 
-/// The images that a Docker archive's `manifest.json` lists.
+fn validate_layers(
+    layers: BoundedVec<RawDescriptor, MAX_LAYERS>,
+) -> Result<Vec<Descriptor>, DocumentError> {
+    if layers.0.len() > MAX_LAYERS {
+        let wrong = "it has too many layers";
+        return Err(DocumentError::Malformed(wrong.to_owned()));
+    }
+    let layers = layers.0.into_iter();
+    layers.map(RawDescriptor::validate).collect()
+}
+
+/// The blobs and the annotations of the manifest in `bytes`, of an image or an artifact.
 ///
 /// # Errors
-/// When it is none.
-pub fn parse_docker_manifest(bytes: &[u8]) -> Result<Vec<DockerImage>, Cause> {
-    let images: BoundedVec<DockerImage, MAX_ENTRIES> =
-        serde_json::from_slice(bytes).map_err(|error| json_error(&error))?;
-    let images = images.0;
-    let is_long = |image: &DockerImage| image.repo_tags.len() > MAX_ENTRIES;
-    if images.len() > MAX_ENTRIES || images.iter().any(is_long) {
-        let what = "it has too many images or names";
-        return Err(Cause::Malformed(what.to_owned()));
-    }
-    if images.iter().any(|image| image.layers.len() > MAX_LAYERS) {
-        return Err(Cause::Malformed("an image has too many layers".to_owned()));
-    }
-    Ok(images)
+/// When it is no manifest, or has too many blobs.
+pub(crate) fn parse_blobs(bytes: &[u8]) -> Result<(Vec<Descriptor>, Annotations), DocumentError> {
+    let document = RawDocument::parse(bytes)?;
+    let layers = document.layers.map(validate_layers).transpose()?;
+    let unlisted = || DocumentError::Malformed("it lists no layers".to_owned());
+    Ok((layers.ok_or_else(unlisted)?, document.annotations))
 }
 
 #[cfg(test)]
@@ -395,7 +465,10 @@ mod tests {
             ),
         ] {
             let refused = parse_manifest(manifest_with(&config, &layer).as_bytes());
-            assert!(matches!(refused, Err(Cause::Unsupported(_))), "{refused:?}");
+            assert!(
+                matches!(refused, Err(DocumentError::Unsupported(_))),
+                "{refused:?}"
+            );
         }
     }
 
@@ -417,7 +490,10 @@ mod tests {
                 &descriptor(LAYER_MEDIA_TYPES[0], &digest),
             );
             let refused = parse_manifest(text.as_bytes());
-            assert!(matches!(refused, Err(Cause::Malformed(_))), "{digest}");
+            assert!(
+                matches!(refused, Err(DocumentError::Malformed(_))),
+                "{digest}"
+            );
         }
         let long = format!("sha512:{HEX}{HEX}");
         let text = manifest_with(
@@ -444,7 +520,7 @@ mod tests {
         assert!(parse_index(typed.as_bytes()).is_err());
         assert!(parse_index(br#"{"schemaVersion":2,"manifests":null}"#).is_ok());
         let old = parse_manifest(br#"{"schemaVersion":1,"fsLayers":[]}"#);
-        assert!(matches!(old, Err(Cause::Unsupported(_))));
+        assert!(matches!(old, Err(DocumentError::Unsupported(_))));
     }
 
     // Promises: image-platform
@@ -489,14 +565,10 @@ mod tests {
         );
         for layers in [String::new(), format!("{file},{file}")] {
             let refused = parse(empty, &layers).expect_err("not one file");
-            assert!(matches!(refused, Cause::Unsupported(_)), "{refused}");
+            assert!(
+                matches!(refused, DocumentError::Unsupported(_)),
+                "{refused}"
+            );
         }
-    }
-
-    #[test]
-    fn null_lists_in_docker_manifest_are_empty() {
-        let text = br#"[{"Config":"a.json","RepoTags":null,"Layers":null}]"#;
-        let images = parse_docker_manifest(text).expect("an image");
-        assert_eq!(images[0].repo_tags, Vec::<String>::new());
     }
 }
