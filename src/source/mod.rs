@@ -54,8 +54,8 @@ pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
 pub(crate) use parts::{Join, Slice};
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
 pub use registry::{
-    ArtifactLayer, Descriptor, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE, INDEX_LAYER_ANNOTATION,
-    Repository,
+    Annotations, ArtifactLayer, Descriptor, DocumentError, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE,
+    INDEX_LAYER_ANNOTATION, Repository,
 };
 pub(crate) use registry::{documents, open_foreign};
 pub use retry::Retry;

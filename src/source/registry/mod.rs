@@ -10,7 +10,7 @@ mod reference;
 mod referrers;
 mod repository;
 
-pub use documents::{Descriptor, INDEX_LAYER_ANNOTATION};
+pub use documents::{Annotations, Descriptor, DocumentError, INDEX_LAYER_ANNOTATION};
 pub(crate) use foreign::open_foreign;
 pub use push::ArtifactLayer;
 pub use referrers::{INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE};
