@@ -44,7 +44,7 @@ impl Error {
 
     /// The same failure of an upload.
     #[must_use]
-    pub(in crate::source) fn of_upload(self) -> Self {
+    pub(crate) fn of_upload(self) -> Self {
         Self {
             is_upload: true,
             ..self
@@ -60,7 +60,7 @@ fn describe_attempts(attempts: u32, elapsed: Duration) -> String {
 }
 
 /// Error code of a request whose time differs too much from the server's.
-pub(in crate::source) const SKEWED: &str = "RequestTimeTooSkewed";
+pub(crate) const SKEWED: &str = "RequestTimeTooSkewed";
 
 /// A refused request, and the credentials that it carried.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -430,12 +430,12 @@ impl Cause {
     }
 
     /// Whether it is the limit of open files of this process, so that no server is at fault.
-    pub(in crate::source) fn is_descriptor_limit(&self) -> bool {
+    pub(crate) fn is_descriptor_limit(&self) -> bool {
         matches!(self, Self::DescriptorLimit(_))
     }
 
     /// Whether the server gets too many requests, perhaps of this process.
-    pub(in crate::source) fn is_throttling(&self) -> bool {
+    pub(crate) fn is_throttling(&self) -> bool {
         match self {
             Self::Http(status) => matches!(*status, RATE_LIMITED | 429 | 503),
             Self::Rejected(rejection) => rejection.is_throttling(),
@@ -444,7 +444,7 @@ impl Cause {
     }
 
     /// The pause that a server asks for.
-    pub(in crate::source) fn retry_after(&self) -> Option<Duration> {
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::CredentialsUnavailable { retry_after, .. } => *retry_after,
             Self::Busy(retry_after) => Some(*retry_after),
@@ -529,7 +529,7 @@ impl Cause {
 
     /// Converts a failure of TLS. If it worked before, it may end like that of a connection.
     #[must_use]
-    pub(in crate::source) fn after_open(self) -> Self {
+    pub(crate) fn after_open(self) -> Self {
         match self {
             Self::Unreachable {
                 obstacle: Obstacle::Tls,

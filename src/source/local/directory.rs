@@ -45,7 +45,7 @@ impl SourceDirectory {
     }
 
     /// Its path, as it was given.
-    pub(in crate::source) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -55,7 +55,7 @@ impl SourceDirectory {
     }
 
     /// Attributes of the regular file at the relative path `name`, which is below this directory.
-    pub(in crate::source) fn metadata(&self, name: &str) -> Option<Metadata> {
+    pub(crate) fn metadata(&self, name: &str) -> Option<Metadata> {
         regular_file::open(&self.directory, name, BENEATH)
             .ok()??
             .metadata()

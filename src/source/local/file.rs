@@ -62,7 +62,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 const SETTLE_PAUSE: Duration = Duration::from_millis(2);
 
 /// Opens files and block devices by range, FIFOs (waits for a writer) and character devices as a stream.
-pub(in crate::source) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
+pub(crate) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
     let mut file = StdFile::open(path)?;
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
@@ -97,7 +97,7 @@ pub(super) fn from_file(
 }
 
 /// Opens the regular file at `path`, which vouches for the file `archive`.
-pub(in crate::source) fn open_beside(
+pub(crate) fn open_beside(
     path: &Path,
     archive: &Path,
     stats: Arc<Stats>,
