@@ -26,7 +26,8 @@ use tarfs::index::MemoryLimit;
 use tarfs::index::store::RowsToLoad;
 use tarfs::locate::{self, OpenContext, ProgressFn, SourceSpec, TreeSpec};
 use tarfs::source::{
-    self, Certificates, ClientCertificate, ClientCertificateError, FirstContact, Retry, Via,
+    self, Certificates, ClientCertificate, ClientCertificateError, FirstContact, Identity, Retry,
+    Via,
 };
 use tarfs::tar;
 
@@ -83,14 +84,16 @@ fn start_indexing_progress(total_bytes: Option<u64>, stats: &Arc<Stats>) -> Box<
 
 fn source_options(args: &SourceArgs, stats: &Arc<Stats>) -> anyhow::Result<source::Options> {
     Ok(source::Options {
-        headers: headers::load_all(&args.headers)?,
-        reload_headers: headers::loader(&args.headers),
-        netrc: environment::netrc(),
+        identity: Arc::new(Identity {
+            headers: headers::load_all(&args.headers)?,
+            reload: headers::loader(&args.headers),
+            netrc: environment::netrc(),
+            certificate: load_client_certificate(args)?,
+        }),
         allow_insecure_redirects: args.allow_insecure_redirects,
         endpoint_url: args.endpoint_url.clone(),
         hosts_dir: args.hosts_dir.clone(),
         certificates: load_certificates(args.server.cacert.as_deref())?,
-        client_certificate: load_client_certificate(args)?,
         mirror_urls: args.server.mirror_urls.clone(),
         via: parse_via(args)?,
         connections: args.connections,

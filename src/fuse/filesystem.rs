@@ -21,16 +21,16 @@ use super::passthrough::{BackingFileIo, BackingFiles};
 use super::pending_replies::{self, FailReply, PendingReplies, Watchdog};
 use super::push::{KernelCache, PrimingDir};
 use super::read::ReadRequest;
-use super::state::{FilesystemState, TTL_IMMUTABLE, TTL_SCANNING, ttl};
+use super::state::{FilesystemState, TTL_SCANNING, ttl};
 use super::subtree::Subtree;
 use super::timed_out_reads::RequestedRange;
-use super::{attr, caller, seek, xattr};
+use super::{attr, caller, listing, seek, xattr};
+use crate::archive::Volume;
 use crate::archive::directory::ArchiveDirectory;
-use crate::archive::{TreePart, Volume};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr::filter::XattrFilter;
-use crate::index::{Index, Ino};
+use crate::index::Ino;
 
 /// Maximum bytes of a request from the kernel. Its read-ahead sends at most 1 MiB.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
@@ -241,27 +241,6 @@ impl TarFilesystem {
         Ok(self)
     }
 
-    fn list_priming_dir(&self, priming_dir: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
-        if offset == 0 {
-            let index = self.content.index();
-            let ttl = ttl(index.is_complete());
-            let kernel_cache = &self.state.kernel_cache;
-            let attributes = |index: &Index, ino| Some(self.state.attributes(index.entry(ino)?));
-            kernel_cache.priming_dir.list(priming_dir, |ino, next| {
-                let Ok(Some(attr)) = index.read(|index| attributes(index, ino)) else {
-                    return false;
-                };
-                let name = ino.0.to_string();
-                let is_full = reply.add(attr.ino, next, &name, &ttl, &attr, Generation(0));
-                if !is_full {
-                    kernel_cache.mark_inode_known(ino);
-                }
-                is_full
-            });
-        }
-        reply.ok();
-    }
-
     fn answer_open(&self, caller: u32, inode: INodeNo, reply: ReplyOpen) {
         let found = FilesystemState::read(&self.content, |index| {
             let entry = self.state.entry(index, inode)?;
@@ -370,57 +349,6 @@ fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
         Ok(len) if size == 0 => reply.size(len),
         Ok(len) if len <= size => reply.data(bytes),
         _ => reply.error(Errno::ERANGE),
-    }
-}
-
-/// Replies to readdir.
-fn list_without_attributes(
-    state: &FilesystemState,
-    content: &Arc<dyn Volume>,
-    (inode, offset): (INodeNo, u64),
-    mut reply: ReplyDirectory,
-) {
-    let listed = FilesystemState::read(content, |index| {
-        state.list(index, inode, offset, |entry, next, name| {
-            let inode = state.subtree.inode(entry.ino());
-            let file_type = attr::file_type(entry.kind());
-            reply.add(inode, next, file_type, OsStr::from_bytes(name))
-        })
-    });
-    match listed {
-        Ok(()) => reply.ok(),
-        Err(errno) => reply.error(errno),
-    }
-}
-
-/// Answers with the names of directory `inode` from `offset` on, and their attributes.
-fn list_with_attributes(
-    state: &FilesystemState,
-    content: &Arc<dyn Volume>,
-    (inode, offset): (INodeNo, u64),
-    mut reply: ReplyDirectoryPlus,
-) {
-    let listed = FilesystemState::read(content, |index| {
-        let parent = state.entry(index, inode)?.ino();
-        state.list(index, inode, offset, |entry, next, name| {
-            let attr = state.attributes(entry);
-            // The kernel then looks a name up when it is used.
-            let ttl = if content.must_compare(TreePart::Name(parent, name)) {
-                Duration::ZERO
-            } else {
-                TTL_IMMUTABLE
-            };
-            let name = OsStr::from_bytes(name);
-            let is_full = reply.add(attr.ino, next, name, &ttl, &attr, Generation(0));
-            if !is_full && !ttl.is_zero() {
-                state.kernel_cache.mark_dentry_known(entry.ino());
-            }
-            is_full
-        })
-    });
-    match listed {
-        Ok(()) => reply.ok(),
-        Err(errno) => reply.error(errno),
     }
 }
 
@@ -590,7 +518,7 @@ impl Filesystem for TarFilesystem {
             // Names without attributes make no inode known to the kernel.
             return reply.ok();
         }
-        self.list(req, (ino, offset), reply, list_without_attributes);
+        self.list(req, (ino, offset), reply, listing::list);
     }
 
     fn readdirplus(
@@ -603,9 +531,9 @@ impl Filesystem for TarFilesystem {
     ) {
         let _span = trace_span!("readdirplus", inode = ino.0, offset).entered();
         if PrimingDir::is_priming_inode(ino) {
-            return self.list_priming_dir(ino, offset, reply);
+            return listing::list_priming_dir(&self.state, &self.content, (ino, offset), reply);
         }
-        self.list(req, (ino, offset), reply, list_with_attributes);
+        self.list(req, (ino, offset), reply, listing::list_with_attributes);
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {

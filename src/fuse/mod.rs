@@ -15,6 +15,7 @@ mod attr;
 mod caller;
 mod comparison;
 mod filesystem;
+mod listing;
 mod mount;
 mod passthrough;
 mod pending_replies;

@@ -502,15 +502,11 @@ impl OpenContext {
 
     /// Returns the options for `location`, without headers if they belong to another host.
     pub(super) fn source_options(&self, location: &str) -> source::Options {
-        let mut options = self.source.clone();
-        let is_origin = location == self.headers_origin;
-        if !is_origin && !source::is_same_origin(&self.headers_origin, location) {
-            options.remove_credentials();
+        if location == self.headers_origin {
+            self.source.clone()
+        } else {
+            self.source.for_other(location, &self.headers_origin)
         }
-        if !is_origin {
-            options.mirror_urls.clear();
-        }
-        options
     }
 
     /// Returns the version at `url` to use without an answer of its server: that which the mount shows, or the

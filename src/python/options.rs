@@ -14,7 +14,9 @@ use super::process::{resources, runtime};
 use crate::archive::{DiskCacheMode, TreeOrigin};
 use crate::index::MemoryLimit;
 use crate::locate::{OpenContext, PublishedIndexChoice, SourceSpec};
-use crate::source::{self, Certificates, ClientCertificate, FirstContact, HeaderLoader, Via};
+use crate::source::{
+    self, Certificates, ClientCertificate, FirstContact, HeaderLoader, Identity, Via,
+};
 use crate::tar::Limits;
 
 /// Settings to open `spec` by `options`, which the Python code has completed from the environment.
@@ -52,7 +54,7 @@ impl Opt<'_, '_> {
         let Self(name, value) = self;
         match *name {
             "headers" => set_headers(source, value)?,
-            "netrc" => source.netrc = Some(value.extract()?),
+            "netrc" => identity(source).netrc = Some(value.extract()?),
             "endpoint_url" => source.endpoint_url = Some(value.extract()?),
             "mirrors" => source.mirror_urls = value.extract()?,
             "hosts_dir" => source.hosts_dir = value.extract()?,
@@ -64,7 +66,7 @@ impl Opt<'_, '_> {
             "cert" => {
                 let (cert, key): (Vec<u8>, Vec<u8>) = value.extract()?;
                 let loaded = ClientCertificate::from_pem(&cert, &key);
-                source.client_certificate = Some(self.checked(loaded)?);
+                identity(source).certificate = Some(self.checked(loaded)?);
             }
             "connections" => source.connections = value.extract::<usize>()?.clamp(1, 256),
             "timeout" => {
@@ -141,11 +143,16 @@ impl Opt<'_, '_> {
     }
 }
 
+/// The identity of `source`, which is not shared yet.
+fn identity(source: &mut source::Options) -> &mut Identity {
+    Arc::make_mut(&mut source.identity)
+}
+
 /// Sets the headers that the function `value` returns. They are loaded again when the server refuses them.
 fn set_headers(source: &mut source::Options, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    source.headers = value.call0()?.extract()?;
+    identity(source).headers = value.call0()?.extract()?;
     let function = Arc::new(value.clone().unbind());
-    source.reload_headers = Some(HeaderLoader::new(move || {
+    identity(source).reload = Some(HeaderLoader::new(move || {
         let load = |py: Python<'_>| -> PyResult<_> { function.call0(py)?.extract(py) };
         let loaded = Python::try_attach(load).and_then(Result::ok);
         loaded.ok_or_else(|| "the function for the headers failed".to_owned())

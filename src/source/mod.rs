@@ -32,7 +32,9 @@ use crate::base::extent::Packed;
 pub use crate::base::buffer_pool::{Buffer, BufferPool};
 pub use crate::base::random_reads::Wait;
 
-pub use client::{Authorizer, HeaderLoader, Refusal, Request, Target, UploadContent, Via};
+pub use client::{
+    Authorizer, HeaderLoader, Identity, Refusal, Request, Target, UploadContent, Via,
+};
 #[doc(hidden)]
 pub use credentials::registry_login;
 pub use error::{Cause, Class, Denial, Error, Obstacle, Rejection};
@@ -48,7 +50,7 @@ pub use network::{
     Certificates, CertificatesError, ClientCertificate, ClientCertificateError, Content,
     RawResponse, Transport, trust_only,
 };
-pub(crate) use open::{is_same_origin, lacks_scheme, open_beside};
+pub(crate) use open::{lacks_scheme, open_beside};
 pub use open::{local_path, locator, open, own_name};
 pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
 pub(crate) use parts::{Join, Slice};

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use reqwest::header::AUTHORIZATION;
+use reqwest::header::{AUTHORIZATION, HeaderMap};
 use url::Url;
 
 use super::client::authorizer::parse_headers;
@@ -13,8 +13,8 @@ use super::credentials::{self, Netrc, ReloadedHeaders};
 use super::location::{canonical_name, location_text, redact};
 use super::mirrors::MirrorPlace;
 use super::{
-    Cause, Error, FirstContact, HeaderLoader, Http, Location, Options, Pipe, Source, Target, local,
-    mirrors,
+    Cause, Error, FirstContact, HeaderLoader, Http, Identity, Location, Options, Pipe, Source,
+    Target, local, mirrors,
 };
 use crate::base::stats::Stats;
 
@@ -25,15 +25,14 @@ use crate::base::stats::Stats;
 ///
 /// # Errors
 /// If it is malformed, missing, unreachable, or not supported as a source.
-pub async fn open(spec: &str, mut options: Options) -> Result<Arc<dyn Source>, Error> {
-    let mirror_urls = std::mem::take(&mut options.mirror_urls);
-    if !mirror_urls.is_empty() && options.first_contact != FirstContact::Never {
-        return Box::pin(open_mirrors(spec, &mirror_urls, options)).await;
+pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error> {
+    if !options.mirror_urls.is_empty() && options.first_contact != FirstContact::Never {
+        return Box::pin(open_mirrors(spec, &options)).await;
     }
     if spec == "-" {
         return Ok(Arc::new(Pipe::stdin(options.stats)));
     }
-    if let Some(target) = http_target(spec, &mut options).await? {
+    if let Some((target, options)) = http_target(spec, &options).await? {
         let opening = Box::pin(Http::open(target, options));
         return Ok(Arc::new(opening.await?));
     }
@@ -96,25 +95,23 @@ pub(super) fn file_path(spec: &str) -> Result<PathBuf, Error> {
 }
 
 /// Opens the URL `spec` with its mirrors. Headers and client certificate are only for its own origin.
-async fn open_mirrors(
-    spec: &str,
-    mirror_urls: &[String],
-    options: Options,
-) -> Result<Arc<dyn Source>, Error> {
+async fn open_mirrors(spec: &str, options: &Options) -> Result<Arc<dyn Source>, Error> {
     let mut places = Vec::new();
-    for place in std::iter::once(spec).chain(mirror_urls.iter().map(String::as_str)) {
-        let mut options = options.clone();
-        if place != spec {
-            options.known_version = None;
-            if !is_same_origin(spec, place) {
-                options.remove_credentials();
+    let mirror_urls = options.mirror_urls.iter().map(String::as_str);
+    for place in std::iter::once(spec).chain(mirror_urls) {
+        let own = if place == spec {
+            options.clone()
+        } else {
+            Options {
+                known_version: None,
+                ..options.for_other(place, spec)
             }
-        }
+        };
         let no_url = "mirrors and their SOURCE are URLs of servers or of objects";
         let no_url = || Error::new(redact(place), Cause::Malformed(no_url.to_owned()));
-        let target = http_target(place, &mut options).await?;
+        let (target, options) = http_target(place, &own).await?.ok_or_else(no_url)?;
         places.push(MirrorPlace {
-            target: target.ok_or_else(no_url)?,
+            target,
             options,
             transport: None,
         });
@@ -130,14 +127,14 @@ fn parse_url(spec: &str) -> Result<Url, Error> {
     })
 }
 
-/// Returns the target of a URL of a server; `None` for files.
+/// Returns the target of a URL of a server, and the options for it; `None` for files.
 ///
 /// # Errors
 /// The URL is malformed, or the credentials for it.
 pub(super) async fn http_target(
     spec: &str,
-    options: &mut Options,
-) -> Result<Option<Target>, Error> {
+    options: &Options,
+) -> Result<Option<(Target, Options)>, Error> {
     let spec = &*canonical_name(spec);
     let failed = |cause| Error::new(redact(spec), cause);
     if !spec.contains("://") {
@@ -150,20 +147,21 @@ pub(super) async fn http_target(
     if !matches!(url.scheme(), "http" | "https") {
         return Ok(None);
     }
-    let target = authorized_target(url, options).await;
-    target.map(Some).map_err(failed)
+    let target = authorized_target(url, &options.identity).await;
+    let target = target.map_err(failed)?;
+    Ok(Some((target, options.clone())))
 }
 
-/// Returns the target of `url`, which takes the headers of `options` if they can be loaded again.
+/// Returns the target of `url`, whose authorizer sends the headers of `identity` if they can be loaded again.
 ///
 /// Without a password in the URL and the header Authorization, it adds that of the netrc file after a challenge.
-async fn authorized_target(url: Url, options: &mut Options) -> Result<Target, Cause> {
+async fn authorized_target(url: Url, identity: &Identity) -> Result<Target, Cause> {
     let mut target = Target::from(url);
-    let headers = parse_headers(&options.headers)?;
-    let netrc = options.netrc.take();
+    let headers = parse_headers(&identity.headers)?;
+    let netrc = identity.netrc.clone();
     let netrc = netrc.filter(|_| !headers.contains_key(AUTHORIZATION));
     let netrc = netrc.and_then(|path| Netrc::new(path, &target.url));
-    let mut load = options.reload_headers.take();
+    let mut load = identity.reload.clone();
     let mut origin = "the headers of --header and TARFS_HEADERS".to_owned();
     let mut needs_challenge = false;
     if let Some((netrc, file)) = netrc.map(|netrc| (netrc.clone(), netrc))
@@ -171,12 +169,12 @@ async fn authorized_target(url: Url, options: &mut Options) -> Result<Target, Ca
     {
         needs_challenge = load.is_none();
         origin = netrc.file();
-        let fixed = options.headers.clone();
+        let fixed = identity.headers.clone();
         let others = load.unwrap_or_else(|| HeaderLoader::new(move || Ok(fixed.clone())));
         load = Some(netrc.loader(others));
     }
     if let Some(load) = load {
-        options.headers.clear();
+        target.headers = Some(HeaderMap::new());
         let authorizer = ReloadedHeaders::new(headers, load, origin, needs_challenge);
         target.authorizer = Some(Arc::new(authorizer));
     }
@@ -192,15 +190,6 @@ pub fn locator(spec: &str, options: &Options) -> Option<String> {
     let url = Url::parse(spec).ok()?;
     let is_remote = matches!(url.scheme(), "http" | "https");
     is_remote.then(|| Location::from_url(&url).locator().to_owned())
-}
-
-/// Whether two URLs, not paths, have the same origin, so that they may share credentials.
-pub(crate) fn is_same_origin(one: &str, other: &str) -> bool {
-    match (Url::parse(one), Url::parse(other)) {
-        // The origins of file URLs are never equal.
-        (Ok(one), Ok(other)) => one.origin() == other.origin(),
-        _ => false,
-    }
 }
 
 async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Error> {
@@ -238,25 +227,4 @@ fn with_scheme(name: &str) -> Option<Url> {
     }
     let scheme = if is_here { "http" } else { "https" };
     Url::parse(&format!("{scheme}://{name}")).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // Promises: profile-header
-    #[test]
-    fn same_origin_compares_scheme_host_and_port() {
-        for (one, other, expected) in [
-            ("http://host:1/a/b", "http://me:pass@HOST:1/c?d", true),
-            ("https://host", "https://host:443/", true),
-            ("http://host/a", "https://host/a", false),
-            ("http://host/a", "http://host:8080/a", false),
-            ("http://host.evil/a", "http://host/a", false),
-            ("/a/path", "/a/path", false),
-            ("file:///a", "file:///a", false),
-        ] {
-            assert_eq!(is_same_origin(one, other), expected, "{one} {other}");
-        }
-    }
 }

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Certificates, ClientCertificate, Fingerprint, HeaderLoader, Retry, Via};
+use url::Url;
+
+use super::client::may_identify;
+use super::{Certificates, Fingerprint, Identity, Retry, Via};
 use crate::base::stats::Stats;
 
 /// Default timeout of a read without bytes. A server restart and a short network failure end sooner.
@@ -54,20 +57,14 @@ pub const DEFAULT_HOSTS_DIR: &str = "/etc/containerd/certs.d";
 /// Options to open a source.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Headers sent to the origin of the URL, and to no other.
-    pub headers: Vec<(String, String)>,
-    /// Loads the headers again when the server refuses them; see [`HeaderLoader`].
-    pub reload_headers: Option<HeaderLoader>,
-    /// File with the passwords of HTTP servers, in the format of netrc.
-    pub netrc: Option<PathBuf>,
+    /// What identifies the user to the origin of the URL, and to no other.
+    pub identity: Arc<Identity>,
     /// Whether redirects from HTTPS to HTTP are followed.
     pub allow_insecure_redirects: bool,
     /// Whether servers of the own network are refused, because another party names the URL.
     pub is_public_only: bool,
     /// Certificates trusted besides the system's.
     pub certificates: Certificates,
-    /// Certificate of the client for servers that ask for it, sent to the origin of the URL, and to no other.
-    pub client_certificate: Option<ClientCertificate>,
     /// URLs of the same bytes, which are also read.
     pub mirror_urls: Vec<String>,
     /// Caching proxy that is asked before the origin.
@@ -97,24 +94,32 @@ pub struct Options {
 }
 
 impl Options {
-    /// Removes what identifies the user to the origin of one URL.
-    pub(crate) fn remove_credentials(&mut self) {
-        self.headers.clear();
-        self.reload_headers = None;
-        self.client_certificate = None;
+    /// The options for `place` instead of the URL `original`: without its mirrors, and with the user's identity only if
+    /// both are URLs of one origin.
+    pub(crate) fn for_other(&self, place: &str, original: &str) -> Self {
+        let is_same_origin = match (Url::parse(place), Url::parse(original)) {
+            (Ok(place), Ok(original)) => may_identify(&place, &original),
+            _ => false,
+        };
+        Self {
+            identity: if is_same_origin {
+                Arc::clone(&self.identity)
+            } else {
+                self.identity.elsewhere()
+            },
+            mirror_urls: Vec::new(),
+            ..self.clone()
+        }
     }
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
-            headers: Vec::new(),
-            reload_headers: None,
-            netrc: None,
+            identity: Arc::default(),
             is_public_only: false,
             allow_insecure_redirects: false,
             certificates: Certificates::default(),
-            client_certificate: None,
             mirror_urls: Vec::new(),
             via: None,
             endpoint_url: None,

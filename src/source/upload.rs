@@ -30,9 +30,9 @@ pub async fn put(spec: &str, content: UploadContent, options: Options) -> Result
     stored.map_err(Error::of_upload)
 }
 
-async fn store(spec: &str, content: UploadContent, mut options: Options) -> Result<(), Error> {
+async fn store(spec: &str, content: UploadContent, options: Options) -> Result<(), Error> {
     let failed = |cause| Error::new(redact(spec), cause);
-    let Some(target) = http_target(spec, &mut options).await? else {
+    let Some((target, options)) = http_target(spec, &options).await? else {
         return write_file(file_path(spec)?, content).await;
     };
     let mut message = match &target.upload_url {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use tarfs::Packed;
 use tarfs::Stats;
-use tarfs::source::{self, Cause, HeaderLoader, Options, Source};
+use tarfs::source::{self, Cause, HeaderLoader, Identity, Options, Source};
 use tokio::runtime::Runtime;
 
 use crate::support::fixture::{PROGRAM, TestDir};
@@ -45,8 +45,11 @@ impl Tokens {
             Ok(tokens.headers())
         };
         Options {
-            headers: self.headers(),
-            reload_headers: Some(HeaderLoader::new(load)),
+            identity: Arc::new(Identity {
+                headers: self.headers(),
+                reload: Some(HeaderLoader::new(load)),
+                ..Identity::default()
+            }),
             stats: Arc::clone(stats),
             ..Options::default()
         }
@@ -179,8 +182,11 @@ fn netrc_is_read_again_when_its_password_is_refused() {
     };
     store("one");
     let options = Options {
-        netrc: Some(place.path("netrc")),
-        headers: vec![("X-More".to_owned(), "more".to_owned())],
+        identity: Arc::new(Identity {
+            netrc: Some(place.path("netrc")),
+            headers: vec![("X-More".to_owned(), "more".to_owned())],
+            ..Identity::default()
+        }),
         stats: Arc::clone(&stats),
         ..Options::default()
     };
@@ -220,7 +226,10 @@ fn netrc_password_never_reaches_another_host() {
         None => Response::new(401),
     });
     let options = Options {
-        netrc: Some(place.path("netrc")),
+        identity: Arc::new(Identity {
+            netrc: Some(place.path("netrc")),
+            ..Identity::default()
+        }),
         ..Options::default()
     };
     let url = server.url("/a");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tarfs::internal::buffer_pool::BufferPool;
-use tarfs::source::{self, Error, Options, ReadMode, Source};
+use tarfs::source::{self, Error, Identity, Options, ReadMode, Source};
 use tarfs::{Extent, Packed, Stats, fetch};
 use tokio::runtime::Runtime;
 
@@ -396,7 +396,10 @@ fn headers_are_sent_to_mirrors_of_the_same_host_only() {
     server.serve("/b", resource.clone());
     server.serve("/c", resource);
     let options = Options {
-        headers: vec![("Authorization".to_owned(), "Bearer one".to_owned())],
+        identity: Arc::new(Identity {
+            headers: vec![("Authorization".to_owned(), "Bearer one".to_owned())],
+            ..Identity::default()
+        }),
         mirror_urls: vec![server.url("/b"), server.other_url("/c")],
         ..Options::default()
     };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tarfs::internal::thread::Thread;
 use tarfs::source::{
-    self, Cause, Error, FirstContact, HeaderLoader, Options, Retry, UploadContent,
+    self, Cause, Error, FirstContact, HeaderLoader, Identity, Options, Retry, UploadContent,
 };
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -63,7 +63,10 @@ fn options() -> Options {
 
 fn with_header(name: &str, value: &str) -> Options {
     Options {
-        headers: vec![(name.to_owned(), value.to_owned())],
+        identity: Arc::new(Identity {
+            headers: vec![(name.to_owned(), value.to_owned())],
+            ..Identity::default()
+        }),
         ..options()
     }
 }
@@ -176,8 +179,11 @@ fn refused_headers_of_an_upload_are_loaded_again() {
     });
     let header = |token: &str| vec![("Authorization".to_owned(), format!("Bearer {token}"))];
     let options = Options {
-        headers: header("one"),
-        reload_headers: Some(HeaderLoader::new(move || Ok(header("two")))),
+        identity: Arc::new(Identity {
+            headers: header("one"),
+            reload: Some(HeaderLoader::new(move || Ok(header("two")))),
+            ..Identity::default()
+        }),
         ..options()
     };
     let stats = Arc::clone(&options.stats);

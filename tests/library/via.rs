@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tarfs::source::{self, Options, Retry, Source, Via};
+use tarfs::source::{self, Identity, Options, Retry, Source, Via};
 use tarfs::{Extent, Packed, Stats, fetch};
 use tokio::runtime::Runtime;
 
@@ -49,7 +49,10 @@ impl Proxied {
         let via = Via::new(&self.proxy.url("/at/"), sends_credentials).expect("a URL");
         let options = Options {
             via: Some(via),
-            headers: vec![("X-Token".to_owned(), "one".to_owned())],
+            identity: Arc::new(Identity {
+                headers: vec![("X-Token".to_owned(), "one".to_owned())],
+                ..Identity::default()
+            }),
             timeout: Duration::from_secs(20),
             retry: Retry {
                 initial_pause: Duration::ZERO,

@@ -1,6 +1,7 @@
 //! One request at a time, with its headers and redirects.
 
 pub(super) mod authorizer;
+mod identity;
 pub(super) mod response;
 mod sender;
 mod server_error;
@@ -29,6 +30,8 @@ use crate::source::network::{Content, RawResponse, Transport};
 use crate::source::{Cause, Denial, Fingerprint, FirstContact, Options, Validator, redact};
 
 pub use self::authorizer::{Authorizer, HeaderLoader, Refusal, Request};
+pub use self::identity::Identity;
+pub(super) use self::identity::may_identify;
 pub(super) use self::sender::{Answer, MAX_ANSWER_BYTES, Sender};
 pub(super) use self::server_error::ServerError;
 pub use self::target::Target;
@@ -113,7 +116,10 @@ impl Client {
     ) -> Result<Self, Cause> {
         Ok(Self {
             transport,
-            headers: parse_headers(&options.headers)?,
+            headers: match &target.headers {
+                Some(headers) => headers.clone(),
+                None => parse_headers(&options.identity.headers)?,
+            },
             via: options.via.clone(),
             bypasses_caches: false,
             omits_if_match: AtomicBool::default(),
@@ -272,7 +278,7 @@ impl Client {
             return None;
         }
         let mut request = self.request(message, url);
-        if !via.sends_credentials || !may_send_credentials(url, &self.original) {
+        if !via.sends_credentials || !may_identify(url, &self.original) {
             request.headers.clone_from(&message.headers);
         } else if let Some(authorizer) = &self.authorizer {
             authorizer.authorize(&mut request).await.ok()?;
@@ -374,7 +380,7 @@ impl Client {
 
     /// The authorizer of requests to `url`.
     fn authorizer_of(&self, url: &Url) -> Option<Arc<dyn Authorizer>> {
-        if may_send_credentials(url, &self.original) {
+        if may_identify(url, &self.original) {
             return self.authorizer.clone();
         }
         let redirected = self.redirect_authorizer.lock().clone();
@@ -384,8 +390,8 @@ impl Client {
 
     /// Whether the target of a redirect asks, by `raw`, for credentials that can be got. Remembers how.
     fn note_challenge(&self, request: &Request, raw: &RawResponse) -> bool {
-        let is_asked = raw.status == StatusCode::UNAUTHORIZED
-            && !may_send_credentials(&request.url, &self.original);
+        let is_asked =
+            raw.status == StatusCode::UNAUTHORIZED && !may_identify(&request.url, &self.original);
         let Some(authorizer) = self.authorizer.as_ref().filter(|_| is_asked) else {
             return false;
         };
@@ -405,7 +411,7 @@ impl Client {
     fn request(&self, message: &Message<'_>, url: &Url) -> Request {
         let mut url = url.clone();
         let mut headers = HeaderMap::new();
-        if may_send_credentials(&url, &self.original) {
+        if may_identify(&url, &self.original) {
             // reqwest converts them to an Authorization header. Fails only for URLs without a host.
             url.set_username(self.original.username()).ok();
             url.set_password(self.original.password()).ok();
@@ -475,11 +481,6 @@ async fn server_error(raw: &mut RawResponse) -> ServerError {
     ServerError::parse(&body)
 }
 
-/// Whether `url` may receive the user's credentials for `original`.
-fn may_send_credentials(url: &Url, original: &Url) -> bool {
-    url.origin() == original.origin()
-}
-
 pub(crate) fn unix_time() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
@@ -543,24 +544,6 @@ mod tests {
             Some("http://host/b")
         );
         assert_eq!(to("/b", false).ok().as_deref(), Some("https://host/b"));
-    }
-
-    // Promises: auth-origin
-    #[test]
-    fn credentials_go_to_the_same_origin_only() {
-        let original = Url::parse("https://me:secret@host/a").expect("well-formed");
-        for (url, expected) in [
-            ("https://host/elsewhere?x", true),
-            ("https://HOST:443/", true),
-            ("http://host/a", false),
-            ("http://host:443/a", false),
-            ("https://host:8443/a", false),
-            ("https://host.example.com/a", false),
-            ("https://host@other/a", false),
-        ] {
-            let url = Url::parse(url).expect("well-formed");
-            assert_eq!(may_send_credentials(&url, &original), expected, "{url}");
-        }
     }
 
     #[test]

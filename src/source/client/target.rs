@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use reqwest::header::HeaderMap;
 use url::Url;
 
 use super::authorizer::Authorizer;
@@ -16,6 +17,8 @@ pub struct Target {
     pub location: Location,
     /// URL that accepts uploads by POST, if the server takes none by PUT at `url`.
     pub upload_url: Option<Url>,
+    /// Headers of the requests, instead of those of the user's identity.
+    pub headers: Option<HeaderMap>,
     /// Adds credentials for the URL's origin.
     pub authorizer: Option<Arc<dyn Authorizer>>,
 }
@@ -26,6 +29,7 @@ impl From<Url> for Target {
             location: Location::from_url(&url),
             url,
             upload_url: None,
+            headers: None,
             authorizer: None,
         }
     }

@@ -41,28 +41,34 @@ pub fn registry_login(
     Ok(Arc::new(login))
 }
 
-/// Returns the target of the object that `spec` names; `None` unless it has the scheme of an object store.
+/// Returns the target of the object that `spec` names, and the options for it; `None` unless it has the scheme of an
+/// object store.
 ///
-/// It adds the certificates of the AWS CLI's configuration to `options`, for S3.
+/// Those for S3 also trust the certificates of the AWS CLI's configuration.
 ///
 /// # Errors
 /// [`Cause::Malformed`] for an invalid name, endpoint or setting.
 pub(super) async fn object_target(
     spec: &str,
-    options: &mut Options,
-) -> Option<Result<Target, Cause>> {
+    options: &Options,
+) -> Option<Result<(Target, Options), Cause>> {
     Some(match Object::parse(spec)? {
         Ok(object) => target(&object, spec, options).await,
         Err(cause) => Err(cause),
     })
 }
 
-async fn target(object: &Object<'_>, spec: &str, options: &mut Options) -> Result<Target, Cause> {
+async fn target(
+    object: &Object<'_>,
+    spec: &str,
+    options: &Options,
+) -> Result<(Target, Options), Cause> {
+    let mut options = options.clone();
     if object.store == Store::S3 {
-        profile::trust_configured_certificates(options).await?;
+        options.certificates = profile::configured_certificates(&options.certificates).await?;
     }
-    let endpoint = endpoint(object, options);
-    let context = ProviderContext::new(options);
+    let endpoint = endpoint(object, &options);
+    let context = ProviderContext::new(&options);
     let (url, authorizer) = match object.store {
         Store::S3 => s3::open(object, &endpoint, context).await?,
         Store::Google => google::open(object, &endpoint, context)?,
@@ -70,12 +76,13 @@ async fn target(object: &Object<'_>, spec: &str, options: &mut Options) -> Resul
     };
     let is_google = object.store == Store::Google;
     let upload_url = is_google.then(|| google::upload_url(object, &endpoint));
-    Ok(Target {
-        url,
+    let target = Target {
         upload_url: upload_url.transpose()?,
         location: object.location(spec, &endpoint),
         authorizer: Some(authorizer),
-    })
+        ..Target::from(url)
+    };
+    Ok((target, options))
 }
 
 /// Whether `spec` is a valid name of an object.

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::aws_config::{Sections, Settings, split_words};
 use super::context::{read_file, read_optional, variable};
-use crate::source::{Cause, Options};
+use crate::source::{Cause, Certificates};
 
 /// Files with profiles: their variable, and their default.
 const CONFIG: (&str, &str) = ("AWS_CONFIG_FILE", "~/.aws/config");
@@ -126,11 +126,11 @@ pub(super) fn configured_endpoint() -> Option<String> {
         })
 }
 
-/// Trusts the certificates that `AWS_CA_BUNDLE` names, or the setting `ca_bundle` of the profile.
-pub(super) async fn trust_configured_certificates(options: &mut Options) -> Result<(), Cause> {
+/// `trusted`, and the certificates that `AWS_CA_BUNDLE` names, or the setting `ca_bundle` of the profile.
+pub(super) async fn configured_certificates(trusted: &Certificates) -> Result<Certificates, Cause> {
     let path = variable("AWS_CA_BUNDLE").or_else(|| local_profile()?.1.get("ca_bundle"));
     let Some(path) = path else {
-        return Ok(());
+        return Ok(trusted.clone());
     };
     let failed =
         |detail: String| Cause::Malformed(format!("the CA bundle of AWS {path}: {detail}"));
@@ -138,9 +138,8 @@ pub(super) async fn trust_configured_certificates(options: &mut Options) -> Resu
         .await
         .map_err(|error| failed(error.to_string()))?;
     let pem = read.ok_or_else(|| failed("not found".to_owned()))?;
-    let trusted = options.certificates.with_trusted(&pem);
-    options.certificates = trusted.map_err(|error| failed(error.to_string()))?;
-    Ok(())
+    let trusted = trusted.with_trusted(&pem);
+    trusted.map_err(|error| failed(error.to_string()))
 }
 
 /// The profile of the environment, read without a [`Context`].

@@ -46,7 +46,7 @@ impl ArchivePlace {
         let spec = &*canonical_name(spec);
         let name = redact(spec);
         let kind = if spec.starts_with("s3://") {
-            let place = S3Place::open(spec, options).await;
+            let place = S3Place::open(spec, &options).await;
             Kind::S3(Box::new(place.map_err(|cause| Error::new(&name, cause))?))
         } else {
             Kind::Local(SourceDirectory::open(&file_path(spec)?, options.stats)?)

@@ -50,15 +50,15 @@ struct Object {
 }
 
 impl S3Place {
-    pub(super) async fn open(spec: &str, mut options: Options) -> Result<Self, Cause> {
+    pub(super) async fn open(spec: &str, options: &Options) -> Result<Self, Cause> {
         let slash = if spec.ends_with('/') { "" } else { "/" };
         let spec = format!("{spec}{slash}");
         let name = spec.trim_start_matches("s3://");
         let prefix = split_bucket(name).unwrap_or_default().1.to_owned();
         // The URL of an object of the place has that of the bucket before its key.
         let malformed = || Cause::Malformed("a prefix of S3 is s3://BUCKET/PREFIX/".to_owned());
-        let target = object_target(&format!("{spec}-"), &mut options).await;
-        let mut bucket = target.ok_or_else(malformed)??;
+        let target = object_target(&format!("{spec}-"), options).await;
+        let (mut bucket, options) = target.ok_or_else(malformed)??;
         if let Ok(mut segments) = bucket.url.path_segments_mut() {
             for _ in prefix.split('/') {
                 segments.pop();

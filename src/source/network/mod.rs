@@ -23,11 +23,12 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
 use reqwest::{Body, Method, Response, StatusCode};
-use url::{Origin, Url};
+use url::Url;
 
 use self::connect_time::ConnectTimer;
 use crate::base::descriptor_limit::{check_descriptor_limit, is_descriptor_limit};
 use crate::base::sync::Mutex;
+use crate::source::client::may_identify;
 use crate::source::location::is_own_address;
 use crate::source::{Cause, Obstacle, Options};
 
@@ -117,8 +118,8 @@ impl fmt::Debug for Content {
 #[derive(Clone, Debug)]
 pub(crate) struct NetworkTransport {
     client: reqwest::Client,
-    /// A client with the user's certificate, and the origin that may see it.
-    identified: Option<(Origin, reqwest::Client)>,
+    /// A client with the user's certificate, and the URL whose origin may see it.
+    identified: Option<(Url, reqwest::Client)>,
     connect_timer: ConnectTimer,
     /// The proxies of the environment, to name them in errors.
     proxies: Option<Arc<Matcher>>,
@@ -129,11 +130,11 @@ impl NetworkTransport {
     pub(crate) fn new(url: &Url, options: &Options) -> Result<Self, Cause> {
         let connect_timer = ConnectTimer::default();
         let build = |certificate| build_client(options, certificate, connect_timer.clone(), false);
-        let certificate = options.client_certificate.as_ref();
+        let certificate = options.identity.certificate.as_ref();
         let identified = certificate.map(|_| build(certificate)).transpose()?;
         Ok(Self {
             client: build(None)?,
-            identified: identified.map(|client| (url.origin(), client)),
+            identified: identified.map(|client| (url.clone(), client)),
             connect_timer,
             proxies: environment_proxies().map(Arc::new),
         })
@@ -173,7 +174,7 @@ impl NetworkTransport {
 
     fn client(&self, url: &Url) -> &reqwest::Client {
         match &self.identified {
-            Some((origin, client)) if *origin == url.origin() => client,
+            Some((original, client)) if may_identify(url, original) => client,
             _ => &self.client,
         }
     }

@@ -26,8 +26,10 @@ pub(super) fn servers(
     });
     urls.map(move |url| {
         let failed = |cause| Error::new(name, cause);
-        let mut options = options.clone();
-        options.remove_credentials();
+        let options = Options {
+            identity: Arc::default(),
+            ..options.clone()
+        };
         let transport = NetworkTransport::new(&url, &options).map_err(failed)?;
         Http::open_known(version.clone(), Box::new(transport), url.into(), options)
     })

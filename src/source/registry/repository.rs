@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::StreamExt;
 use reqwest::Method;
+use reqwest::header::HeaderMap;
 use url::Url;
 
 use super::documents::{ACCEPTED_TYPES, Descriptor};
@@ -14,6 +15,7 @@ use super::hosts;
 use super::reference::{Reference, Version};
 use super::referrers::{fallback_tag, next_page, parse_referrers};
 use crate::base::sha256::Sha256;
+use crate::source::client::authorizer::parse_headers;
 use crate::source::client::{Message, Sender};
 use crate::source::credentials::{PULL, PUSH, ProviderContext, RegistryLogin};
 use crate::source::http::silent_server;
@@ -21,8 +23,8 @@ use crate::source::location::is_in_own_network;
 use crate::source::mirrors::{self, HEAD_START, first_success};
 use crate::source::network::NetworkTransport;
 use crate::source::{
-    Authorizer, Cause, Error, Fingerprint, FirstContact, Http, Location, Options, Source, Target,
-    Validator, redact,
+    Authorizer, Cause, Error, Fingerprint, FirstContact, Http, Identity, Location, Options, Source,
+    Target, Validator, redact,
 };
 
 /// Statuses of a list of referrers, and of registries without an API for it.
@@ -56,6 +58,8 @@ pub(super) struct Server {
     can_pull: bool,
     can_resolve: bool,
     can_push: bool,
+    /// Headers of each request.
+    headers: HeaderMap,
     transport: NetworkTransport,
     login: Arc<RegistryLogin>,
     pub(super) push_login: Arc<RegistryLogin>,
@@ -295,16 +299,23 @@ impl Repository {
 
 impl Server {
     fn new(host: hosts::Host, reference: &Reference, options: &Options) -> Result<Self, Cause> {
-        let mut options = options.clone();
-        if !host.is_origin {
-            // They are for the registry's own server.
-            options.remove_credentials();
-        }
-        options.headers.extend(host.headers);
+        // The user's is for the registry's own server.
+        let identity = if host.is_origin {
+            Arc::clone(&options.identity)
+        } else {
+            options.identity.elsewhere()
+        };
         let accept = ("Accept".to_owned(), ACCEPTED_TYPES.join(", "));
-        options.headers.push(accept);
-        options.certificates = host.certificates;
-        options.client_certificate = host.client_certificate.or(options.client_certificate);
+        let headers = [&*identity.headers, &host.headers, &[accept]].concat();
+        let certificate = host.client_certificate.or(identity.certificate.clone());
+        let options = Options {
+            certificates: host.certificates,
+            identity: Arc::new(Identity {
+                certificate,
+                ..Identity::default()
+            }),
+            ..options.clone()
+        };
         let mut url = host.api;
         let registry = if host.is_origin {
             reference.registry.clone()
@@ -330,6 +341,7 @@ impl Server {
             can_pull: host.can_pull,
             can_resolve: host.can_resolve,
             can_push: host.can_push,
+            headers: parse_headers(&headers)?,
             transport,
             login: login(PULL),
             push_login: login(PUSH),
@@ -377,6 +389,7 @@ impl Server {
         let target = Target::from(self.url(kind, id));
         Target {
             location: Location::with_locator(name, target.location.locator().to_owned()),
+            headers: Some(self.headers.clone()),
             authorizer: Some(Arc::clone(&self.login) as Arc<dyn Authorizer>),
             ..target
         }
@@ -392,6 +405,7 @@ impl Server {
     pub(super) fn sender(&self, name: &str, login: &Arc<RegistryLogin>) -> Result<Sender, Error> {
         let target = Target {
             location: Location::from_name(name),
+            headers: Some(self.headers.clone()),
             authorizer: Some(Arc::clone(login) as Arc<dyn Authorizer>),
             ..Target::from(self.url.clone())
         };
