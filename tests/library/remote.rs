@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tarfs::Stats;
 use tarfs::fetch;
 use tarfs::internal::buffer_pool::BufferPool;
-use tarfs::source::{self, Access, Cause, Error, Obstacle, Options, Retry, Source};
+use tarfs::source::{self, Access, Cause, Error, Identity, Obstacle, Options, Retry, Source};
 use tarfs::{Extent, Packed};
 
 use crate::support::http::{Resource, Response, Server};
@@ -59,7 +59,10 @@ impl Client {
         change: impl FnOnce(Options) -> Options,
     ) -> Result<Arc<dyn Source>, Error> {
         let options = Options {
-            headers: self.headers.clone(),
+            identity: Arc::new(Identity {
+                headers: self.headers.clone(),
+                ..Identity::default()
+            }),
             stats: Arc::clone(&self.stats),
             connect_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(5),
