@@ -41,7 +41,7 @@ pub enum Cause {
         kind: &'static str,
     },
     /// The image refers to a missing file.
-    #[error("it is not there")]
+    #[error("it is missing")]
     Missing,
     /// A document violates the specification.
     #[error("{0}")]
@@ -74,7 +74,7 @@ pub enum Cause {
         found: Sha256,
     },
     /// There is no image with this name.
-    #[error("no image there is called '{}'; there {}", escape(.wanted.as_bytes()), name_list(.known))]
+    #[error("there is no image called '{}'{}", escape(.wanted.as_bytes()), name_list(", only ", .known))]
     NoSuchName {
         /// The name.
         wanted: String,
@@ -82,10 +82,10 @@ pub enum Cause {
         known: Vec<String>,
     },
     /// There are several images, and the user gave no name.
-    #[error("several images are there; there {}", name_list(.0))]
+    #[error("there are several images{}", name_list(": ", .0))]
     AmbiguousImage(Vec<String>),
     /// There is no image for the platform.
-    #[error("no image there is for {wanted}; there {}", name_list(.known))]
+    #[error("there is no image for {wanted}{}", name_list(", only for ", .known))]
     NoSuchPlatform {
         /// The platform.
         wanted: Platform,
@@ -115,16 +115,17 @@ pub enum Cause {
 
 const MAX_LISTED_NAMES: usize = 10;
 
-fn name_list(known: &[String]) -> String {
+/// `before` and the names of images; in their place, that there are none.
+fn name_list(before: &str, known: &[String]) -> String {
     let listed: Vec<_> = known
         .iter()
         .take(MAX_LISTED_NAMES)
         .map(|name| format!("'{}'", escape(name.as_bytes())))
         .collect();
     match known.len().saturating_sub(listed.len()) {
-        _ if listed.is_empty() => "is none that has a name".to_owned(),
-        0 => format!("is {}", listed.join(", ")),
-        more => format!("is {}, and {more} more", listed.join(", ")),
+        _ if listed.is_empty() => ", and none has a name".to_owned(),
+        0 => format!("{before}{}", listed.join(", ")),
+        more => format!("{before}{}, and {more} more", listed.join(", ")),
     }
 }
 

@@ -21,8 +21,12 @@ pub fn unwrap_transparent<'a>(
         Some(Error::Layers(error)) => return error,
         _ => {}
     }
-    let boxed = error.downcast_ref::<Box<archive::Error>>().map(|it| &**it);
-    let shared = error.downcast_ref::<Arc<archive::Error>>().map(|it| &**it);
+    let boxed = error
+        .downcast_ref::<Box<archive::Error>>()
+        .map(|error| &**error);
+    let shared = error
+        .downcast_ref::<Arc<archive::Error>>()
+        .map(|error| &**error);
     match boxed.or(shared) {
         Some(error) => error,
         None => error,

@@ -94,7 +94,7 @@ fn mark_bytes(text: &OsStr) -> Option<String> {
 }
 
 fn is_marked(text: &str) -> bool {
-    text.chars().any(|it| u32::from(it) >= FIRST_MARK)
+    text.chars().any(|letter| u32::from(letter) >= FIRST_MARK)
 }
 
 /// The bytes of a part of a marked text.

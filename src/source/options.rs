@@ -57,7 +57,7 @@ pub const DEFAULT_HOSTS_DIR: &str = "/etc/containerd/certs.d";
 /// Options to open a source.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What identifies the user to the origin of the URL, and to no other.
+    /// Identity of the user for the origin of the URL, and for no other.
     pub identity: Arc<Identity>,
     /// Whether redirects from HTTPS to HTTP are followed.
     pub allow_insecure_redirects: bool,
@@ -69,7 +69,7 @@ pub struct Options {
     pub mirror_urls: Vec<String>,
     /// Caching proxy that is asked before the origin.
     pub via: Option<Via>,
-    /// Endpoint of the object store, instead of the cloud's own.
+    /// Endpoint of the object store, in place of the cloud's.
     pub endpoint_url: Option<String>,
     /// Directory with containerd's `HOST/hosts.toml` of registries.
     pub hosts_dir: PathBuf,

@@ -115,7 +115,7 @@ fn unnamed_images_are_listed_and_selected_by_digest() {
     let unknown = format!("oci:layout:sha256:{}", "0".repeat(64));
     let complaint = place.error_of(&["ls", &unknown]);
     assert!(
-        complaint.contains("no image there is called"),
+        complaint.contains("there is no image called"),
         "{complaint}"
     );
 }
@@ -220,7 +220,7 @@ fn inconsistent_image_documents_are_rejected() {
         refused(&files, " bytes, not ");
         let mut files = good.clone();
         files.0.retain(|(name, _)| name != document);
-        refused(&files, "it is not there");
+        refused(&files, "it is missing");
     }
     let mut files = good.clone();
     files.get(&layer).push(0);
@@ -351,7 +351,7 @@ fn names_in_image_do_not_escape_it() {
         ("/secret.tar", "leads out of the archive"),
         ("up", "leads outside the root"),
         ("round", "too many levels of symbolic links"),
-        ("nothing", "it is not there"),
+        ("nothing", "it is missing"),
         ("directory", "no regular file"),
     ] {
         let manifest = json!([{ "Config": "c.json", "Layers": [path] }]);
@@ -386,7 +386,7 @@ fn image_of_the_requested_platform_is_selected() {
         if listed.is_empty() {
             let complaint = place.error_of(&words);
             assert!(
-                complaint.contains("no image there is for linux/s390x/v1"),
+                complaint.contains("there is no image for linux/s390x/v1"),
                 "{complaint}"
             );
         } else {
@@ -402,7 +402,7 @@ fn image_of_the_requested_platform_is_selected() {
     );
     let words = ["ls", "docker-archive:d.tar", "--platform", "linux/riscv64"];
     let complaint = place.error_of(&words);
-    assert!(complaint.contains("there is 'linux/s390x'"), "{complaint}");
+    assert!(complaint.contains("only for 'linux/s390x'"), "{complaint}");
 }
 
 // Promises: layer-refused, image-archive, image-verb, image-selected, image-expect
@@ -486,7 +486,7 @@ fn image_verb_prints_config_and_command() {
     assert!(complaint.contains("standard input"), "{complaint}");
     let complaint = place.error_of(&["ls", "oci:layout:two"]);
     assert!(
-        complaint.contains("called 'two'; there is 'one'"),
+        complaint.contains("called 'two', only 'one'"),
         "{complaint}"
     );
 }

@@ -281,7 +281,7 @@ impl Mount {
             drop(end_sender);
             on_end();
         });
-        // Otherwise the drop of the invalidation thread would wait for ever.
+        // Otherwise the drop of the invalidation thread would block without limit.
         let thread = thread.inspect_err(|_| kernel_cache.detach())?;
         Ok(Self {
             target,

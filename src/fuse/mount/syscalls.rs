@@ -342,7 +342,8 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
 /// Whether `mount` belongs to `connection`, if both have the same device number. The number is unique while
 /// the connection is alive. A dead mount of that number may be unmounted, even if it is another connection's.
 pub(super) fn is_mount_of_connection(connection: impl AsFd, mount: impl AsFd) -> bool {
-    is_connected(connection) || ask_for_liveness(mount).is_ok_and(|it| it == Liveness::Dead)
+    is_connected(connection)
+        || ask_for_liveness(mount).is_ok_and(|liveness| liveness == Liveness::Dead)
 }
 
 pub(super) fn unmount_or_warn(fs_type: &str, mountpoint: &Path, device: Option<(u32, u32)>) {

@@ -1,4 +1,4 @@
-//! What identifies the user to a server.
+//! Identity of the user for a server: headers, passwords and certificate.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use url::Url;
 use super::authorizer::HeaderLoader;
 use crate::source::network::ClientCertificate;
 
-/// What identifies the user to the origin of one URL. It never changes.
+/// Identity of the user for the origin of one URL. It never changes.
 #[derive(Clone, Debug, Default)]
 pub struct Identity {
     /// Headers sent to the origin of the URL, and to no other.
@@ -31,7 +31,7 @@ impl Identity {
     }
 }
 
-/// Whether `url` may receive what identifies the user to `original`.
+/// Whether `url` may receive the identity of the user for `original`.
 pub(crate) fn may_identify(url: &Url, original: &Url) -> bool {
     url.origin() == original.origin()
 }

@@ -173,10 +173,10 @@ impl Client {
         version: Option<&Fingerprint>,
     ) -> Result<Response, Cause> {
         let has_condition = !self.omits_if_match.load(Ordering::Relaxed);
-        let asked = (range, version, has_condition);
-        let mut response = self.get_once(from, asked).await?;
+        let wanted = (range, version, has_condition);
+        let mut response = self.get_once(from, wanted).await?;
         if response.head.may_be_expired_url() && response.url != self.original {
-            response = self.get_once(&self.original, asked).await?;
+            response = self.get_once(&self.original, wanted).await?;
         }
         // Some servers answer every condition with 412. The tag of each response is compared anyway.
         if let Some(version) = version
@@ -184,8 +184,8 @@ impl Client {
             && response.head.permits(version)
             && has_condition
         {
-            let asked = (range, Some(version), false);
-            response = self.get_once(&response.url, asked).await?;
+            let wanted = (range, Some(version), false);
+            response = self.get_once(&response.url, wanted).await?;
             if version.matches(&response.head.fingerprint()) {
                 self.omits_if_match.store(true, Ordering::Relaxed);
             }

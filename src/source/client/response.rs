@@ -171,10 +171,10 @@ fn unexpected_encoding(encoding: &str) -> Cause {
 
 /// Parses `Retry-After` (RFC 9110, 10.2.3): seconds, or a date relative to the server's `Date`, if any.
 fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
-    let asked = header_text(headers, header::RETRY_AFTER)?.trim();
-    let seconds = parse_digits(asked).or_else(|| {
+    let pause = header_text(headers, header::RETRY_AFTER)?.trim();
+    let seconds = parse_digits(pause).or_else(|| {
         let told = header_text(headers, header::DATE).and_then(parse_http_date);
-        Some(parse_http_date(asked)?.saturating_sub(told.unwrap_or(now)))
+        Some(parse_http_date(pause)?.saturating_sub(told.unwrap_or(now)))
     });
     seconds.map(Duration::from_secs)
 }

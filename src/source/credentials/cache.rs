@@ -50,7 +50,7 @@ impl<C> Provider<C> {
         }
     }
 
-    /// Takes its failure to mean that it has none, as with a metadata server that is not there.
+    /// Treats a failure as the absence of credentials. Outside of a cloud there is no metadata server.
     pub(super) fn optional(self) -> Self {
         Self {
             is_optional: true,
@@ -218,8 +218,8 @@ impl<C: SigningCredential> CredentialCache<C> {
     )]
     fn spawn_load(&self) -> tokio::task::JoinHandle<()> {
         let inner = Arc::clone(&self.0);
-        let asked = Instant::now();
-        tokio::spawn(async move { inner.load(asked).await })
+        let requested = Instant::now();
+        tokio::spawn(async move { inner.load(requested).await })
     }
 
     /// Names the provider of the current credentials, or those that have none.
@@ -254,12 +254,12 @@ impl<C: SigningCredential> Inner<C> {
     }
 
     /// Loads credentials, unless another load has ended since the caller `asked`, or the server asks for a pause.
-    async fn load(&self, asked: Instant) {
+    async fn load(&self, requested: Instant) {
         let _loading = self.loading.lock().await;
         let last = self.state.lock().last_load.as_ref().map(|(at, _)| *at);
         if let Some(last) = last {
             let pause = self.last_failure().and_then(|cause| cause.retry_after());
-            if last > asked || pause.is_some_and(|pause| !pause.is_zero()) {
+            if last > requested || pause.is_some_and(|pause| !pause.is_zero()) {
                 return;
             }
             tokio::time::sleep(RELOAD_PAUSE.saturating_sub(last.elapsed())).await;
@@ -292,8 +292,8 @@ impl<C: SigningCredential> Inner<C> {
         let (at, mut failure) = self.state.lock().last_load.clone()?;
         if let Some(Cause::CredentialsUnavailable { retry_after, .. }) = &mut failure {
             let elapsed = at.elapsed();
-            let asked = retry_after.filter(|_| elapsed < LONG_BLOCK);
-            *retry_after = asked.map(|asked| asked.saturating_sub(elapsed));
+            let pause = retry_after.filter(|_| elapsed < LONG_BLOCK);
+            *retry_after = pause.map(|pause| pause.saturating_sub(elapsed));
         }
         failure
     }

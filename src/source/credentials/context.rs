@@ -199,7 +199,7 @@ pub(crate) async fn read_optional(path: impl Into<PathBuf>) -> io::Result<Option
     }
 }
 
-/// Reads a regular file. Others may wait for ever.
+/// Reads a regular file. Opening a named pipe could block without limit.
 pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
@@ -285,8 +285,8 @@ impl Commands {
             Ok((stdout, stderr?, child.wait().await?))
         };
         let done = tokio::time::timeout(COMMAND_TIMEOUT, running).await;
-        let late = || format!("{program}: no answer in {} s", COMMAND_TIMEOUT.as_secs());
-        let done = done.map_err(|_| self.exchange.fail(late(), silent_server(), false))?;
+        let timed_out = || format!("{program}: no answer in {} s", COMMAND_TIMEOUT.as_secs());
+        let done = done.map_err(|_| self.exchange.fail(timed_out(), silent_server(), false))?;
         let (stdout, stderr, status) = done.map_err(failed)?;
         let (stdout, status) = (within_limit(stdout)?, status.code().unwrap_or(-1));
         if status != 0 {

@@ -247,7 +247,7 @@ fn is_number(text: &str) -> bool {
 
 /// Address of an object store.
 pub(super) struct Endpoint {
-    /// The user's, instead of the cloud's own.
+    /// URL that the user gives, in place of the cloud's endpoint.
     text: Option<String>,
     /// Whether a variable of the cloud's own tools names it, and not the user's option.
     pub(super) is_of_environment: bool,

@@ -309,7 +309,7 @@ async fn request_token(
 ) -> Result<Authorization, String> {
     let request = token_request(server, login, scope)?;
     let host = server.realm.host_str().unwrap_or_default();
-    let asked = Timestamp::now();
+    let requested = Timestamp::now();
     let answer = context.http_send(request).await;
     let answer = answer.map_err(|error| format!("the token server {host} fails: {error}"))?;
     if answer.status() != StatusCode::OK {
@@ -331,7 +331,7 @@ async fn request_token(
     let lifetime = Duration::from_secs(lifetime.min(MAX_TOKEN_LIFETIME)).max(MIN_TOKEN_LIFETIME);
     Ok(Authorization {
         value: header("Bearer", &token)?,
-        expires: Some(asked + lifetime),
+        expires: Some(requested + lifetime),
     })
 }
 

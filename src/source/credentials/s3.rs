@@ -165,9 +165,9 @@ impl S3 {
         let is_other = if let Some(signature) = text(&request.headers, AUTHORIZATION) {
             !signature.contains(&format!("/{region}/s3/"))
         } else {
-            let asked = self.bucket_url(region);
+            let moved = self.bucket_url(region);
             self.endpoint.is_none()
-                && asked.is_ok_and(|asked| asked.host_str() != request.url.host_str())
+                && moved.is_ok_and(|moved| moved.host_str() != request.url.host_str())
         };
         if is_other {
             region.clone_into(&mut self.region.lock());

@@ -482,9 +482,9 @@ impl From<io::Error> for Cause {
     }
 }
 
-fn describe_pause(asked: Option<Duration>) -> String {
-    let asked = asked.unwrap_or_default();
-    match asked.as_secs() + u64::from(asked.subsec_nanos() > 0) {
+fn describe_pause(pause: Option<Duration>) -> String {
+    let pause = pause.unwrap_or_default();
+    match pause.as_secs() + u64::from(pause.subsec_nanos() > 0) {
         0 => String::new(),
         seconds => format!(", and asks for a pause of {seconds} s"),
     }

@@ -257,9 +257,9 @@ enum RequestState {
 }
 
 impl Permit<'_> {
-    /// Records a throttled request, for which the server asked for the pause `asked`. Returns whether an
+    /// Records a throttled request, for which the server asked for `pause`. Returns whether an
     /// unthrottled request is in flight. If so, the server may be refusing the concurrency.
-    pub(super) fn throttled(&self, asked: Option<Duration>) -> bool {
+    pub(super) fn throttled(&self, pause: Option<Duration>) -> bool {
         let limiter = self.limiter;
         let mut state = limiter.state.lock();
         if !self.is_throttled.swap(true, Ordering::Relaxed) {
@@ -278,8 +278,8 @@ impl Permit<'_> {
             limiter.stats.source_slowdowns.increment();
         }
         // Longer pauses exceed the timeout. Each read gets them from the server itself.
-        if let Some(asked) = asked.filter(|&asked| asked < limiter.timeout) {
-            state.paused_until = state.paused_until.max(Some(Instant::now() + asked));
+        if let Some(pause) = pause.filter(|&pause| pause < limiter.timeout) {
+            state.paused_until = state.paused_until.max(Some(Instant::now() + pause));
         }
         state.in_flight > state.throttled_requests
     }

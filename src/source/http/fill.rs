@@ -273,11 +273,11 @@ impl<S: Servers> BufferFill<'_, S> {
             }
         };
         let progress = || read_handle.progress();
-        let late = match attempts.run(commanded, progress, is_queued).await {
+        let expired = match attempts.run(commanded, progress, is_queued).await {
             Ok(attempt) => return Ok(attempt),
-            Err(late) => late,
+            Err(expired) => expired,
         };
-        let error = attempts.retry_state.error(http.location(), late);
+        let error = attempts.retry_state.error(http.location(), expired);
         if !read_handle.retries_forever() {
             http.outage.begin();
             return Err(error);
@@ -341,8 +341,8 @@ impl<S: Servers> BufferFill<'_, S> {
     /// Ends the read by `cause`. A read that never gives up waits and starts over, if the cause may end.
     async fn end_or_wait(&mut self, http: &Http, cause: Cause) -> Result<(), Error> {
         let may_end = cause.is_transient() || cause.is_descriptor_limit();
-        let asked = cause.retry_after().map(|asked| asked.min(MAX_RETRY_AFTER));
-        let pause = asked.unwrap_or(http.options.retry.max_pause);
+        let requested = cause.retry_after().map(|pause| pause.min(MAX_RETRY_AFTER));
+        let pause = requested.unwrap_or(http.options.retry.max_pause);
         let error = self.attempts.retry_state.error(http.location(), cause);
         if !may_end || !self.read_handle.retries_forever() {
             if error.cause.is_outage() {

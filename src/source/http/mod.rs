@@ -230,13 +230,13 @@ impl Http {
         read_handle: &ReadHandle,
     ) -> Result<Permit<'_>, Cause> {
         loop {
-            let came = self.stats.source_read_bytes.get();
+            let received = self.stats.source_read_bytes.get();
             tokio::select! {
                 biased;
                 permit_result = self.limiter.acquire(left) => return permit_result,
                 () = tokio::time::sleep(left) => {}
             }
-            if !read_handle.is_stream_read || self.stats.source_read_bytes.get() == came {
+            if !read_handle.is_stream_read || self.stats.source_read_bytes.get() == received {
                 return Err(silent_server());
             }
         }
@@ -286,10 +286,10 @@ impl Http {
         // Neither sum overflows, because `copy_prefix` has checked it.
         let (start, end) = (offset + *filled as u64, offset + buffer.len() as u64);
         read_handle.set_in_flight(true);
-        let (asked, is_continued) = self
+        let (response, is_continued) = self
             .next_response((start, end), &permit, read_handle)
             .await?;
-        let mut rest = match asked {
+        let mut rest = match response {
             Some(rest) if rest.end > start => rest,
             Some(_) => return Ok(RangeResult::End),
             None => return Ok(RangeResult::Part),
@@ -306,8 +306,8 @@ impl Http {
         let received = receive(&mut rest, target, filled, &self.stats, idle, |received| {
             permit.received();
             if read_handle.retries_forever() {
-                let came = (received as u64).saturating_sub(read_handle.received());
-                self.stats.scan_received_bytes.add(came);
+                let new_bytes = (received as u64).saturating_sub(read_handle.received());
+                self.stats.scan_received_bytes.add(new_bytes);
             }
             read_handle.set_received(received);
         });
@@ -348,8 +348,8 @@ impl Http {
         let len = self.info.fingerprint.len.unwrap_or(end);
         let beyond = continuation.map_or(0, |(beyond, _)| *beyond);
         let wanted = (start, end.saturating_add(beyond).min(len).max(end));
-        let asked = self.request_range(wanted, permit, read_handle).await?;
-        Ok((asked, false))
+        let response = self.request_range(wanted, permit, read_handle).await?;
+        Ok((response, false))
     }
 
     /// Requests `wanted`; empty if the source ends before, `None` if it was withdrawn and must be sent again.

@@ -76,8 +76,8 @@ impl<'a> UnrangedStream<'a> {
         }
         self.received_in_response += len;
         self.counted += len - known;
-        let came = self.counted - counted;
-        self.source.stats.scan_received_bytes.add(came);
+        let new_bytes = self.counted - counted;
+        self.source.stats.scan_received_bytes.add(new_bytes);
         // The elapsed time was spent waiting for these bytes.
         self.attempts.timer.update_running(self.counted);
         if known == len {

@@ -166,8 +166,8 @@ impl Progress {
     /// Records that `received` bytes are there, `elapsed` after the last call.
     pub(super) fn update(&mut self, received: u64, elapsed: Duration) {
         self.elapsed += elapsed;
-        let came = received.saturating_sub(self.received).saturating_mul(1000);
-        let worth = Duration::from_millis(came / MIN_BYTES_PER_SECOND);
+        let new_bytes = received.saturating_sub(self.received).saturating_mul(1000);
+        let worth = Duration::from_millis(new_bytes / MIN_BYTES_PER_SECOND);
         self.silent = (self.silent + elapsed).saturating_sub(worth);
         self.received = received;
     }

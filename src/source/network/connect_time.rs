@@ -63,9 +63,9 @@ where
     fn call(&mut self, target: R) -> Self::Future {
         let (making, connect_timer) = (self.inner.call(target), self.connect_timer.clone());
         async move {
-            let began = Instant::now();
+            let started = Instant::now();
             let made = making.await?;
-            connect_timer.record(began.elapsed());
+            connect_timer.record(started.elapsed());
             Ok(made)
         }
         .boxed()

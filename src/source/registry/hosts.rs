@@ -192,7 +192,7 @@ fn boolean(table: &dyn TableLike, name: &str) -> Result<bool, String> {
         .ok_or_else(|| format!("{name} is neither true nor false"))
 }
 
-/// The texts of `name`: one, or a list of them; none if it is not there.
+/// The texts of `name`: one, or a list of them; none if it is missing.
 fn strings(table: &dyn TableLike, name: &str) -> Result<Vec<String>, String> {
     let wrong = || format!("{name} is no text or list of texts");
     match table.get(name) {

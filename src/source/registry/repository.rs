@@ -281,9 +281,9 @@ impl Repository {
                 REFERRERS_TIMEOUT
             };
             async move {
-                let asked = tokio::time::timeout(limit, asking).await;
-                let asked = asked.unwrap_or_else(|_| Err(self.silent_error()));
-                asked.map_err(Some)?.ok_or(None)
+                let listed = tokio::time::timeout(limit, asking).await;
+                let listed = listed.unwrap_or_else(|_| Err(self.silent_error()));
+                listed.map_err(Some)?.ok_or(None)
             }
         });
         let errors = match first_success(attempts, HEAD_START).await {

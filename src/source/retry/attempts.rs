@@ -187,9 +187,9 @@ impl Attempts {
         tokio::select! {
             biased;
             done = attempt => Ok(done),
-            late = self.timer.wait_until_expired(received, is_queued) => {
+            expired = self.timer.wait_until_expired(received, is_queued) => {
                 self.retry_state.count_timeout();
-                Err(late)
+                Err(expired)
             }
         }
     }

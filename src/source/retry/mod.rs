@@ -84,13 +84,13 @@ pub(super) const LONG_BLOCK: Duration = Duration::from_mins(5);
 
 /// Minimum time for which a server is not asked after a failure by `cause`.
 pub(super) fn min_block(cause: &Cause, retry_after: Option<Duration>) -> Duration {
-    let asked = retry_after.filter(|_| cause.is_transient());
+    let requested = retry_after.filter(|_| cause.is_transient());
     let usual = if cause.is_transient() || cause.is_descriptor_limit() {
         Duration::ZERO
     } else {
         LONG_BLOCK
     };
-    asked.unwrap_or(usual).min(LONG_BLOCK)
+    requested.unwrap_or(usual).min(LONG_BLOCK)
 }
 
 /// Failures of a server that has a substitute.

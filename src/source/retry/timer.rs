@@ -90,10 +90,10 @@ impl Timer {
     }
 
     fn record_wait(&mut self, received: u64, waited: Duration) -> Duration {
-        let came = received.saturating_sub(self.counted);
-        self.time.record_wait(waited, came);
+        let new_bytes = received.saturating_sub(self.counted);
+        self.time.record_wait(waited, new_bytes);
         (self.last_check, self.counted) = (Instant::now(), received);
-        if came > 0 {
+        if new_bytes > 0 {
             self.is_alive = true;
             self.last_receipt = self.last_check;
             self.unreachable.set(false);
