@@ -92,7 +92,7 @@ enum Phase<T> {
 
 struct OpenArchive<T> {
     filesystem: T,
-    content: Arc<dyn Volume>,
+    volume: Arc<dyn Volume>,
     state: Arc<FilesystemState>,
 }
 
@@ -101,7 +101,7 @@ impl<T> ManagedArchive<T> {
     /// state.
     fn last_use(&self) -> Option<(bool, Instant)> {
         match &self.phase {
-            Phase::Open(open) if open.content.is_scan_over() => {
+            Phase::Open(open) if open.volume.is_scan_over() => {
                 Some((Arc::strong_count(&open.state) > 2, self.used))
             }
             _ => None,
@@ -315,12 +315,12 @@ impl<T: Send + Sync + 'static> Archives<T> {
             timed_out_reads: Arc::default(),
             ..FilesystemState::clone(&self.state)
         });
-        let content: Arc<dyn Volume> = archive;
-        let filesystem = (self.show)(Arc::clone(&content), Arc::clone(&state));
+        let volume: Arc<dyn Volume> = archive;
+        let filesystem = (self.show)(Arc::clone(&volume), Arc::clone(&state));
         managed.used = Instant::now();
         managed.phase = Phase::Open(Arc::new(OpenArchive {
             filesystem,
-            content,
+            volume,
             state,
         }));
         self.state.stats.opened_archives.increment();
@@ -349,7 +349,7 @@ impl<T: Send + Sync + 'static> Archives<T> {
             return;
         };
         let open = Arc::clone(open);
-        let archives = open.content.archives();
+        let archives = open.volume.archives();
         let Some(failure) = archives.iter().find_map(|archive| archive.failure()) else {
             return;
         };
@@ -428,7 +428,7 @@ impl<T: Send + Sync + 'static> Archives<T> {
             }
             if let Phase::Open(open) = &managed.phase {
                 status.open += 1;
-                let archives = open.content.archives().into_iter();
+                let archives = open.volume.archives().into_iter();
                 let notes = archives.filter_map(Archive::foreign_tree_note);
                 let room = MAX_NOTES.saturating_sub(status.notes.len());
                 let path = self.path(*id);
@@ -461,7 +461,7 @@ fn answer_loaded<T: Send + Sync + 'static, R: FailReply>(
         let entry = state.subtree.entry(index, inode);
         entry.inspect(Entry::load_rows);
     };
-    let (state, content) = (&open.state, &open.content);
+    let (state, volume) = (&open.state, &open.volume);
     let weak = Arc::downgrade(open);
     let answer = move |_: &Arc<FilesystemState>, _: &Arc<dyn Volume>, reply: R| match weak.upgrade()
     {
@@ -470,9 +470,9 @@ fn answer_loaded<T: Send + Sync + 'static, R: FailReply>(
     };
     let is_missing = |index: &Index| state.subtree.entry(index, inode).is_none();
     // Rows that are not loaded are of a complete index.
-    if content.index().try_read(is_missing) == Ok(true) && !content.is_scan_over() {
-        state.wait_for_scan(content, WaitFor::End, caller, reply, answer);
+    if volume.index().try_read(is_missing) == Ok(true) && !volume.is_scan_over() {
+        state.wait_for_scan(volume, WaitFor::End, caller, reply, answer);
     } else {
-        state.when_loaded(content, caller, reply, touch, answer);
+        state.when_loaded(volume, caller, reply, touch, answer);
     }
 }

@@ -14,7 +14,7 @@ impl FilesystemState {
     /// Calls `answer` with `reply` once an entry, or a name in it, is the same in the archive.
     pub(super) fn when_same<R: FailReply>(
         self: &Arc<Self>,
-        content: &Arc<dyn Volume>,
+        volume: &Arc<dyn Volume>,
         caller: u32,
         (ino, name): (Ino, Option<Vec<u8>>),
         reply: R,
@@ -24,20 +24,20 @@ impl FilesystemState {
             Some(name) => TreePart::Name(ino, name),
             None => TreePart::Entry(ino),
         };
-        if !content.must_compare(part) {
-            return answer(self, content, reply);
+        if !volume.must_compare(part) {
+            return answer(self, volume, reply);
         }
         let pending = self
             .pending_replies
             .register(reply, caller, WaitReason::Bytes);
-        let (state, weak_content) = (Arc::clone(self), Arc::downgrade(content));
+        let (state, weak_volume) = (Arc::clone(self), Arc::downgrade(volume));
         let wanted_name = name.clone();
         let done = move |compared: Result<(), ReadError>| {
-            let content = weak_content.upgrade();
-            match (pending.take(), compared, content) {
-                (Some(reply), Ok(()), Some(content)) => answer(&state, &content, reply),
-                (Some(reply), Err(error), Some(content)) => {
-                    let path = content.index().read(|index| index.path(ino));
+            let volume = weak_volume.upgrade();
+            match (pending.take(), compared, volume) {
+                (Some(reply), Ok(()), Some(volume)) => answer(&state, &volume, reply),
+                (Some(reply), Err(error), Some(volume)) => {
+                    let path = volume.index().read(|index| index.path(ino));
                     let mut path = path.ok().flatten().unwrap_or_default();
                     if let Some(name) = &wanted_name {
                         path.push(name);
@@ -53,35 +53,35 @@ impl FilesystemState {
                 (None, ..) => {}
             }
         };
-        content.compare(part, Box::new(done));
+        volume.compare(part, Box::new(done));
     }
 
     /// Answers with the target of the symbolic link `inode`, once its header in the archive has the same.
     pub(super) fn answer_link(
         self: &Arc<Self>,
-        content: &Arc<dyn Volume>,
+        volume: &Arc<dyn Volume>,
         caller: u32,
         inode: INodeNo,
         reply: ReplyData,
     ) {
-        let found = Self::read(content, |index| Ok(self.entry(index, inode)?.ino()));
+        let found = Self::read(volume, |index| Ok(self.entry(index, inode)?.ino()));
         let ino = match found {
             Ok(ino) => ino,
             Err(errno) => return reply.error(errno),
         };
         self.when_same(
-            content,
+            volume,
             caller,
             (ino, None),
             reply,
-            move |state, content, reply| {
-                state.send_target(content, inode, reply);
+            move |state, volume, reply| {
+                state.send_target(volume, inode, reply);
             },
         );
     }
 
-    fn send_target(&self, content: &Arc<dyn Volume>, inode: INodeNo, reply: ReplyData) {
-        let target = Self::read(content, |index| match self.entry(index, inode)?.kind() {
+    fn send_target(&self, volume: &Arc<dyn Volume>, inode: INodeNo, reply: ReplyData) {
+        let target = Self::read(volume, |index| match self.entry(index, inode)?.kind() {
             EntryKind::Symlink(target) => Ok(target.to_vec()),
             _ => Err(Errno::EINVAL),
         });

@@ -52,16 +52,14 @@ const FS_IOC_FSGETXATTR: u32 = opcode::read::<[u8; FSXATTR_BYTES]>(b'X', 31);
 const FSXATTR_BYTES: usize = 28;
 
 fn new_pending_replies(
-    content: &Arc<dyn Volume>,
+    volume: &Arc<dyn Volume>,
     timeout: Duration,
     stats: &Arc<Stats>,
 ) -> Arc<PendingReplies> {
-    let content = Arc::downgrade(content);
+    let volume = Arc::downgrade(volume);
     let scan_position = move || {
-        let content = content
-            .upgrade()
-            .filter(|content| !content.is_scan_over())?;
-        Some(content.index().origin().plain_bytes)
+        let volume = volume.upgrade().filter(|volume| !volume.is_scan_over())?;
+        Some(volume.index().origin().plain_bytes)
     };
     Arc::new(PendingReplies::new(
         timeout,
@@ -73,7 +71,7 @@ fn new_pending_replies(
 /// A FUSE filesystem that shows a directory of an archive.
 #[derive(Debug)]
 pub struct TarFilesystem {
-    pub(super) content: Arc<dyn Volume>,
+    pub(super) volume: Arc<dyn Volume>,
     pub(super) state: Arc<FilesystemState>,
     checks_permissions: bool,
     /// Whether listxattr(2) shows the names of `trusted.*` to every caller.
@@ -83,19 +81,19 @@ pub struct TarFilesystem {
     /// Opens and reads backing files. Files are then opened with handles.
     pub(super) backing_io: Option<Arc<BackingFileIo>>,
     watchdog: Option<Watchdog>,
-    /// The archives that are shown in the directories of `content`, if it is a listing of them.
+    /// The archives that are shown in the directories of `volume`, if it is a listing of them.
     pub(super) archives: Option<Arc<Archives<Self>>>,
 }
 
 impl TarFilesystem {
-    /// A filesystem that shows `content` as `subtree` and `options` say. `stats` counts the bytes read.
+    /// A filesystem that shows `volume` as `subtree` and `options` say. `stats` counts the bytes read.
     pub fn new(
-        content: Arc<dyn Volume>,
+        volume: Arc<dyn Volume>,
         subtree: Subtree,
         options: &MountOptions,
         stats: Arc<Stats>,
     ) -> Self {
-        let index = content.index();
+        let index = volume.index();
         let accounts = if index.has_xattrs() || !index.is_complete() {
             Accounts::load_system()
         } else {
@@ -110,24 +108,24 @@ impl TarFilesystem {
             accounts: Arc::new(accounts),
             xattr_filter: XattrFilter::default(),
             may_be_truncated: false,
-            may_be_foreign: content.is_compared(),
+            may_be_foreign: volume.is_compared(),
             has_labels: OnceLock::new(),
             has_shown_xattrs: OnceLock::new(),
             kernel_cache: Arc::new(KernelCache::new(subtree, Arc::clone(&stats))),
-            pending_replies: new_pending_replies(&content, timeout, &stats),
+            pending_replies: new_pending_replies(&volume, timeout, &stats),
             stats,
             recent_errors: Arc::default(),
             timed_out_reads: Arc::default(),
         };
         Self {
             checks_permissions: options.checks_permissions(),
-            ..Self::with_state(content, Arc::new(state))
+            ..Self::with_state(volume, Arc::new(state))
         }
     }
 
-    fn with_state(content: Arc<dyn Volume>, state: Arc<FilesystemState>) -> Self {
+    fn with_state(volume: Arc<dyn Volume>, state: Arc<FilesystemState>) -> Self {
         Self {
-            content,
+            volume,
             state,
             checks_permissions: false,
             lists_trusted: false,
@@ -156,7 +154,7 @@ impl TarFilesystem {
         let (timeout, stats) = (state.pending_replies.timeout, Arc::clone(&state.stats));
         let replies = PendingReplies::new(timeout, stats, Box::new(|| Some(0)));
         state.pending_replies = Arc::new(replies);
-        let listing = (Arc::clone(&self.content), Arc::clone(&self.state));
+        let listing = (Arc::clone(&self.volume), Arc::clone(&self.state));
         let archives = Archives::start(listing, Self::with_state, directory, idle_timeout)?;
         self.archives = Some(archives);
         Ok(self)
@@ -188,10 +186,10 @@ impl TarFilesystem {
     ) {
         let caller = req.pid();
         self.route(req, (place.0, true), reply, move |this, reply| {
-            let answer = move |state: &Arc<_>, content: &Arc<_>, reply| {
-                answer(state, content, place, reply);
+            let answer = move |state: &Arc<_>, volume: &Arc<_>, reply| {
+                answer(state, volume, place, reply);
             };
-            (this.state).with_listing(&this.content, caller, place, reply, answer);
+            (this.state).with_listing(&this.volume, caller, place, reply, answer);
         });
     }
 
@@ -199,7 +197,7 @@ impl TarFilesystem {
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         let state = Arc::make_mut(&mut self.state);
-        state.pending_replies = new_pending_replies(&self.content, timeout, &state.stats);
+        state.pending_replies = new_pending_replies(&self.volume, timeout, &state.stats);
         self
     }
 
@@ -242,7 +240,7 @@ impl TarFilesystem {
     }
 
     fn answer_open(&self, caller: u32, inode: INodeNo, reply: ReplyOpen) {
-        let found = FilesystemState::read(&self.content, |index| {
+        let found = FilesystemState::read(&self.volume, |index| {
             let entry = self.state.entry(index, inode)?;
             Ok(entry.ino())
         });
@@ -252,13 +250,13 @@ impl TarFilesystem {
         };
         let backing_io = self.backing_io.clone();
         self.state.when_same(
-            &self.content,
+            &self.volume,
             caller,
             (ino, None),
             reply,
-            move |state, content, reply| {
+            move |state, volume, reply| {
                 let may_be_cut =
-                    state.may_be_truncated && !matches!(content.cut_offset(ino), Ok(None));
+                    state.may_be_truncated && !matches!(volume.cut_offset(ino), Ok(None));
                 let caching = if may_be_cut {
                     FopenFlags::FOPEN_DIRECT_IO
                 } else {
@@ -281,7 +279,7 @@ impl TarFilesystem {
         reply: ReplyData,
     ) {
         let _span = trace_span!("read", inode = ino.0, offset, size).entered();
-        let found = FilesystemState::read(&self.content, |index| {
+        let found = FilesystemState::read(&self.volume, |index| {
             let entry = self.state.entry(index, ino)?;
             Ok((entry.ino(), entry.size()))
         });
@@ -299,7 +297,7 @@ impl TarFilesystem {
         if offset == 0 {
             self.state.kernel_cache.note_first_read(entry);
         }
-        self.content.note_read(entry, offset, len);
+        self.volume.note_read(entry, offset, len);
         let request = ReadRequest {
             reply,
             range: RequestedRange {
@@ -309,7 +307,7 @@ impl TarFilesystem {
                 len,
             },
             is_direct,
-            content: Arc::downgrade(&self.content),
+            volume: Arc::downgrade(&self.volume),
             state: Arc::clone(&self.state),
         };
         let Some(backing_io) = &self.backing_io else {
@@ -327,7 +325,7 @@ impl TarFilesystem {
     }
 
     fn seek(&self, inode: INodeNo, offset: i64, whence: i32) -> Result<i64, Errno> {
-        FilesystemState::read(&self.content, |index| {
+        FilesystemState::read(&self.volume, |index| {
             let entry = self.state.entry(index, inode)?;
             let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
             let pieces = entry.pieces(offset, entry.size().saturating_sub(offset));
@@ -365,7 +363,7 @@ impl Filesystem for TarFilesystem {
         if self.checks_permissions {
             // Without default_permissions the kernel rejects a mount with this flag.
             wanted |= InitFlags::FUSE_ALLOW_IDMAP;
-            if self.state.may_have_xattrs(&self.content.index()) {
+            if self.state.may_have_xattrs(&self.volume.index()) {
                 wanted |= InitFlags::FUSE_POSIX_ACL;
             }
         }
@@ -402,7 +400,7 @@ impl Filesystem for TarFilesystem {
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
         let wanted = (parent, name.as_bytes().to_vec());
         self.route(req, (parent, true), reply, move |this, reply| {
-            (this.state).answer_lookup(&this.content, caller, wanted, reply);
+            (this.state).answer_lookup(&this.volume, caller, wanted, reply);
         });
     }
 
@@ -418,7 +416,7 @@ impl Filesystem for TarFilesystem {
             return reply.attr(&TTL_SCANNING, &attr);
         }
         self.route(req, (ino, false), reply, move |this, reply| {
-            let found = FilesystemState::read(&this.content, |index| {
+            let found = FilesystemState::read(&this.volume, |index| {
                 let attributes = this.state.attributes(this.state.entry(index, ino)?);
                 Ok((ttl(index.is_complete()), attributes))
             });
@@ -433,7 +431,7 @@ impl Filesystem for TarFilesystem {
         let _span = trace_span!("readlink", inode = ino.0).entered();
         let caller = req.pid();
         self.route(req, (ino, false), reply, move |this, reply| {
-            this.state.answer_link(&this.content, caller, ino, reply);
+            this.state.answer_link(&this.volume, caller, ino, reply);
         });
     }
 
@@ -531,13 +529,13 @@ impl Filesystem for TarFilesystem {
     ) {
         let _span = trace_span!("readdirplus", inode = ino.0, offset).entered();
         if PrimingDir::is_priming_inode(ino) {
-            return listing::list_priming_dir(&self.state, &self.content, (ino, offset), reply);
+            return listing::list_priming_dir(&self.state, &self.volume, (ino, offset), reply);
         }
         self.list(req, (ino, offset), reply, listing::list_with_attributes);
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        let index = self.content.index();
+        let index = self.volume.index();
         let blocks = index.stored_bytes().div_ceil(u64::from(attr::BLKSIZE));
         let files = index.entry_count();
         // No free space, as on any read-only filesystem. Linux programs expect names of at most 255.
@@ -548,10 +546,10 @@ impl Filesystem for TarFilesystem {
         let _span = trace_span!("getxattr", inode = ino.0, ?name).entered();
         let name = name.to_owned();
         self.route(req, (ino, false), reply, move |this, reply| {
-            if !this.state.may_have_xattrs(&this.content.index()) {
+            if !this.state.may_have_xattrs(&this.volume.index()) {
                 return reply.error(Errno::ENOSYS);
             }
-            let value = FilesystemState::read(&this.content, |index| {
+            let value = FilesystemState::read(&this.volume, |index| {
                 let entry = this.state.entry(index, ino)?;
                 let (xattrs, name) = (this.state.shown_xattrs(&entry), name.as_bytes());
                 match xattr::value(xattrs, name, &this.state.accounts) {
@@ -575,7 +573,7 @@ impl Filesystem for TarFilesystem {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
         let caller = req.pid();
         self.route(req, (ino, false), reply, move |this, reply| {
-            let names = FilesystemState::read(&this.content, |index| {
+            let names = FilesystemState::read(&this.volume, |index| {
                 let entry = this.state.entry(index, ino)?;
                 let lists_trusted = || this.lists_trusted || caller::has_sys_admin(caller);
                 let xattrs = this.state.shown_xattrs(&entry);

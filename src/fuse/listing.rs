@@ -15,11 +15,11 @@ use crate::index::Index;
 /// Replies to readdir.
 pub(super) fn list(
     state: &FilesystemState,
-    content: &Arc<dyn Volume>,
+    volume: &Arc<dyn Volume>,
     (inode, offset): (INodeNo, u64),
     mut reply: ReplyDirectory,
 ) {
-    let listed = FilesystemState::read(content, |index| {
+    let listed = FilesystemState::read(volume, |index| {
         state.list(index, inode, offset, |entry, next, name| {
             let inode = state.subtree.inode(entry.ino());
             let file_type = attr::file_type(entry.kind());
@@ -35,16 +35,16 @@ pub(super) fn list(
 /// Replies to readdirplus with the names of directory `inode` from `offset` on, and their attributes.
 pub(super) fn list_with_attributes(
     state: &FilesystemState,
-    content: &Arc<dyn Volume>,
+    volume: &Arc<dyn Volume>,
     (inode, offset): (INodeNo, u64),
     mut reply: ReplyDirectoryPlus,
 ) {
-    let listed = FilesystemState::read(content, |index| {
+    let listed = FilesystemState::read(volume, |index| {
         let parent = state.entry(index, inode)?.ino();
         state.list(index, inode, offset, |entry, next, name| {
             let attr = state.attributes(entry);
             // The kernel then looks a name up when it is used.
-            let ttl = if content.must_compare(TreePart::Name(parent, name)) {
+            let ttl = if volume.must_compare(TreePart::Name(parent, name)) {
                 Duration::ZERO
             } else {
                 TTL_IMMUTABLE
@@ -66,12 +66,12 @@ pub(super) fn list_with_attributes(
 /// Replies to readdirplus of a priming directory.
 pub(super) fn list_priming_dir(
     state: &FilesystemState,
-    content: &Arc<dyn Volume>,
+    volume: &Arc<dyn Volume>,
     (priming_dir, offset): (INodeNo, u64),
     mut reply: ReplyDirectoryPlus,
 ) {
     if offset == 0 {
-        let index = content.index();
+        let index = volume.index();
         let ttl = ttl(index.is_complete());
         let kernel_cache = &state.kernel_cache;
         let attributes = |index: &Index, ino| Some(state.attributes(index.entry(ino)?));

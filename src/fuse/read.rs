@@ -17,7 +17,7 @@ pub(super) struct ReadRequest {
     pub(super) range: RequestedRange,
     /// Whether a short reply is a short read of the caller, and not a new size of the file.
     pub(super) is_direct: bool,
-    pub(super) content: Weak<dyn Volume>,
+    pub(super) volume: Weak<dyn Volume>,
     pub(super) state: Arc<FilesystemState>,
 }
 
@@ -29,10 +29,10 @@ impl ReadRequest {
             offset,
             len,
         } = self.range;
-        let Some(content) = self.content.upgrade() else {
+        let Some(volume) = self.volume.upgrade() else {
             return self.fail(WaitError::Closed);
         };
-        if let Some(result) = content.try_read(ino, offset, len) {
+        if let Some(result) = volume.try_read(ino, offset, len) {
             return self.finish(result);
         }
         let timed_out_reads = &self.state.timed_out_reads;
@@ -42,7 +42,7 @@ impl ReadRequest {
             return self.reply.error(Errno::ETIMEDOUT);
         }
         let pending_replies = Arc::clone(&self.state.pending_replies);
-        let reason = if content.is_scan_over() {
+        let reason = if volume.is_scan_over() {
             WaitReason::Bytes
         } else {
             WaitReason::Scan
@@ -55,7 +55,7 @@ impl ReadRequest {
                 request.finish(result);
             }
         };
-        content.read(ino, offset, len, wanted, Box::new(done));
+        volume.read(ino, offset, len, wanted, Box::new(done));
     }
 
     pub(super) fn finish(self, result: Result<Bytes, ReadError>) {
@@ -73,8 +73,8 @@ impl ReadRequest {
 
     /// The part of the range before the end of a truncated archive, if it is another one that may be sent.
     fn available(&self) -> Option<RequestedRange> {
-        let content = self.content.upgrade().filter(|_| self.is_direct)?;
-        let before = content
+        let volume = self.volume.upgrade().filter(|_| self.is_direct)?;
+        let before = volume
             .cut_offset(self.range.ino)
             .ok()??
             .checked_sub(self.range.offset)?;
@@ -85,9 +85,9 @@ impl ReadRequest {
     fn record_failure(self, error: &(dyn std::error::Error + 'static), errno: Errno) {
         // Before the reply, so that a caller that sees the error finds it in the status.
         self.state.stats.failed_reads.increment();
-        let content = self.content.upgrade();
+        let volume = self.volume.upgrade();
         let path_of = |index: &Index| index.path(self.range.ino);
-        let path = content.and_then(|content| content.index().read(path_of).ok()?);
+        let path = volume.and_then(|volume| volume.index().read(path_of).ok()?);
         let archive = self.state.archive_path.as_deref().unwrap_or_default();
         let path = format!("{archive}{}", path.unwrap_or_default());
         self.state.recent_errors.record(&path, error);

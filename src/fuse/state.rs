@@ -62,13 +62,13 @@ pub(super) struct FilesystemState {
 }
 
 impl FilesystemState {
-    /// The result of `access` to the index of `content`, which fails if rows cannot be loaded. Usually the lookup has
+    /// The result of `access` to the index of `volume`, which fails if rows cannot be loaded. Usually the lookup has
     /// loaded them, but a restarted process did not answer that.
     pub(super) fn read<T>(
-        content: &Arc<dyn Volume>,
+        volume: &Arc<dyn Volume>,
         access: impl FnOnce(&Index) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        content.index().read(access).unwrap_or(Err(Errno::EIO))
+        volume.index().read(access).unwrap_or(Err(Errno::EIO))
     }
 
     pub(super) fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
@@ -157,13 +157,13 @@ impl FilesystemState {
     /// until the rows of the index are loaded.
     pub(super) fn answer_lookup(
         self: &Arc<Self>,
-        content: &Arc<dyn Volume>,
+        volume: &Arc<dyn Volume>,
         caller: u32,
         (parent, name): (INodeNo, Vec<u8>),
         reply: ReplyEntry,
     ) {
-        if !content.index().is_on_demand() {
-            return self.answer_loaded_lookup(content, caller, (parent, name), reply);
+        if !volume.index().is_on_demand() {
+            return self.answer_loaded_lookup(volume, caller, (parent, name), reply);
         }
         let wanted = name.clone();
         let touch = move |state: &Self, index: &Index| {
@@ -171,27 +171,21 @@ impl FilesystemState {
             let entry = directory.and_then(|directory| index.lookup(directory.ino(), &wanted));
             entry.inspect(Entry::load_rows);
         };
-        self.when_loaded(
-            content,
-            caller,
-            reply,
-            touch,
-            move |state, content, reply| {
-                state.answer_loaded_lookup(content, caller, (parent, name), reply);
-            },
-        );
+        self.when_loaded(volume, caller, reply, touch, move |state, volume, reply| {
+            state.answer_loaded_lookup(volume, caller, (parent, name), reply);
+        });
     }
 
     fn answer_loaded_lookup(
         self: &Arc<Self>,
-        content: &Arc<dyn Volume>,
+        volume: &Arc<dyn Volume>,
         caller: u32,
         (parent, name): (INodeNo, Vec<u8>),
         reply: ReplyEntry,
     ) {
         // Before the lookup: a name that is missing after the scan's end will not appear later.
-        let is_scan_over = content.is_scan_over();
-        let found = Self::read(content, |index| {
+        let is_scan_over = volume.is_scan_over();
+        let found = Self::read(volume, |index| {
             let directory = self.entry(index, parent)?.ino();
             let entry = index.lookup(directory, &name);
             let entry = entry.map(|entry| (entry.ino(), self.attributes(entry)));
@@ -202,22 +196,16 @@ impl FilesystemState {
             Err(errno) => return reply.error(errno),
         };
         if let Some((ino, attributes)) = entry {
-            if content.must_compare(TreePart::Name(directory, &name)) {
+            if volume.must_compare(TreePart::Name(directory, &name)) {
                 let part = (directory, Some(name.clone()));
-                return self.when_same(
-                    content,
-                    caller,
-                    part,
-                    reply,
-                    move |state, content, reply| {
-                        state.answer_loaded_lookup(content, caller, (parent, name), reply);
-                    },
-                );
+                return self.when_same(volume, caller, part, reply, move |state, volume, reply| {
+                    state.answer_loaded_lookup(volume, caller, (parent, name), reply);
+                });
             }
             self.stats.served_lookups.increment();
             if is_complete {
                 self.kernel_cache.mark_dentry_known(ino);
-                content.note_lookup(ino);
+                volume.note_lookup(ino);
             } else {
                 // Its short TTL makes the kernel ask for the name again soon.
                 self.kernel_cache.mark_inode_known(ino);
@@ -232,12 +220,12 @@ impl FilesystemState {
         }
         let awaited = WaitFor::Name(directory, name.clone());
         self.wait_for_scan(
-            content,
+            volume,
             awaited,
             caller,
             reply,
-            move |state, content, reply| {
-                state.answer_lookup(content, caller, (parent, name), reply);
+            move |state, volume, reply| {
+                state.answer_lookup(volume, caller, (parent, name), reply);
             },
         );
     }
@@ -245,31 +233,31 @@ impl FilesystemState {
     /// Calls `answer` with `reply` once the rows are loaded that `touch` uses, if they are loaded on demand.
     pub(super) fn when_loaded<R: FailReply>(
         self: &Arc<Self>,
-        content: &Arc<dyn Volume>,
+        volume: &Arc<dyn Volume>,
         caller: u32,
         reply: R,
         touch: impl Fn(&Self, &Index) + Send + 'static,
         answer: impl FnOnce(&Arc<Self>, &Arc<dyn Volume>, R) + Send + 'static,
     ) {
-        let index = content.index();
+        let index = volume.index();
         let is_loaded = !index.is_on_demand() || index.try_read(|index| touch(self, index)).is_ok();
         drop(index);
         if is_loaded {
-            return answer(self, content, reply);
+            return answer(self, volume, reply);
         }
         let pending = self
             .pending_replies
             .register(reply, caller, WaitReason::Bytes);
-        let (state, weak_content) = (Arc::clone(self), Arc::downgrade(content));
+        let (state, weak_volume) = (Arc::clone(self), Arc::downgrade(volume));
         let touching = Arc::clone(self);
-        let done = move |loaded| match (pending.take(), loaded, weak_content.upgrade()) {
-            (Some(reply), Ok(()), Some(content)) => answer(&state, &content, reply),
+        let done = move |loaded| match (pending.take(), loaded, weak_volume.upgrade()) {
+            (Some(reply), Ok(()), Some(volume)) => answer(&state, &volume, reply),
             (Some(reply), Err(_), _) => reply.fail(WaitError::IndexUnavailable),
             (Some(reply), Ok(()), None) => reply.fail(WaitError::Closed),
             // The reply failed already.
             (None, ..) => {}
         };
-        content.load_rows(
+        volume.load_rows(
             Box::new(move |index| touch(&touching, index)),
             Box::new(done),
         );
@@ -278,36 +266,36 @@ impl FilesystemState {
     /// Calls `answer` with `reply` once directory `inode` can be listed from `offset` on.
     pub(super) fn with_listing<R: FailReply>(
         self: &Arc<Self>,
-        content: &Arc<dyn Volume>,
+        volume: &Arc<dyn Volume>,
         caller: u32,
         (inode, offset): (INodeNo, u64),
         reply: R,
         answer: impl FnOnce(&Arc<Self>, &Arc<dyn Volume>, R) + Send + 'static,
     ) {
-        if !content.index().is_on_demand() {
-            return self.with_complete_index(content, caller, reply, answer);
+        if !volume.index().is_on_demand() {
+            return self.with_complete_index(volume, caller, reply, answer);
         }
         let touch = move |state: &Self, index: &Index| state.load_names(index, inode, offset);
-        self.when_loaded(content, caller, reply, touch, answer);
+        self.when_loaded(volume, caller, reply, touch, answer);
     }
 
     fn with_complete_index<R: FailReply>(
         self: &Arc<Self>,
-        content: &Arc<dyn Volume>,
+        volume: &Arc<dyn Volume>,
         caller: u32,
         reply: R,
         answer: impl FnOnce(&Arc<Self>, &Arc<dyn Volume>, R) + Send + 'static,
     ) {
-        if content.index().is_complete() {
-            return answer(self, content, reply);
+        if volume.index().is_complete() {
+            return answer(self, volume, reply);
         }
-        self.wait_for_scan(content, WaitFor::End, caller, reply, answer);
+        self.wait_for_scan(volume, WaitFor::End, caller, reply, answer);
     }
 
     /// Calls `answer` with `reply` once the scan has reached `awaited`, if the archive is still open.
     pub(super) fn wait_for_scan<R: FailReply>(
         self: &Arc<Self>,
-        content: &Arc<dyn Volume>,
+        volume: &Arc<dyn Volume>,
         awaited: WaitFor,
         caller: u32,
         reply: R,
@@ -317,13 +305,13 @@ impl FilesystemState {
             .pending_replies
             .register(reply, caller, WaitReason::Scan);
         let wanted = pending.pending_check();
-        let (state, weak_content) = (Arc::clone(self), Arc::downgrade(content));
-        let then = move || match (pending.take(), weak_content.upgrade()) {
-            (Some(reply), Some(content)) => answer(&state, &content, reply),
+        let (state, weak_volume) = (Arc::clone(self), Arc::downgrade(volume));
+        let then = move || match (pending.take(), weak_volume.upgrade()) {
+            (Some(reply), Some(volume)) => answer(&state, &volume, reply),
             (Some(reply), None) => reply.fail(WaitError::Closed),
             // The reply failed already.
             (None, _) => {}
         };
-        content.on_available(awaited, Callback::while_wanted(wanted, then));
+        volume.on_available(awaited, Callback::while_wanted(wanted, then));
     }
 }

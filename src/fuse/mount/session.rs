@@ -237,7 +237,7 @@ impl Mount {
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
         let kernel_cache = Arc::clone(&filesystem.state.kernel_cache);
-        let content = Arc::clone(&filesystem.content);
+        let volume = Arc::clone(&filesystem.volume);
         let started = Self::start_session(filesystem, target.clone(), session, on_end);
         let mut mount = started.inspect_err(|_| {
             kernel_cache.detach();
@@ -249,7 +249,7 @@ impl Mount {
         if target.namespace.is_none() {
             kernel_cache.set_mountpoint(&target.mountpoint, target.device);
         }
-        content.set_page_cache(kernel_cache as Arc<dyn PageCache>);
+        volume.set_page_cache(kernel_cache as Arc<dyn PageCache>);
         set_read_ahead(device);
         Ok(mount)
     }
@@ -262,7 +262,7 @@ impl Mount {
     ) -> Result<Self, MountError> {
         let recent_errors = Arc::clone(&filesystem.state.recent_errors);
         let kernel_cache = Arc::clone(&filesystem.state.kernel_cache);
-        let content = Arc::clone(&filesystem.content);
+        let volume = Arc::clone(&filesystem.volume);
         let backing_io = filesystem.backing_io.as_ref();
         let open_files = backing_io.map(|backing_io| Arc::clone(&backing_io.open_files));
         let capabilities = Arc::clone(&filesystem.capabilities);
@@ -270,7 +270,7 @@ impl Mount {
         let session = session(filesystem)?;
         kernel_cache.attach(session.notifier());
         let connection = session.as_fd().try_clone_to_owned()?;
-        let invalidator = kernel_cache.start_invalidator(&content)?;
+        let invalidator = kernel_cache.start_invalidator(&volume)?;
         let (end_sender, session_end) = mpsc::channel();
         let thread_cache = Arc::clone(&kernel_cache);
         let thread = Thread::spawn("tarfs-fuse", move || {

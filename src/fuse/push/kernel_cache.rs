@@ -91,14 +91,14 @@ impl KernelCache {
         *self.invalidations.lock() = None;
     }
 
-    /// Starts the thread that invalidates attributes of `content` in the kernel. A separate thread, so that
+    /// Starts the thread that invalidates attributes of `volume` in the kernel. A separate thread, so that
     /// the scan never waits for the kernel. It ends after [`detach`](Self::detach). Returns `None` for a
     /// complete index, because nothing will change.
     pub(in crate::fuse) fn start_invalidator(
         self: &Arc<Self>,
-        content: &Arc<dyn Volume>,
+        volume: &Arc<dyn Volume>,
     ) -> io::Result<Option<Thread<()>>> {
-        if content.index().is_complete() {
+        if volume.index().is_complete() {
             return Ok(None);
         }
         let (sender, changed_inodes) = sync_channel(MAX_PENDING_INVALIDATIONS);
@@ -112,7 +112,7 @@ impl KernelCache {
         })?;
         *self.invalidations.lock() = Some(sender);
         let kernel_cache = Arc::downgrade(self);
-        content.watch(Box::new(move |changed| {
+        volume.watch(Box::new(move |changed| {
             if let Some(kernel_cache) = kernel_cache.upgrade() {
                 for ino in changed {
                     kernel_cache.queue_invalidation(ino);
