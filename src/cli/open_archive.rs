@@ -26,7 +26,7 @@ use tarfs::index::MemoryLimit;
 use tarfs::index::store::RowsToLoad;
 use tarfs::locate::{self, OpenContext, ProgressFn, SourceSpec, TreeSpec};
 use tarfs::source::{
-    self, Certificates, ClientCertificate, ClientCertificateError, FirstContact, Identity, Retry,
+    self, Certificates, ClientCertificate, ClientCertificateError, Identity, Retry, Revalidation,
     Via,
 };
 use tarfs::tar;
@@ -57,10 +57,10 @@ pub(crate) fn open_context(
 }
 
 fn apply_cache_flags(context: &mut OpenContext, cache: &CacheArgs, least_origin: TreeOrigin) {
-    context.source.first_contact = if cache.offline {
-        FirstContact::Never
+    context.source.revalidation = if cache.offline {
+        Revalidation::Never
     } else {
-        FirstContact::UnlessUnreachable
+        Revalidation::UnlessUnreachable
     };
     cache.saved.apply(context, least_origin);
     context.enclosing_disk_cache = if cache.no_disk_cache {
@@ -352,7 +352,7 @@ fn mount_context(
     context.archive.should_log_problems = true;
     context.shown_version.clone_from(&args.shown_version);
     if args.shown_version.is_some() && !args.cache.offline {
-        context.source.first_contact = FirstContact::UnlessLate;
+        context.source.revalidation = Revalidation::UnlessLate;
     }
     Ok(context)
 }

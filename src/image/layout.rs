@@ -13,7 +13,7 @@ use crate::base::sha256::Sha256;
 use crate::fetch;
 use crate::index::store::Store;
 use crate::source::documents::{self, Descriptor, DescriptorKind};
-use crate::source::{self, FirstContact, Repository, Source, SourceDirectory};
+use crate::source::{self, Repository, Revalidation, Source, SourceDirectory};
 
 /// Maximum bytes of one document. The specification suggests 4 MiB for registries.
 const MAX_DOCUMENT_LEN: u64 = 4 << 20;
@@ -172,13 +172,13 @@ impl Layout {
         let Self::Registry(repository, _) = self else {
             return Ok(None);
         };
-        let (name, contact) = (repository.name(), repository.first_contact());
+        let (name, revalidation) = (repository.name(), repository.revalidation());
         let reading = repository.manifest(None, MAX_DOCUMENT_LEN);
-        let timeout = contact.timeout();
+        let timeout = revalidation.timeout();
         let read = network.block_on(async { tokio::time::timeout(timeout, reading).await });
         let read = read.unwrap_or_else(|_| Err(repository.silent_error()));
         let is_unreachable = |error: &source::Error| {
-            contact != FirstContact::Required
+            revalidation != Revalidation::Required
                 && (error.cause.is_outage() || matches!(error.cause, source::Cause::Offline))
         };
         let is_new = read.is_ok();

@@ -30,7 +30,7 @@ use crate::index::store::Store;
 use crate::index::{Locator, MemoryLimit};
 use crate::layers::{Layer, LayeredArchive};
 use crate::source::{
-    self, Access, Fingerprint, FirstContact, Join, MemorySource, Repository, RetryForever, Slice,
+    self, Access, Fingerprint, Join, MemorySource, Repository, RetryForever, Revalidation, Slice,
     Source, SourceDirectory, location_text,
 };
 use crate::tar;
@@ -458,7 +458,7 @@ impl OpenContext {
         if !self.source.mirror_urls.is_empty() && parts.iter().any(is_origin) {
             return Err(Error::MirrorsOfParts);
         }
-        let is_offline = self.source.first_contact == FirstContact::Never;
+        let is_offline = self.source.revalidation == Revalidation::Never;
         let mut expanded = Vec::new();
         for part in parts {
             match part {
@@ -512,7 +512,7 @@ impl OpenContext {
     /// Returns the version at `url` to use without an answer of its server: that which the mount shows, or the
     /// one used last, of those with saved indexes.
     fn known_version(&self, url: &str) -> Option<Fingerprint> {
-        if self.source.first_contact == FirstContact::Required {
+        if self.source.revalidation == Revalidation::Required {
             return None;
         }
         let shown = self.shown_version.as_deref().unwrap_or_default();

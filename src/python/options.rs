@@ -15,7 +15,7 @@ use crate::archive::{DiskCacheMode, TreeOrigin};
 use crate::index::MemoryLimit;
 use crate::locate::{OpenContext, PublishedIndexChoice, SourceSpec};
 use crate::source::{
-    self, Certificates, ClientCertificate, FirstContact, HeaderLoader, Identity, Via,
+    self, Certificates, ClientCertificate, HeaderLoader, Identity, Revalidation, Via,
 };
 use crate::tar::Limits;
 
@@ -27,7 +27,7 @@ pub(super) fn context(
 ) -> PyResult<OpenContext> {
     let mut context = OpenContext::new(runtime(py)?.clone());
     context.headers_origin = spec.origin().to_string_lossy().into_owned();
-    context.source.first_contact = FirstContact::UnlessUnreachable;
+    context.source.revalidation = Revalidation::UnlessUnreachable;
     context.archive.scan.allow_skipping = true;
     context.archive.scan.workers = std::thread::available_parallelism().map_or(1, usize::from);
     context.published_index.least_origin = TreeOrigin::SHOWN;
@@ -76,7 +76,7 @@ impl Opt<'_, '_> {
                 source.retry.attempts = value.extract::<u32>()?.saturating_add(1);
                 source.retry.retries_outages = false;
             }
-            "offline" if value.is_truthy()? => source.first_contact = FirstContact::Never,
+            "offline" if value.is_truthy()? => source.revalidation = Revalidation::Never,
             "offline" => {}
             _ => return Ok(false),
         }

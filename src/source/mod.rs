@@ -52,7 +52,7 @@ pub use network::{
 };
 pub(crate) use open::{lacks_scheme, open_beside};
 pub use open::{local_path, locator, open, own_name};
-pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
+pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, Options, Revalidation};
 pub(crate) use parts::{Join, Slice};
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
 pub use registry::{

@@ -13,7 +13,7 @@ use super::credentials::{self, Netrc, ReloadedHeaders};
 use super::location::{canonical_name, location_text, redact};
 use super::mirrors::MirrorPlace;
 use super::{
-    Cause, Error, FirstContact, HeaderLoader, Http, Identity, Location, Options, Pipe, Source,
+    Cause, Error, HeaderLoader, Http, Identity, Location, Options, Pipe, Revalidation, Source,
     Target, local, mirrors,
 };
 use crate::base::stats::Stats;
@@ -26,7 +26,7 @@ use crate::base::stats::Stats;
 /// # Errors
 /// If it is malformed, missing, unreachable, or not supported as a source.
 pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error> {
-    if !options.mirror_urls.is_empty() && options.first_contact != FirstContact::Never {
+    if !options.mirror_urls.is_empty() && options.revalidation != Revalidation::Never {
         return Box::pin(open_mirrors(spec, &options)).await;
     }
     if spec == "-" {

@@ -20,14 +20,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Timeout for the first answer if a saved index has the version.
-const CONTACT_TIMEOUT: Duration = Duration::from_secs(10);
+const REVALIDATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The same for a process that continues a mount.
-const SHORT_CONTACT_TIMEOUT: Duration = Duration::from_secs(2);
+const TAKEOVER_REVALIDATION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Whether the server must answer before a source is open, if a saved index has its version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum FirstContact {
+pub enum Revalidation {
     /// It must.
     #[default]
     Required,
@@ -39,13 +39,13 @@ pub enum FirstContact {
     Never,
 }
 
-impl FirstContact {
+impl Revalidation {
     /// Timeout for the answer, after which the saved version is assumed.
     pub(crate) fn timeout(self) -> Duration {
         match self {
             Self::Required => Duration::MAX,
-            Self::UnlessUnreachable => CONTACT_TIMEOUT,
-            Self::UnlessLate => SHORT_CONTACT_TIMEOUT,
+            Self::UnlessUnreachable => REVALIDATION_TIMEOUT,
+            Self::UnlessLate => TAKEOVER_REVALIDATION_TIMEOUT,
             Self::Never => Duration::ZERO,
         }
     }
@@ -73,10 +73,10 @@ pub struct Options {
     pub endpoint_url: Option<String>,
     /// Directory with containerd's `HOST/hosts.toml` of registries.
     pub hosts_dir: PathBuf,
-    /// Version that a saved index has, assumed as `first_contact` says, and then required.
+    /// Version that a saved index has, assumed as `revalidation` says, and then required.
     pub known_version: Option<Fingerprint>,
     /// Whether the server must answer, although a version is known.
-    pub first_contact: FirstContact,
+    pub revalidation: Revalidation,
     /// Maximum number of idle connections.
     pub connections: usize,
     /// Timeout for a connection attempt.
@@ -125,7 +125,7 @@ impl Default for Options {
             endpoint_url: None,
             hosts_dir: PathBuf::from(DEFAULT_HOSTS_DIR),
             known_version: None,
-            first_contact: FirstContact::Required,
+            revalidation: Revalidation::Required,
             connections: 16,
             connect_timeout: CONNECT_TIMEOUT,
             idle_timeout: IDLE_TIMEOUT,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tarfs::internal::thread::Thread;
 use tarfs::source::{
-    self, Cause, Error, FirstContact, HeaderLoader, Identity, Options, Retry, UploadContent,
+    self, Cause, Error, HeaderLoader, Identity, Options, Retry, Revalidation, UploadContent,
 };
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -356,7 +356,7 @@ fn places_that_take_no_upload_are_refused_without_a_request() {
     assert!(text("ftp://host/a", options()).contains("not a known scheme"));
     assert!(text("file://host/a", options()).contains("no other host"));
     let offline = Options {
-        first_contact: FirstContact::Never,
+        revalidation: Revalidation::Never,
         ..options()
     };
     assert!(text(&server.url("/a"), offline).contains("--offline"));

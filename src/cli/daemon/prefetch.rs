@@ -21,7 +21,7 @@ use tarfs::internal::publish::publish_private;
 use tarfs::internal::sync::Mutex;
 use tarfs::internal::thread::Thread;
 use tarfs::locate::{OpenContext, SourceSpec};
-use tarfs::source::{self, FirstContact};
+use tarfs::source::{self, Revalidation};
 
 /// Interval at which new reads are written to the recording.
 const RECORDING_INTERVAL: Duration = Duration::from_secs(3);
@@ -100,9 +100,9 @@ fn fetch_profile(location: &str, context: &OpenContext) -> anyhow::Result<String
     let stats = Arc::new(Stats::default());
     let mut context = context.clone();
     context.source.stats = Arc::clone(&stats);
-    if context.source.first_contact != FirstContact::Never {
+    if context.source.revalidation != Revalidation::Never {
         // A profile is read anew.
-        context.source.first_contact = FirstContact::Required;
+        context.source.revalidation = Revalidation::Required;
     }
     let profile = context.open_source(&SourceSpec::Plain(location.into()))?;
     let config = fetch::Config {

@@ -27,7 +27,7 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::source::location::is_in_own_network;
 use crate::source::network::{Content, RawResponse, Transport};
-use crate::source::{Cause, Denial, Fingerprint, FirstContact, Options, Validator, redact};
+use crate::source::{Cause, Denial, Fingerprint, Options, Revalidation, Validator, redact};
 
 pub use self::authorizer::{Authorizer, HeaderLoader, Refusal, Request};
 pub use self::identity::Identity;
@@ -70,7 +70,7 @@ pub(crate) struct Client {
     /// Whether servers of the own network are refused.
     is_public_only: bool,
     /// Whether requests are sent at all.
-    first_contact: FirstContact,
+    revalidation: Revalidation,
     stats: Arc<Stats>,
 }
 
@@ -125,7 +125,7 @@ impl Client {
             omits_if_match: AtomicBool::default(),
             allows_insecure_redirects: options.allow_insecure_redirects,
             is_public_only: options.is_public_only,
-            first_contact: options.first_contact,
+            revalidation: options.revalidation,
             stats: Arc::clone(&options.stats),
             original: target.url.clone(),
             authorizer: target.authorizer.clone(),
@@ -147,14 +147,14 @@ impl Client {
             omits_if_match: AtomicBool::new(self.omits_if_match.load(Ordering::Relaxed)),
             allows_insecure_redirects: self.allows_insecure_redirects,
             is_public_only: self.is_public_only,
-            first_contact: self.first_contact,
+            revalidation: self.revalidation,
             stats: Arc::clone(&self.stats),
         })
     }
 
     /// Whether the user forbids requests.
     fn is_offline(&self) -> bool {
-        self.first_contact == FirstContact::Never
+        self.revalidation == Revalidation::Never
     }
 
     /// Time to establish a connection; zero before the first one.

@@ -12,7 +12,7 @@ use super::{Http, InitialBody};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 use crate::source::{
-    Cause, Error, FirstContact, ReadHandle, ReadMode, Reading, Source, SourceInfo, stream_by_ranges,
+    Cause, Error, ReadHandle, ReadMode, Reading, Revalidation, Source, SourceInfo, stream_by_ranges,
 };
 
 impl Source for Http {
@@ -41,7 +41,7 @@ impl Source for Http {
     }
 
     fn outage(&self) -> Option<&'static str> {
-        if self.options.first_contact == FirstContact::Never {
+        if self.options.revalidation == Revalidation::Never {
             return Some("--offline forbids requests");
         }
         self.outage

@@ -29,7 +29,7 @@ use super::read_handle::{Continuation, ResponseRest};
 use super::retry::Jitter;
 use super::retry::attempts::{Attempts, Failure, OutageLog, protocol_failure};
 use super::{
-    Access, Cause, Content, Error, Fingerprint, FirstContact, Location, Options, ReadHandle,
+    Access, Cause, Content, Error, Fingerprint, Location, Options, ReadHandle, Revalidation,
     Source, SourceInfo, Target, Transport, Validator,
 };
 use crate::base::buffer_pool::Buffer;
@@ -92,11 +92,11 @@ impl Http {
     pub async fn open(target: impl Into<Target>, options: Options) -> Result<Self, Error> {
         let target = target.into();
         let failed = |cause| Error::new(target.location.as_str(), cause);
-        let contact = options.first_contact;
+        let revalidation = options.revalidation;
         let version = options.known_version.clone();
-        let version = version.filter(|_| contact != FirstContact::Required);
+        let version = version.filter(|_| revalidation != Revalidation::Required);
         let network = NetworkTransport::new(&target.url, &options).map_err(failed)?;
-        if contact == FirstContact::Never {
+        if revalidation == Revalidation::Never {
             let version = version.ok_or_else(|| failed(Cause::Offline))?;
             return Self::open_known(version, Box::new(network), target, options);
         }
@@ -105,8 +105,10 @@ impl Http {
         let Some(version) = version else {
             return opening.await;
         };
-        match tokio::time::timeout(contact.timeout(), opening).await {
-            Ok(Err(error)) if contact == FirstContact::UnlessLate || error.cause.is_outage() => {
+        match tokio::time::timeout(revalidation.timeout(), opening).await {
+            Ok(Err(error))
+                if revalidation == Revalidation::UnlessLate || error.cause.is_outage() =>
+            {
                 tracing::warn!("{error}: {}", error.cause);
             }
             Ok(opened) => return opened,

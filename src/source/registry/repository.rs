@@ -23,7 +23,7 @@ use crate::source::location::is_in_own_network;
 use crate::source::mirrors::{self, HEAD_START, first_success};
 use crate::source::network::NetworkTransport;
 use crate::source::{
-    Authorizer, Cause, Error, Fingerprint, FirstContact, Http, Identity, Location, Options, Source,
+    Authorizer, Cause, Error, Fingerprint, Http, Identity, Location, Options, Revalidation, Source,
     Target, Validator, redact,
 };
 
@@ -45,7 +45,7 @@ pub struct Repository {
     servers: Vec<Server>,
     /// Index of the server that served a manifest first. It serves the rest of the image.
     chosen: OnceLock<usize>,
-    first_contact: FirstContact,
+    revalidation: Revalidation,
     /// Options of requests to other servers that a manifest names.
     foreign_options: Options,
 }
@@ -84,7 +84,7 @@ impl Repository {
             name,
             servers,
             chosen: OnceLock::new(),
-            first_contact: options.first_contact,
+            revalidation: options.revalidation,
             foreign_options: Options {
                 is_public_only: !reference
                     .server()
@@ -96,14 +96,14 @@ impl Repository {
     }
 
     /// Whether the registry must answer, although the documents of an earlier run are known.
-    pub(crate) fn first_contact(&self) -> FirstContact {
-        self.first_contact
+    pub(crate) fn revalidation(&self) -> Revalidation {
+        self.revalidation
     }
 
-    /// The error of a registry that does not answer in the time of [`first_contact`](Self::first_contact).
+    /// The error of a registry that does not answer in the time of [`revalidation`](Self::revalidation).
     pub(crate) fn silent_error(&self) -> Error {
-        let cause = match self.first_contact {
-            FirstContact::Never => Cause::Offline,
+        let cause = match self.revalidation {
+            Revalidation::Never => Cause::Offline,
             _ => silent_server(),
         };
         Error::new(&self.name, cause)
