@@ -1,27 +1,14 @@
-//! The table of how long an operation may take, against the constants of the code.
+//! The tables of docs/robustness.md, against the constants and tests of the code.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use crate::docs::{files, is_word, read, root};
+
+const DOCUMENT: &str = "docs/robustness.md";
 
 /// Timeouts from which on an operation is in the table. Shorter ones are steps of a wait.
 const MIN_LISTED: Duration = Duration::from_millis(500);
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn sources(directory: PathBuf, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).expect("readable") {
-        let path = entry.expect("readable").path();
-        if path.is_dir() {
-            sources(path, found);
-        } else if path.extension().is_some_and(|suffix| suffix == "rs") {
-            found.push(path);
-        }
-    }
-}
 
 /// The duration that `value` makes, such as `Duration::from_secs(5)`.
 fn duration(value: &str) -> Option<Duration> {
@@ -37,13 +24,12 @@ fn duration(value: &str) -> Option<Duration> {
 
 /// The constants of the code that are durations, by file and name.
 fn constants() -> BTreeMap<(String, String), Duration> {
-    let (mut paths, mut constants) = (Vec::new(), BTreeMap::new());
+    let mut constants = BTreeMap::new();
     let folder = root().join("src");
-    sources(folder.clone(), &mut paths);
-    for path in paths {
+    for path in files(&folder, ".rs") {
         let file = path.strip_prefix(&folder).expect("below src");
         let file = file.to_str().expect("UTF-8").to_owned();
-        let text = fs::read_to_string(&path).expect("readable");
+        let text = read(&path);
         for rest in text.split("const ").skip(1) {
             if let Some((name, value)) = rest.split_once(": Duration = ")
                 && name
@@ -68,7 +54,7 @@ fn texts(value: Duration) -> [String; 2] {
 #[test]
 fn table_of_time_limits_has_the_constants_of_the_code() {
     let (constants, mut named) = (constants(), BTreeSet::new());
-    let document = fs::read_to_string(root().join("docs/robustness.md")).expect("readable");
+    let document = read(&root().join(DOCUMENT));
     for row in document.lines().filter(|line| line.starts_with("| ")) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let &[_, _, limit, _, references, _] = &*cells else {
@@ -100,5 +86,51 @@ fn table_of_time_limits_has_the_constants_of_the_code() {
         if is_listed(&key.1, value) && !is_copy {
             assert!(named.contains(&key), "the table lacks {key:?}");
         }
+    }
+}
+
+/// The last cells of the table below `heading`.
+fn last_cells<'a>(document: &'a str, heading: &str) -> Vec<&'a str> {
+    let (_, section) = document.split_once(heading).expect("the heading");
+    let rows = section.lines().skip_while(|line| !line.starts_with("|--"));
+    let rows = rows.skip(1).take_while(|line| line.starts_with('|'));
+    rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next())
+        .map(str::trim)
+        .collect()
+}
+
+#[test]
+fn table_of_limits_names_constants_of_the_code() {
+    let document = read(&root().join(DOCUMENT));
+    let cells = last_cells(&document, "\n## Limits");
+    assert!(cells.len() > 10, "{cells:?}");
+    for cell in cells {
+        let mut text = String::new();
+        for word in cell.split(", ").flat_map(str::split_whitespace) {
+            if let Some(file) = word.strip_prefix('`') {
+                text = read(&root().join("src").join(file.trim_end_matches('`')));
+            } else {
+                assert!(
+                    text.contains(&format!("const {word}: ")),
+                    "{word} in {cell}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn table_of_attacks_names_tests() {
+    let document = read(&root().join(DOCUMENT));
+    let cells = last_cells(&document, "\n## Attacks");
+    assert!(cells.len() > 20, "{cells:?}");
+    let sources = ["src", "tests"].map(|folder| files(&root().join(folder), ".rs"));
+    let sources: String = sources.iter().flatten().map(|path| read(path)).collect();
+    let functions = sources.split("fn ").skip(1);
+    let functions: BTreeSet<_> = functions
+        .filter_map(|text| text.split(|letter| !is_word(letter)).next())
+        .collect();
+    for name in cells.iter().flat_map(|cell| cell.split(", ")) {
+        assert!(functions.contains(name), "no test is called {name}");
     }
 }
