@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
+use tarfs::list::Drawing;
 use tracing::Level;
 
 /// Variable with the role of a process, set by the process that starts it.
@@ -238,6 +239,22 @@ pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
 
 pub(crate) fn system_cache_dir() -> PathBuf {
     variable(CACHE_DIR).unwrap_or_else(|| PathBuf::from(SYSTEM_CACHE_DIR))
+}
+
+/// Lines of pictures that the locale of the environment can show.
+pub(crate) fn drawing() -> Drawing {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .into_iter()
+        .find_map(variable);
+    let locale = locale
+        .unwrap_or_default()
+        .to_string_lossy()
+        .to_ascii_lowercase();
+    if locale.contains("utf-8") || locale.contains("utf8") {
+        Drawing::Unicode
+    } else {
+        Drawing::Ascii
+    }
 }
 
 /// Number of processors that this process may use, at least one.

@@ -7,6 +7,7 @@ mod commands;
 mod completion;
 mod daemon;
 mod environment;
+mod exit_status;
 mod help;
 mod malloc;
 mod mount_helper;
@@ -28,8 +29,8 @@ use commands::{
 use daemon::inherited_fds;
 use ui::{logging, output, panic_hook};
 
-/// Runs the program with this process's command line and environment. Exit codes: 0 for success, 2 for a
-/// failure, 64 for an invalid command line. As a helper of mount(8), the codes are those of mount(8).
+/// Runs the program with this process's command line and environment. As a helper of mount(8), the exit codes are those
+/// of mount(8).
 pub(crate) fn run() -> ExitCode {
     panic_hook::install();
     let completion = CompleteEnv::with_factory(command_line::command).var(environment::COMPLETE);
@@ -91,10 +92,16 @@ pub(crate) fn run() -> ExitCode {
 
 /// Prints the help that the user asked for, or the error in the command line.
 fn print_usage_error(error: &clap::Error) -> ExitCode {
-    // Ignored: the terminal may be closed.
-    drop(error.print());
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
-        _ => ExitCode::from(output::EXIT_USAGE),
+    let text = error.render().to_string();
+    match (error.kind(), text.strip_prefix("error: ")) {
+        (ErrorKind::DisplayHelp | ErrorKind::DisplayVersion, _) => {
+            // Ignored: the terminal may be closed.
+            drop(error.print());
+            return ExitCode::SUCCESS;
+        }
+        (_, Some(text)) => output::print_error(text.trim_end()),
+        // Help instead of a missing verb.
+        (_, None) => drop(error.print()),
     }
+    ExitCode::from(exit_status::USAGE)
 }

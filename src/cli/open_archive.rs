@@ -16,7 +16,8 @@ use crate::cli::args::headers;
 use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::prefetch;
 use crate::cli::daemon::status_source::StatusSource;
-use crate::cli::ui::output::{self, Progress, ProgressOptions};
+use crate::cli::ui::output;
+use crate::cli::ui::progress::{Progress, ProgressOptions, Work};
 use tarfs::Stats;
 use tarfs::archive::directory::ArchiveDirectory;
 use tarfs::archive::{Archive, DiskCacheMode, TreeOrigin, Volume, scan};
@@ -77,6 +78,7 @@ fn start_indexing_progress(total_bytes: Option<u64>, stats: &Arc<Stats>) -> Box<
     let options = ProgressOptions {
         verb: "indexing",
         total_bytes,
+        work: Work::Read,
         stats: Arc::clone(stats),
     };
     Box::new(Progress::start(options, false))

@@ -9,6 +9,7 @@ use crate::base::sync::Mutex;
 use crate::tar::Timestamp;
 
 use super::composefs::Dump;
+use super::drawing::{Counts, Drawing};
 use super::json;
 use super::long::{Columns, Style};
 use crate::tree::{
@@ -49,6 +50,8 @@ pub struct ListOptions {
     pub json: bool,
     /// Whether each line is one of composefs-dump(5).
     pub composefs: bool,
+    /// How subdirectories are drawn below their directories, if they are.
+    pub drawing: Option<Drawing>,
     /// The parts of other lines.
     pub style: Style,
 }
@@ -75,6 +78,7 @@ pub struct Lister<T> {
     /// Path of the directory in which all files are, for errors; empty in an archive.
     source: Vec<u8>,
     dump: Mutex<Dump>,
+    counts: Counts,
 }
 
 type Filter = Box<dyn Fn(u64) -> bool + Send + Sync>;
@@ -93,6 +97,8 @@ struct Frame<T: Tree> {
     /// Where the next names are read; `None` if all are.
     position: Option<u64>,
     columns: Columns,
+    /// Lines of a drawing before each name.
+    indent: String,
 }
 
 impl<T: Tree + Send + 'static> Lister<T> {
@@ -106,6 +112,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             filter: None,
             source: Vec::new(),
             dump: Mutex::default(),
+            counts: Counts::default(),
         }
     }
 
@@ -132,7 +139,9 @@ impl<T: Tree + Send + 'static> Lister<T> {
     /// Whether the lines need no order and no widths, so that several threads may write them
     /// ([`walk_parallel`](crate::tree::walk_parallel)).
     pub fn is_unordered(&self) -> bool {
-        let needs_order = self.options.order != Order::Stored || self.options.composefs;
+        let options = &self.options;
+        let needs_order =
+            options.order != Order::Stored || options.composefs || options.drawing.is_some();
         !needs_order && !self.needs_widths()
     }
 
@@ -173,6 +182,19 @@ impl<T: Tree + Send + 'static> Lister<T> {
         self.columns.push_name(&mut line, name);
         line.extend_from_slice(b":\n");
         self.output.write(&line)
+    }
+
+    /// Writes the name of a directory, before its drawing.
+    pub fn write_root(&self, name: &[u8]) -> ControlFlow<()> {
+        let mut line = Vec::new();
+        self.columns.push_name(&mut line, name);
+        line.push(b'\n');
+        self.output.write(&line)
+    }
+
+    /// Writes the numbers of drawn directories and files.
+    pub fn write_counts(&self) -> ControlFlow<()> {
+        self.output.write(self.counts.line().as_bytes())
     }
 
     /// The order of files as in a directory, unless that is the order in which they are stored.
@@ -242,6 +264,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             order: Vec::new(),
             position: Some(0),
             columns: self.columns,
+            indent: String::new(),
         };
         if self.is_streamed() && self.needs_widths() {
             // A second reading is cheaper than keeping all.
@@ -270,7 +293,8 @@ impl<T: Tree + Send + 'static> Lister<T> {
             Order::Stored => !self.tree.is_sorted(),
             Order::Size | Order::Time => false,
         };
-        is_sorted && !self.is_reversed()
+        // A drawing needs to know which name is the last.
+        is_sorted && !self.is_reversed() && self.options.drawing.is_none()
     }
 
     /// Reads the next names of a directory. Returns whether there are some.
@@ -365,13 +389,23 @@ impl<T: Tree + Send + 'static> Lister<T> {
     ) -> Option<Frame<T>> {
         self.reopen(frame)?;
         let item = frame.item(&self.tree, number as usize)?;
+        let is_last = frame.order.is_empty();
+        let branch = self.options.drawing.map(|drawing| drawing.branch(is_last));
+        if let Some((before, _)) = branch {
+            lines.extend_from_slice(frame.indent.as_bytes());
+            lines.extend_from_slice(before.as_bytes());
+            self.counts.add(item.kind());
+        }
         self.write_line(lines, &frame.columns, self.shown(&item), &item);
         if !self.options.recursive || item.kind() != FileKind::Directory {
             return None;
         }
         let name = frame.batch.get(number as usize)?;
         match frame.level.open_child(&self.tree, name, ()) {
-            Ok(level) => Some(self.frame(level, item.path())),
+            Ok(level) => Some(Frame {
+                indent: branch.map_or_else(String::new, |(_, below)| frame.indent.clone() + below),
+                ..self.frame(level, item.path())
+            }),
             Err(error) => {
                 self.report_at(item.path(), &error);
                 None
@@ -380,7 +414,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
     }
 
     fn shown<'i>(&self, item: &'i Item<'_, T>) -> &'i [u8] {
-        if self.options.recursive || self.options.json {
+        if self.options.drawing.is_none() && (self.options.recursive || self.options.json) {
             item.path()
         } else {
             item.name()

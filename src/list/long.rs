@@ -34,6 +34,8 @@ pub struct Style {
     pub inode: bool,
     /// Sizes with units.
     pub human: bool,
+    /// Targets of links, also without [`Style::long`].
+    pub targets: bool,
 }
 
 impl Columns {
@@ -74,7 +76,8 @@ impl Columns {
         name: &[u8],
         file: &Item<'_, impl Tree>,
     ) -> io::Result<()> {
-        let is_link = self.style.long && file.kind() == FileKind::Symlink;
+        let style = self.style;
+        let is_link = (style.long || style.targets) && file.kind() == FileKind::Symlink;
         let target = is_link.then(|| file.target()).transpose();
         let written = self.write_columns(output, file);
         self.push_name(output, name);
@@ -187,6 +190,7 @@ mod tests {
         escaped: true,
         inode: false,
         human: false,
+        targets: false,
     };
 
     fn items(index: &Index, mut each: impl FnMut(&Item<'_, IndexTree<&Index>>)) {

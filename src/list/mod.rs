@@ -5,6 +5,7 @@
 
 mod composefs;
 mod diff;
+mod drawing;
 mod du;
 pub mod find;
 mod finder;
@@ -14,6 +15,7 @@ mod listing;
 mod long;
 
 pub use diff::DiffPrinter;
+pub use drawing::Drawing;
 pub use du::{DiskUsage, DuOptions, Measure, Sum};
 pub use finder::{Finder, FoundDirectory};
 pub use human_size::human_size;

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use tarfs::internal::passwd::Accounts;
@@ -11,7 +9,16 @@ use tarfs::list::find::{Expression, ParseContext};
 use tarfs::tar::Timestamp;
 use tarfs::tree::metadata_of;
 
+use super::docs::{files, read, root};
 use crate::support::cli::{Outcome, Place};
+
+/// The code without unit tests of the files below `src` whose paths end with `name`.
+fn sources(name: &str) -> String {
+    let paths = files(&root().join("src"), name).into_iter();
+    let texts = paths.map(|path| read(&path));
+    let texts = texts.map(|text| text.split("#[cfg(test)]").next().map(str::to_owned));
+    texts.flatten().collect()
+}
 
 /// The words of `text` that look like primaries.
 fn primaries(text: &str) -> BTreeSet<&str> {
@@ -32,8 +39,7 @@ fn help_of_find_lists_each_accepted_primary() {
     let (table, _) = help
         .split_once("Arguments:")
         .expect("a table before the flags");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let parser = sources(&root.join("src"), "find/primaries.rs");
+    let parser = sources("find/primaries.rs");
     let context = ParseContext {
         now: Timestamp {
             seconds: 0,
@@ -62,22 +68,6 @@ fn help_of_find_lists_each_accepted_primary() {
     assert!(missing.is_empty() && known.len() > 40, "{missing:?}");
 }
 
-/// The text of the file below `directory` whose path ends with `name`.
-fn sources(directory: &Path, name: &str) -> String {
-    let entries = fs::read_dir(directory).expect("a directory");
-    let paths = entries.map(|entry| entry.expect("read").path());
-    let texts = paths.map(|path| {
-        if path.is_dir() {
-            sources(&path, name)
-        } else if path.ends_with(name) {
-            fs::read_to_string(&path).expect("text")
-        } else {
-            String::new()
-        }
-    });
-    texts.collect()
-}
-
 #[test]
 fn ls_and_du_take_h_for_human_readable_sizes() {
     let place = Place::new();
@@ -99,4 +89,110 @@ fn ls_and_du_take_h_for_human_readable_sizes() {
     assert!(long.text().contains(" 3.0M "), "{}", long.text());
     let help = place.succeeds(&["ls", "--help"]);
     assert!(help.text().contains("Usage: tarfs ls"), "{}", help.text());
+}
+
+/// Words of section `title` in the man page `name`, without the marks of roff(7).
+fn manual_section(name: &str, title: &str) -> String {
+    let place = Place::new();
+    place.succeeds(&["generate", "man", "man"]);
+    let page = read(&place.path("man").join(name));
+    let (_, section) = page
+        .split_once(&format!(".SH \"{title}\"\n"))
+        .or_else(|| page.split_once(&format!(".SH {title}\n")))
+        .expect("a section");
+    let section = section.split(".SH ").next().unwrap_or_default();
+    let section = section
+        .replace("\\fB", "")
+        .replace("\\fR", "")
+        .replace("\\-", "-");
+    section.replace("\\(bu", "").replace("\\*(Aq", "'")
+}
+
+#[test]
+fn man_pages_list_each_variable_that_is_read() {
+    // Names that look like those of variables: of file systems, capabilities, and of variables between own processes.
+    const OTHER: [&str; 9] = [
+        "_MAGIC",
+        "CAP_",
+        "SCMP_",
+        "SECCOMP_",
+        "CARGO_",
+        "TARFS_ROLE",
+        "TARFS_ARGUMENT_",
+        "TARFS_COMPLETE",
+        "__",
+    ];
+    // Read by Rust's library.
+    const OF_LIBRARIES: [&str; 5] = [
+        "RUST_BACKTRACE",
+        "HTTPS_PROXY",
+        "HTTP_PROXY",
+        "ALL_PROXY",
+        "NO_PROXY",
+    ];
+    let code = sources(".rs");
+    let is_name = |word: &str| {
+        word.contains('_')
+            && word.starts_with(|letter: char| letter.is_ascii_uppercase())
+            && word
+                .bytes()
+                .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+    };
+    let literals = code
+        .lines()
+        .flat_map(|line| line.split('"').skip(1).step_by(2));
+    let words = literals.flat_map(|text| text.split([' ', ',', '(', ')', '{', '}', ':', '$', '/']));
+    let mut read: BTreeSet<_> = words.filter(|word| is_name(word)).collect();
+    read.retain(|name| !OTHER.iter().any(|other| name.contains(other)));
+    let single = code
+        .split("variable(\"")
+        .skip(1)
+        .filter_map(|rest| rest.split('"').next());
+    read.extend(single);
+    assert!(
+        read.contains("NETRC") && read.contains("DOCKER_CONFIG"),
+        "{read:?}"
+    );
+    let listed = manual_section("tarfs.1", "ENVIRONMENT");
+    let listed: BTreeSet<_> = listed
+        .split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'))
+        .collect();
+    let missing: Vec<_> = read
+        .iter()
+        .chain(&OF_LIBRARIES)
+        .filter(|name| !listed.contains(**name))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn exit_statuses_of_readme_are_those_of_the_man_page() {
+    let readme = read(&root().join("README.md"));
+    let rows = readme
+        .lines()
+        .skip_while(|line| !line.starts_with("| status |"))
+        .skip(2);
+    let rows = rows.map_while(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    let rows: Vec<_> = rows.filter_map(|row| row.split_once(" | ")).collect();
+    let manual = manual_section("tarfs.1", "EXIT STATUS");
+    let lines: Vec<_> = manual.lines().filter(|line| *line != ".TP").collect();
+    let expected: Vec<_> = lines
+        .chunks(2)
+        .filter_map(|pair| Some((*pair.first()?, *pair.last()?)))
+        .collect();
+    let plain = |text: &str| text.replace('`', "");
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|(status, meaning)| (*status, plain(meaning)))
+        .collect();
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|(status, meaning)| (*status, meaning.as_str()))
+        .collect();
+    assert_eq!(rows, expected);
+    let diff = manual_section("tarfs-diff.1", "EXIT STATUS");
+    assert!(
+        diff.contains("the trees differ") && !diff.contains("could not be examined"),
+        "{diff}"
+    );
 }

@@ -18,6 +18,7 @@ mod damaged_members;
 mod destination;
 mod diff;
 mod docs;
+mod drawing;
 mod estargz;
 mod find;
 mod gnu_tar;

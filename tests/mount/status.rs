@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt;
+use std::process::Stdio;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -376,4 +377,25 @@ fn runtime_directory_of_another_user_is_not_used() {
         .expect("there")
         .count();
     assert_eq!(used, 0, "another user's");
+}
+
+#[test]
+fn watch_appends_to_a_pipe_until_the_mount_ends() {
+    let place = place();
+    mount(&place, &[]);
+    let mut watch = place.command(&["status", "--watch", "-n", "0.1", "mnt"]);
+    watch.stdout(Stdio::piped());
+    let mut watch = watch.spawn().expect("started");
+    let mut output = BufReader::new(watch.stdout.take().expect("a pipe")).lines();
+    let mut headings = 0;
+    while headings < 3 {
+        let line = output.next().expect("more").expect("text");
+        headings += usize::from(!line.starts_with(' '));
+        assert!(!line.contains('\x1b'), "{line:?}");
+    }
+    place.succeeds(&["umount", "mnt"]);
+    output.for_each(drop);
+    assert!(watch.wait().expect("ended").success());
+    let refused = place.tarfs(&["status", "--watch", "mnt"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr_text(&refused));
 }

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::status;
 use crate::cli::args::{self, CacheDirArgs, JsonArg, Size};
 use crate::cli::ui::output;
+use crate::cli::ui::units::{format_age, format_bytes, format_version, unix_seconds};
 use tarfs::archive::cache_inventory::{self, CacheEntry, Kind};
 use tarfs::internal::escape::escape;
 
@@ -145,12 +145,7 @@ impl Totals {
 impl std::fmt::Display for Totals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let files = if self.files == 1 { "file" } else { "files" };
-        write!(
-            f,
-            "{} {files}, {}",
-            self.files,
-            status::format_bytes(self.bytes)
-        )
+        write!(f, "{} {files}, {}", self.files, format_bytes(self.bytes))
     }
 }
 
@@ -193,15 +188,16 @@ fn table(all: &[CacheEntry], now: SystemTime) -> String {
 
 fn row(entry: &CacheEntry, now: SystemTime) -> [String; 5] {
     let escaped = |text: &Option<String>| text.as_ref().map(|text| escape(text.as_bytes()));
-    let source = match (escaped(&entry.source), escaped(&entry.version)) {
+    let version = entry.version.as_deref().map(format_version);
+    let source = match (escaped(&entry.source), escaped(&version)) {
         (Some(source), Some(version)) => format!("{source} ({version})"),
         _ => "-".to_owned(),
     };
     let state = if entry.in_use { "in use" } else { "-" };
     [
         kind_name(entry.kind).to_owned(),
-        status::format_bytes(entry.held_bytes),
-        status::format_age(unix_seconds(entry.used), now),
+        format_bytes(entry.held_bytes),
+        format_age(unix_seconds(entry.used), now),
         state.to_owned(),
         source,
     ]
@@ -234,9 +230,4 @@ fn to_json_lines(directory: &Path, all: &[CacheEntry]) -> anyhow::Result<String>
         text.push('\n');
     }
     Ok(text)
-}
-
-pub(super) fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
 }

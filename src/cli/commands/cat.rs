@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 
 use super::list::open_place::{self, local_directory};
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
+use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::archive::{TreeOrigin, Volume};
@@ -19,9 +20,6 @@ use tarfs::tree::{FileKind, IndexTree};
 
 /// Maximum bytes of one read.
 const READ_BYTES: u32 = 1 << 20;
-
-/// Exit code if one of the PATHs could not be printed, as of cat(1).
-const EXIT_MISSING: u8 = 1;
 
 /// Arguments of `tarfs cat`.
 #[derive(clap::Args, Debug)]
@@ -73,7 +71,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
             Err(error).context("cannot write the output")
         }
         _ if is_complete => Ok(ExitCode::SUCCESS),
-        _ => Ok(ExitCode::from(EXIT_MISSING)),
+        _ => Ok(ExitCode::from(exit_status::PARTIAL)),
     }
 }
 

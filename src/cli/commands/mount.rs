@@ -16,7 +16,6 @@ use anyhow::Context;
 use signal_hook::iterator::{Handle, Signals};
 use tokio::sync::oneshot;
 
-use super::cache::unix_seconds;
 use super::mount_copy::MountCopy;
 use super::status as status_text;
 use crate::cli::args::MountArgs;
@@ -32,7 +31,9 @@ use crate::cli::daemon::sd_notify::{self, ServiceManager};
 use crate::cli::daemon::supervisor::{self, SupervisorLink, TakeoverState};
 use crate::cli::daemon::{control_socket, privileges};
 use crate::cli::environment::{self, Role};
+use crate::cli::exit_status;
 use crate::cli::open_archive;
+use crate::cli::ui::units::unix_seconds;
 use crate::cli::ui::{cleanup_on_signal, logging, output, panic_hook};
 use tarfs::Stats;
 use tarfs::archive::directory::ArchiveDirectory;
@@ -57,7 +58,7 @@ const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
 pub(crate) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if let Some(error) = args.find_conflict() {
         output::print_error(error);
-        return Ok(ExitCode::from(output::EXIT_USAGE));
+        return Ok(ExitCode::from(exit_status::USAGE));
     }
     let inherited = InheritedFds::collect();
     let role = environment::role();

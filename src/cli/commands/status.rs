@@ -1,8 +1,10 @@
 //! `tarfs status`: shows the state of this user's mounts.
 
-use std::path::PathBuf;
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::thread::sleep;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -12,7 +14,9 @@ use crate::cli::args::JsonArg;
 use crate::cli::completion;
 use crate::cli::daemon::control_socket::{self, CopyProgress, IndexState, Phase, Status};
 use crate::cli::environment;
+use crate::cli::exit_status;
 use crate::cli::ui::output;
+use crate::cli::ui::units::{format_age, format_bytes, format_version};
 use tarfs::fuse;
 use tarfs::internal::escape::{escape, escape_controls};
 
@@ -27,6 +31,29 @@ pub(crate) struct StatusArgs {
     pub verbose: bool,
     #[command(flatten)]
     json: JsonArg,
+    /// Show it again and again, as watch(1) does, until Ctrl-C or until DIR is unmounted
+    #[arg(short, long)]
+    watch: bool,
+    /// Seconds between two times, with --watch
+    #[arg(short = 'n', long, value_name = "SECONDS", default_value = "2", requires = "watch", value_parser = parse_interval)]
+    interval: Duration,
+}
+
+/// Least interval, as of watch(1).
+const MIN_INTERVAL: f64 = 0.1;
+
+/// Cursor to the first line, and the rest of a line or of the screen cleared.
+const HOME: &str = "\x1b[H";
+const CLEAR_LINE: &str = "\x1b[K\n";
+const CLEAR_REST: &str = "\x1b[J";
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse()
+        .ok()
+        .filter(|seconds: &f64| *seconds >= MIN_INTERVAL);
+    let interval = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    interval.ok_or_else(|| format!("expected seconds, at least {MIN_INTERVAL}"))
 }
 
 /// Prints the statuses.
@@ -34,14 +61,48 @@ pub(crate) struct StatusArgs {
 /// # Errors
 /// No process serves an archive at the given mountpoint.
 pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
-    let mut statuses: Vec<Status> = Vec::new();
-    let mut code = ExitCode::SUCCESS;
     let mountpoint = args.mountpoint.as_deref().map(|path| {
         fuse::canonical_mountpoint(path).with_context(|| format!("cannot find {}", path.display()))
     });
     let mountpoint = mountpoint.transpose()?;
+    let (mut statuses, mut code) = find_statuses(mountpoint.as_deref());
+    if let Some(mountpoint) = mountpoint.as_deref().filter(|_| statuses.is_empty()) {
+        bail!("no process of this user serves {}", mountpoint.display());
+    }
+    let mut output = output::standard_output()?;
+    let on_terminal = args.watch && output.is_terminal();
+    loop {
+        let mut text = String::new();
+        for status in &statuses {
+            if args.json.is_set {
+                text += &(serde_json::to_string(status)? + "\n");
+            } else {
+                text += &to_text(status, args.verbose, SystemTime::now());
+            }
+        }
+        if on_terminal {
+            text = format!("{HOME}{}{CLEAR_REST}", text.replace('\n', CLEAR_LINE));
+        }
+        match output.write_all(text.as_bytes()) {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(code),
+            written => written.context("cannot write to standard output")?,
+        }
+        if !args.watch {
+            return Ok(code);
+        }
+        sleep(args.interval);
+        (statuses, code) = find_statuses(mountpoint.as_deref());
+        if mountpoint.is_some() && statuses.is_empty() {
+            return Ok(code);
+        }
+    }
+}
+
+/// The status of the mount at `mountpoint`, or of all mounts. The exit code is a failure after a reported error.
+fn find_statuses(mountpoint: Option<&Path>) -> (Vec<Status>, ExitCode) {
+    let (mut statuses, mut code) = (Vec::new(), ExitCode::SUCCESS);
     for directory in environment::runtime_dirs() {
-        let found = match &mountpoint {
+        let found = match mountpoint {
             None => control_socket::list_statuses(&directory),
             Some(mountpoint) => {
                 let is_wanted = |status: &Status| status.is_mounted_on(mountpoint);
@@ -54,22 +115,11 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             Err(error) => {
                 let name = directory.display();
                 output::print_error(format_args!("cannot look for mounts in {name}: {error}"));
-                code = ExitCode::from(output::EXIT_FAILURE);
+                code = ExitCode::from(exit_status::FAILURE);
             }
         }
     }
-    if let Some(mountpoint) = mountpoint.filter(|_| statuses.is_empty()) {
-        bail!("no process of this user serves {}", mountpoint.display());
-    }
-    for status in &statuses {
-        let text = if args.json.is_set {
-            serde_json::to_string(status)? + "\n"
-        } else {
-            to_text(status, args.verbose, SystemTime::now())
-        };
-        output::print_text(&text)?;
-    }
-    Ok(code)
+    (statuses, code)
 }
 
 /// Names of what is shown, each with its value.
@@ -203,7 +253,7 @@ fn detail_lines(status: &Status) -> Lines {
             ("disk cache, limit", disk_cache.limit_bytes),
         ]);
     }
-    let mut texts = vec![("version", status.version.clone())];
+    let mut texts = vec![("version", format_version(&status.version))];
     texts.extend(status.metrics.clone().map(|url| ("metrics", url)));
     texts.extend(
         sizes
@@ -240,30 +290,10 @@ pub(crate) fn format_index(state: &IndexState) -> String {
     }
 }
 
-/// Formats how long ago the Unix time `seconds` was.
-pub(crate) fn format_age(seconds: u64, now: SystemTime) -> String {
-    let then = UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
-    let seconds = then
-        .and_then(|then| now.duration_since(then).ok())
-        .map_or(0, |since| since.as_secs());
-    match seconds {
-        0..120 => format!("{seconds} s ago"),
-        120..7200 => format!("{} min ago", seconds / 60),
-        7200..172_800 => format!("{} h ago", seconds / 3600),
-        _ => format!("{} days ago", seconds / 86_400),
-    }
-}
-
-pub(crate) fn format_bytes(count: u64) -> String {
-    match count {
-        0..10_240 => format!("{count} B"),
-        10_240..10_485_760 => format!("{} KiB", count >> 10),
-        _ => format!("{} MiB", count >> 20),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
     use crate::cli::daemon::control_socket::OverlayStatus;
     use tarfs::fuse::DirectoryStatus;
@@ -377,11 +407,5 @@ mod tests {
             printed(Phase::Failed, None),
             "incomplete, because the scan failed: cut off"
         );
-    }
-
-    #[test]
-    fn age_is_zero_after_the_clock_went_back() {
-        assert_eq!(format_age(u64::MAX, UNIX_EPOCH), "0 s ago");
-        assert_eq!(format_age(5, UNIX_EPOCH), "0 s ago");
     }
 }

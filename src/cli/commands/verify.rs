@@ -8,8 +8,10 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 
 use crate::cli::args::{CacheDirArgs, JsonArg, QuietArg, SourceArgs};
+use crate::cli::exit_status;
 use crate::cli::open_archive;
-use crate::cli::ui::output::{self, Progress, ProgressOptions};
+use crate::cli::ui::output;
+use crate::cli::ui::progress::{Progress, ProgressOptions, Work};
 use tarfs::Sha256;
 use tarfs::Stats;
 use tarfs::archive::scan::{self, Digest, ScanError};
@@ -106,7 +108,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     Ok(if reports.iter().all(|report| report.is_good) {
         ExitCode::SUCCESS
     } else {
-        ExitCode::from(output::EXIT_FAILURE)
+        ExitCode::from(exit_status::FAILURE)
     })
 }
 
@@ -179,6 +181,7 @@ fn verify(
         let task = ProgressOptions {
             verb: "verifying",
             total_bytes: source.fingerprint().len,
+            work: Work::Read,
             stats: Arc::clone(stats),
         };
         let _progress = Progress::start(task, args.quiet.is_set);

@@ -4,3 +4,5 @@ pub(crate) mod cleanup_on_signal;
 pub(crate) mod logging;
 pub(crate) mod output;
 pub(crate) mod panic_hook;
+pub(crate) mod progress;
+pub(crate) mod units;

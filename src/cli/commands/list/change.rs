@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use super::open_place::{self, EXIT_PARTIAL};
+use super::open_place;
 use crate::cli::args::JobsArg;
+use crate::cli::exit_status;
 use crate::cli::ui::output;
 use tarfs::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
 use tarfs::internal::error_chain::error_chain;
@@ -59,7 +60,7 @@ impl ChangeFlags {
         found.map(Some).map_err(|error| {
             let (name, error) = (quote(path.as_os_str().as_bytes()), error_chain(&error));
             output::print_error(format_args!("failed to get attributes of {name}: {error}"));
-            ExitCode::from(EXIT_PARTIAL)
+            ExitCode::from(exit_status::PARTIAL)
         })
     }
 
@@ -122,7 +123,7 @@ impl Run {
         }
         open_place::finish(&output);
         Ok(if output.has_failed() {
-            ExitCode::from(EXIT_PARTIAL)
+            ExitCode::from(exit_status::PARTIAL)
         } else {
             ExitCode::SUCCESS
         })
@@ -132,5 +133,5 @@ impl Run {
 /// Prints that the attributes on the command line are invalid. Returns the exit code of the namesakes.
 pub(crate) fn invalid(what: &str, word: &[u8]) -> ExitCode {
     output::print_error(format_args!("invalid {what}: {}", quote(word)));
-    ExitCode::from(EXIT_PARTIAL)
+    ExitCode::from(exit_status::PARTIAL)
 }

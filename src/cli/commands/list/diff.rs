@@ -5,16 +5,13 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
+use super::open_place::{Needs, OpenTree, Place};
 use crate::cli::args::{JsonArg, LayerArgs, TreeArgs};
-use crate::cli::ui::output;
+use crate::cli::exit_status;
 use tarfs::index::Ino;
 use tarfs::list::DiffPrinter;
 use tarfs::locate::SourceSpec;
 use tarfs::tree::{Comparison, Name, SharedOutput, Tree};
-
-/// Exit code if something differs, as of diff(1).
-const EXIT_DIFFERENT: u8 = 1;
 
 /// Arguments of `tarfs diff`.
 #[derive(clap::Args, Debug)]
@@ -46,7 +43,7 @@ pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let first = Place::open(&args.tree, &[], needs)?;
     let second = Place::open(&second_tree(args), &[], needs)?;
     let (Some(one), Some(other)) = (first.starts.first(), second.starts.first()) else {
-        return Ok(ExitCode::from(output::EXIT_FAILURE));
+        return Ok(ExitCode::from(exit_status::FAILURE));
     };
     let (names, root) = ((one.name(), other.name()), &Ino::ROOT);
     let output = &second.output;
@@ -64,11 +61,14 @@ pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
             compare(args, output, names, (a, base), (b, other))
         }
     }?;
-    let codes = [second.finish(EXIT_PARTIAL), first.finish(EXIT_PARTIAL)];
+    let codes = [
+        second.finish(exit_status::PARTIAL),
+        first.finish(exit_status::PARTIAL),
+    ];
     Ok(ExitCode::from(if codes != [ExitCode::SUCCESS; 2] {
-        output::EXIT_FAILURE
+        exit_status::FAILURE
     } else if differs {
-        EXIT_DIFFERENT
+        exit_status::DIFFERENT
     } else {
         0
     }))

@@ -5,8 +5,9 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
+use super::open_place::{Needs, OpenTree, Place};
 use crate::cli::args::{HumanReadableArg, TreeArgs};
+use crate::cli::exit_status;
 use tarfs::index::Ino;
 use tarfs::list::{DiskUsage, DuOptions, Measure, human_size};
 use tarfs::tree::{Item, Tree};
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
         OpenTree::Index(tree) => sum(args, &place, tree, &Ino::ROOT),
         OpenTree::Directory(tree, base) => sum(args, &place, tree, base),
     }
-    Ok(place.finish(EXIT_PARTIAL))
+    Ok(place.finish(exit_status::PARTIAL))
 }
 
 fn options(args: &DuArgs) -> DuOptions {

@@ -8,8 +8,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::open_place::{EXIT_PARTIAL, Needs, OpenTree, Place};
+use super::open_place::{Needs, OpenTree, Place};
 use crate::cli::args::TreeArgs;
+use crate::cli::exit_status;
 use crate::cli::ui::output;
 use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
@@ -76,7 +77,7 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         Ok(expression) => expression,
         Err(error) => {
             output::print_error(error);
-            return Ok(ExitCode::from(EXIT_PARTIAL));
+            return Ok(ExitCode::from(exit_status::PARTIAL));
         }
     };
     let needs = Needs {
@@ -90,13 +91,13 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
     let place = Place::open(&tree, paths, needs)?;
     if let (OpenTree::Directory(..), Some(reason)) = (&place.tree, &expression.unknown_owner) {
         output::print_error(reason);
-        return Ok(ExitCode::from(EXIT_PARTIAL));
+        return Ok(ExitCode::from(exit_status::PARTIAL));
     }
     match &place.tree {
         OpenTree::Index(tree) => search(expression, &place, tree, &Ino::ROOT),
         OpenTree::Directory(tree, base) => search(expression, &place, tree, base),
     }
-    Ok(place.finish(EXIT_PARTIAL))
+    Ok(place.finish(exit_status::PARTIAL))
 }
 
 fn search<T: Tree + Send + 'static>(

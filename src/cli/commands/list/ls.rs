@@ -11,15 +11,14 @@ use anyhow::ensure;
 
 use super::open_place::{self, Needs, OpenTree, Place};
 use crate::cli::args::{HumanReadableArg, JsonArg, ShardArg, TreeArgs};
+use crate::cli::environment;
+use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
 use tarfs::list::{ListOptions, Lister, Order, Style};
 use tarfs::tree::{FileKind, Item, Tree};
-
-/// Exit code if one of the PATHs is missing, as of ls(1).
-const EXIT_MISSING: u8 = 2;
 
 /// Arguments of `tarfs ls`.
 #[derive(clap::Args, Debug)]
@@ -41,6 +40,10 @@ pub(crate) struct LsArgs {
     /// List subdirectories too, with full paths
     #[arg(short = 'R', long)]
     recursive: bool,
+
+    /// Draw the whole tree with its hidden names, as `tree -a` does
+    #[arg(id = "drawing", long = "tree", conflicts_with_all = ["json", "format", "shard", "directory_itself"])]
+    drawing: bool,
 
     /// Show names that begin with a dot, too
     #[arg(short, long, visible_short_alias = 'A')]
@@ -141,13 +144,14 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         OpenTree::Directory(tree, base) => list(args, &place, tree, base)?,
     };
     place.has_all_paths &= are_open;
-    Ok(place.finish(EXIT_MISSING))
+    Ok(place.finish(exit_status::FAILURE))
 }
 
 /// Prints the paths of the archives that a mount of SOURCE shows as directories.
 fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let has_flag = !args.paths.is_empty()
         || args.long
+        || args.drawing
         || args.json.is_set
         || args.shard.is_some()
         || args.format.is_some()
@@ -184,9 +188,10 @@ fn options(args: &LsArgs) -> ListOptions {
             _ => Order::Name,
         },
         reverse: args.reverse,
-        recursive: args.recursive || args.format.is_some(),
+        drawing: args.drawing.then(environment::drawing),
+        recursive: args.recursive || args.drawing || args.format.is_some(),
         // For programs, nothing is hidden.
-        all: args.all || args.json.is_set || args.format.is_some(),
+        all: args.all || args.drawing || args.json.is_set || args.format.is_some(),
         json: args.json.is_set,
         composefs: matches!(args.format, Some(Format::Composefs)),
         style: Style {
@@ -195,6 +200,7 @@ fn options(args: &LsArgs) -> ListOptions {
             escaped: stdout().is_terminal(),
             inode: args.inode,
             human: args.human_readable.is_set,
+            targets: args.drawing,
         },
     }
 }
@@ -259,13 +265,16 @@ fn list<T: Tree + Send + 'static>(
         return Ok(true);
     }
     // A path or an object names its directory by itself.
-    let has_headings = place.has_several && !args.recursive && !args.json.is_set;
+    let has_headings = place.has_several && !(args.recursive || args.drawing) && !args.json.is_set;
     for (item, path) in directories {
         let shown = if path.is_empty() { b"." } else { path };
         if has_headings && lister.write_heading(shown, is_first).is_break() {
             break;
         }
         is_first = false;
+        if args.drawing && lister.write_root(item.path()).is_break() {
+            break;
+        }
         let prefix = open_place::without_slashes(path);
         let is_open = if lister.is_unordered() {
             let walked = place.walk(tree, &lister, (&item, prefix), ());
@@ -277,6 +286,10 @@ fn list<T: Tree + Send + 'static>(
             ControlFlow::Continue(is_open) => are_open &= is_open,
             ControlFlow::Break(()) => break,
         }
+    }
+    if args.drawing {
+        // A reader that has ended is no error.
+        let _ended = lister.write_counts();
     }
     Ok(are_open)
 }

@@ -17,6 +17,7 @@ use tokio::runtime::Runtime;
 use crate::cli::args::{LayerArgs, SavedIndexArgs, SourceArgs, TreeArgs};
 use crate::cli::daemon::control_socket;
 use crate::cli::environment;
+use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::shards;
 use crate::cli::ui::output;
@@ -33,9 +34,6 @@ use tarfs::tree::{
 
 /// Number of FUSE as a type of file systems, as in statfs(2).
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
-
-/// Exit code if a part of a tree could not be examined or changed, or an expression is invalid, as of the namesakes.
-pub(super) const EXIT_PARTIAL: u8 = 1;
 
 /// A file at which a verb starts.
 #[derive(Clone, Debug)]
@@ -229,7 +227,7 @@ impl Place {
         }
         match (self.has_all_paths && is_written, self.output.has_failed()) {
             (false, _) => ExitCode::from(missing),
-            (true, true) => ExitCode::from(EXIT_PARTIAL),
+            (true, true) => ExitCode::from(exit_status::PARTIAL),
             (true, false) => ExitCode::SUCCESS,
         }
     }

@@ -67,6 +67,7 @@ pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
     }
     raise_open_file_limit();
     let copy = |sink: Materializer| {
+        let _progress = output.show_progress("copying", None);
         (
             Ok(true),
             sink.copy_directory(&args.source, jobs, args.dry_run.is_set),

@@ -16,9 +16,11 @@ use super::args::{
 use super::output::{Output, Written, exit_code, report_interrupted};
 use crate::cli::args::{CacheDirArgs, LayerArgs, QuietArg, SavedIndexArgs, SourceArgs, heading};
 use crate::cli::commands::list::open_place::local_directory;
+use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
-use crate::cli::ui::output::{self, Progress, ProgressOptions};
+use crate::cli::ui::output;
+use crate::cli::ui::progress::{Progress, ProgressOptions, Work};
 use tarfs::Plain;
 use tarfs::archive::scan::{self, ScanError, Sink};
 use tarfs::archive::{Error, OpenOptions, SavedIndex};
@@ -102,7 +104,7 @@ pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
         && let Err(error) = options.ensure_whole()
     {
         output::print_error(error);
-        return Ok(ExitCode::from(output::EXIT_USAGE));
+        return Ok(ExitCode::from(exit_status::USAGE));
     }
     run_with(source, options, None)
 }
@@ -139,7 +141,7 @@ pub(crate) fn run_with(
     };
     let saved = SavedIndex::find(&*first.source, &open_options)?;
     if !args.may_have_paths(saved.as_ref(), &*first.source)? {
-        return Ok(ExitCode::from(output::EXIT_FAILURE));
+        return Ok(ExitCode::from(exit_status::FAILURE));
     }
     let run = Run {
         output: &output,
@@ -521,6 +523,7 @@ impl Run<'_> {
         let task = ProgressOptions {
             verb: "materializing",
             total_bytes: lens.map(|source| source.fingerprint().len).sum(),
+            work: Work::Read,
             stats: Arc::clone(&self.output.stats),
         };
         let _progress = Progress::start(

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::args::WriteArgs;
+use crate::cli::exit_status;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
+use crate::cli::ui::progress::{self, Progress, ProgressOptions, Work};
 use tarfs::ArchivePath;
 use tarfs::Stats;
 use tarfs::internal::error_chain::error_chain;
@@ -27,6 +29,7 @@ pub(super) struct Output<'a> {
     options: Options,
     pub(super) is_quiet: bool,
     dry_run: bool,
+    prints_entries: bool,
     prints_counters: bool,
     pub(super) stats: Arc<Stats>,
 }
@@ -40,8 +43,9 @@ impl<'a> Output<'a> {
         dry_run: bool,
         reports_truncation: bool,
     ) -> Self {
+        let prints_entries = args.verbose || dry_run;
         let reporter = TerminalReporter {
-            prints_entries: args.verbose || dry_run,
+            prints_entries,
             escapes_names: stdout().is_terminal(),
             reports_truncation,
         };
@@ -54,6 +58,7 @@ impl<'a> Output<'a> {
             },
             is_quiet: args.quiet.is_set,
             dry_run,
+            prints_entries,
             prints_counters: args.stats.is_set,
             stats: Arc::default(),
         }
@@ -115,9 +120,20 @@ impl<'a> Output<'a> {
         })
     }
 
+    /// Shows what is written, of `total_bytes` if they are known, until the returned value is dropped.
+    pub(super) fn show_progress(&self, verb: &'static str, total_bytes: Option<u64>) -> Progress {
+        let options = ProgressOptions {
+            verb,
+            total_bytes,
+            work: Work::Written,
+            stats: Arc::clone(&self.stats),
+        };
+        Progress::start(options, self.is_quiet || self.prints_entries)
+    }
+
     pub(super) fn report_summary(&self, summary: &Summary) {
         if !(self.is_quiet || self.dry_run) {
-            output::report_written(summary.entries, summary.bytes, self.start_time.elapsed());
+            progress::report_written(summary.entries, summary.bytes, self.start_time.elapsed());
         }
     }
 
@@ -209,7 +225,7 @@ pub(crate) fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
             summary.errors
         ));
     }
-    ExitCode::from(output::EXIT_FAILURE)
+    ExitCode::from(exit_status::FAILURE)
 }
 
 /// Prints entries and problems at once.

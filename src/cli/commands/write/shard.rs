@@ -182,7 +182,10 @@ fn write(
     let volume = open_indexed(source, archive, &tree, &network, &output, "shards need")?;
     let count = shard.map_or(1, |shard| shard.count);
     let (archive, index, plan) = shards::plan_of(&*volume, count)?;
+    let bytes = shard.and_then(|shard| plan.shards().get(shard.number.checked_sub(1)? as usize));
+    let bytes = bytes.map(|shard| shard.bytes);
     output.end(output.to_disk("run the same command again", None, |sink| {
+        let _progress = output.show_progress("writing", bytes);
         let (read, finished) = match shard {
             Some(shard) => sink.write_shard(archive, &index, &plan, shard.number),
             None => sink.finish_shards(&*volume, &index, &Version::of(archive)),

@@ -222,6 +222,7 @@ impl SyncArgs {
             return Ok(exit_code(is_whole, &Summary::default()));
         }
         output.to_disk("run the same command again", None, |sink| {
+            let _progress = output.show_progress("updating", None);
             let (complete, finished) = write(sink, delete);
             (complete.map(|complete| complete && is_whole), finished)
         })

@@ -19,6 +19,7 @@ use signal_hook::flag;
 use signal_hook::low_level::{emulate_default_handler, pipe};
 
 use crate::cli::daemon::sd_notify::ServiceManager;
+use crate::cli::exit_status;
 use crate::cli::ui::{cleanup_on_signal, output};
 
 /// A worker that dies within this time of a forwarded signal may not have received it.
@@ -126,14 +127,14 @@ impl ForegroundSupervisor {
 
     pub(super) fn exit_code(&self, status: Option<ExitStatus>) -> ExitCode {
         if let Some(code) = status.and_then(|status| status.code()) {
-            return ExitCode::from(u8::try_from(code).unwrap_or(output::EXIT_FAILURE));
+            return ExitCode::from(u8::try_from(code).unwrap_or(exit_status::FAILURE));
         }
         if let Some(signal) = self.stop_signal.get() {
             // End by the same signal, as without a supervisor. Signals do not kill PID 1 of a namespace.
             if std::process::id() != 1 {
                 drop(emulate_default_handler(signal));
             }
-            return ExitCode::from(u8::try_from(128 + signal).unwrap_or(output::EXIT_FAILURE));
+            return ExitCode::from(u8::try_from(128 + signal).unwrap_or(exit_status::FAILURE));
         }
         output::print_failure(&match status.and_then(|status| status.signal()) {
             Some(signal) => {
