@@ -6,6 +6,7 @@ mod command_line;
 mod commands;
 mod completion;
 mod daemon;
+mod destination;
 mod environment;
 mod exit_status;
 mod help;

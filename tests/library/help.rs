@@ -133,6 +133,7 @@ fn man_pages_list_each_variable_that_is_read() {
     let code = sources(".rs");
     let is_name = |word: &str| {
         word.contains('_')
+            && !word.ends_with('_')
             && word.starts_with(|letter: char| letter.is_ascii_uppercase())
             && word
                 .bytes()
@@ -141,7 +142,7 @@ fn man_pages_list_each_variable_that_is_read() {
     let literals = code
         .lines()
         .flat_map(|line| line.split('"').skip(1).step_by(2));
-    let words = literals.flat_map(|text| text.split([' ', ',', '(', ')', '{', '}', ':', '$', '/']));
+    let words = literals.flat_map(|text| text.split([' ', ',', '(', ')', ':', '$', '/']));
     let mut read: BTreeSet<_> = words.filter(|word| is_name(word)).collect();
     read.retain(|name| !OTHER.iter().any(|other| name.contains(other)));
     let single = code

@@ -8,7 +8,6 @@ pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod list;
 pub(crate) mod mount;
-pub(crate) mod mount_copy;
 pub(crate) mod profile;
 pub(crate) mod status;
 pub(crate) mod umount;

@@ -10,8 +10,8 @@ use anyhow::{Context, ensure};
 
 use super::args::{AtomicArg, DryRunArg, ExistingArgs, SelectionArgs, WriteArgs};
 use super::output::Output;
-use crate::cli::commands::mount_copy::resolve_destination;
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
+use crate::cli::destination::resolve_destination;
 use tarfs::materialize::{self, Materializer, Options, Staging};
 
 /// Arguments of `tarfs copy`.

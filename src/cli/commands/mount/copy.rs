@@ -1,14 +1,14 @@
 //! `tarfs mount --copy-to`: the copy on disk, for the mount and its status.
 
 use std::fs::File;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::ensure;
 
 use crate::cli::daemon::control_socket::CopyProgress;
 use crate::cli::daemon::opened_archive::OpenedArchive;
+use crate::cli::destination::resolve_destination;
 use tarfs::fuse::{self, BackingFiles, Mount};
 use tarfs::index::Ino;
 use tarfs::materialize::XattrFilter;
@@ -93,19 +93,6 @@ impl MountCopy {
         let refusal = mount.passthrough_disabled_reason();
         let refusal = refusal.map(|why| format!("no passthrough, this process reads files: {why}"));
         copy.into_iter().chain(refusal).collect()
-    }
-}
-
-/// Resolves symbolic links in `directory`, which may not exist yet.
-pub(super) fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
-    match std::fs::canonicalize(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let directory = std::path::absolute(directory)?;
-            let parent = directory.parent().unwrap_or(Path::new("/"));
-            let name = directory.file_name().unwrap_or_default();
-            Ok(std::fs::canonicalize(parent)?.join(name))
-        }
-        found => found,
     }
 }
 

@@ -1,0 +1,262 @@
+//! Requests to the processes of other mounts.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::messages::{MAX_RESPONSE_BYTES, Request, Response, Status, format_device};
+use super::{IO_TIMEOUT, check_private_dir, send_line, socket_name};
+use tarfs::index::{Index, MemoryLimit, TooMuchMemory, format};
+
+/// Timeout for the statuses of all mounts together.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for a process to exit after its unmount.
+const PROCESS_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub(crate) enum UmountOutcome {
+    /// The mount is gone and its process ended.
+    ProcessEnded,
+    /// The mount is gone, but its process has not ended.
+    ProcessRemains {
+        /// The process ID in its own PID namespace.
+        pid: u32,
+    },
+    /// The mount is gone here, but a bind mount, an overlay or a newer mount namespace still uses it.
+    InUseElsewhere {
+        pid: u32,
+    },
+    /// Nothing was unmounted, because another mount of the same tree is there, such as a bind mount.
+    OtherMount {
+        pid: u32,
+        /// A descriptor to wait for the end of the process, if available.
+        process: Option<OwnedFd>,
+    },
+    Failed {
+        error: String,
+        hint: Option<String>,
+    },
+}
+
+/// Returns the status of each mount with a socket in `directory`, by mountpoint. Removes other sockets.
+pub(crate) fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
+    let answers = StatusRequests::send(directory)?;
+    let mut statuses: Vec<_> = answers.map(|(_, status)| status).collect();
+    statuses.sort_by(|one, other| one.mountpoint_bytes().cmp(other.mountpoint_bytes()));
+    Ok(statuses)
+}
+
+/// Returns the first status that is `wanted` of the mounts with a socket in `directory`. Does not wait for the others.
+pub(crate) fn find_status(
+    directory: &Path,
+    wanted: impl Fn(&Status) -> bool,
+) -> io::Result<Option<Status>> {
+    let mut answers = StatusRequests::send(directory)?;
+    let found = answers.find(|(_, status)| wanted(status));
+    Ok(found.map(|(_, status)| status))
+}
+
+/// Requests for the statuses of all mounts, which are sent at once. Iterates over the answers as they arrive, each with
+/// its socket.
+pub(super) struct StatusRequests {
+    pub(super) pending: Vec<(PathBuf, BufReader<UnixStream>)>,
+    pub(super) deadline: Instant,
+}
+
+impl StatusRequests {
+    /// Asks all processes with a socket in `directory`. Removes the sockets of processes that have ended.
+    pub(super) fn send(directory: &Path) -> io::Result<Self> {
+        let mut pending = Vec::new();
+        for socket in list_sockets(directory)? {
+            if let Some(stream) = ask(&socket) {
+                pending.push((socket, stream));
+            }
+        }
+        Ok(Self {
+            pending,
+            deadline: Instant::now() + STATUS_TIMEOUT,
+        })
+    }
+
+    /// Waits until one of the processes answers; `None` if the rest does not answer in time.
+    fn wait(&self) -> Option<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok()?;
+        let streams = self.pending.iter().map(|(_, stream)| stream.get_ref());
+        let mut polled: Vec<_> = streams.map(|it| PollFd::new(it, PollFlags::IN)).collect();
+        if polled.is_empty() {
+            return None;
+        }
+        let count = retry_on_intr(|| poll(&mut polled, Some(&left))).ok()?;
+        if count == 0 {
+            for (socket, _) in &self.pending {
+                tracing::warn!(
+                    "{}: the process of this mount does not answer",
+                    socket.display()
+                );
+            }
+        }
+        polled.iter().position(|it| !it.revents().is_empty())
+    }
+}
+
+impl Iterator for StatusRequests {
+    type Item = (PathBuf, Status);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while let Some(number) = self.wait() {
+            let (socket, mut stream) = self.pending.swap_remove(number);
+            match read_response(&mut stream) {
+                Ok(Response::Status(status)) => return Some((socket, *status)),
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%error, socket = %socket.display(), "no status"),
+            }
+        }
+        None
+    }
+}
+
+/// Asks the process of the top mount on `mountpoint` to unmount, and waits. `None` without a socket.
+pub(crate) fn request_umount(
+    directory: &Path,
+    mountpoint: &Path,
+    force: bool,
+) -> io::Result<Option<UmountOutcome>> {
+    let top = tarfs::fuse::top_mount(mountpoint);
+    let mut answers = StatusRequests::send(directory)?;
+    let target = answers.find(|(_, status)| status.matches_top_mount(mountpoint, &top));
+    let Some((socket, status)) = target else {
+        return Ok(None);
+    };
+    let (pid, process) = (status.pid, open_pidfd(&socket, status.pid));
+    if status.is_another_mount(&top) {
+        return Ok(Some(UmountOutcome::OtherMount { pid, process }));
+    }
+    Ok(match send_request(&socket, Request::Umount { force })? {
+        Response::Unmounted {
+            elsewhere: true, ..
+        } => Some(UmountOutcome::InUseElsewhere { pid }),
+        Response::Unmounted { .. } => {
+            let has_ended = process.map_or(Ok(true), |process| {
+                wait_for_exit(&process, PROCESS_EXIT_TIMEOUT)
+            })?;
+            Some(if has_ended {
+                UmountOutcome::ProcessEnded
+            } else {
+                UmountOutcome::ProcessRemains { pid }
+            })
+        }
+        Response::Error { error, hint } => Some(UmountOutcome::Failed { error, hint }),
+        Response::Status(_) | Response::Index(_) | Response::IndexFollows { .. } => None,
+    })
+}
+
+/// Asks the process that serves the file system `device` for its index. `None` without a socket, or if the mount
+/// shows something else than the entries of a complete index.
+pub(crate) fn request_index(
+    directory: &Path,
+    device: (u32, u32),
+    limit: &MemoryLimit,
+) -> anyhow::Result<Option<Index>> {
+    let device = format_device(device);
+    let mut answers = StatusRequests::send(directory)?;
+    let Some((socket, _)) = answers.find(|(_, status)| status.device.as_ref() == Some(&device))
+    else {
+        return Ok(None);
+    };
+    let mut stream = request(UnixStream::connect(socket)?, Request::Index)?;
+    let Response::IndexFollows { index_bytes } = read_response(&mut stream)? else {
+        return Ok(None);
+    };
+    ensure!(
+        index_bytes <= limit.bytes(),
+        TooMuchMemory {
+            limit: limit.bytes()
+        }
+    );
+    Ok(Some(format::read(stream, index_bytes)?))
+}
+
+fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match check_private_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        checked => checked?,
+    }
+    let mut sockets = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "sock")
+        {
+            sockets.push(path);
+        }
+    }
+    Ok(sockets)
+}
+
+/// Asks for a status; `None` if no process listens.
+pub(super) fn ask(socket: &Path) -> Option<BufReader<UnixStream>> {
+    let asked = connect_at_once(socket).and_then(|stream| request(stream, Request::Status));
+    let asked = asked.inspect_err(|error| {
+        if error.kind() == ErrorKind::ConnectionRefused {
+            // The process died without removing its socket.
+            drop(fs::remove_file(socket));
+        }
+        tracing::debug!(%error, socket = %socket.display(), "no status");
+    });
+    asked.ok()
+}
+
+pub(super) fn send_request(socket: &Path, message: Request) -> io::Result<Response> {
+    read_response(&mut request(UnixStream::connect(socket)?, message)?)
+}
+
+pub(super) fn request(stream: UnixStream, message: Request) -> io::Result<BufReader<UnixStream>> {
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
+    send_line(&stream, &message)?;
+    Ok(BufReader::new(stream))
+}
+
+/// Connects without waiting for a process that accepts no connections.
+pub(super) fn connect_at_once(socket: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    let stream = UnixStream::from(stream);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+pub(super) fn read_response(stream: &mut BufReader<UnixStream>) -> io::Result<Response> {
+    let mut line = String::new();
+    stream.take(MAX_RESPONSE_BYTES).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+/// Opens the process behind a socket, to wait for its end. `None` if it is gone or of another PID namespace.
+pub(super) fn open_pidfd(socket: &Path, pid: u32) -> Option<OwnedFd> {
+    let namespace = |name: &str| Some(name.split_once('-')?.1.to_owned());
+    let name = socket.file_name()?.to_str()?;
+    if namespace(name) != namespace(&socket_name()) {
+        return None;
+    }
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// Waits until a process has ended; false after the timeout `time`.
+pub(crate) fn wait_for_exit(process: &OwnedFd, time: Duration) -> io::Result<bool> {
+    let deadline = Timespec::try_from(time).map_err(io::Error::other)?;
+    let mut ends = [PollFd::new(process, PollFlags::IN)];
+    Ok(poll(&mut ends, Some(&deadline))? > 0)
+}

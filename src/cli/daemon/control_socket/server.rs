@@ -1,0 +1,130 @@
+//! The control socket of this process's mount.
+
+use std::fs::{self, Permissions};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::net::{Shutdown, shutdown};
+
+use super::messages::{Request, Response};
+use super::{IO_TIMEOUT, create_private_dir, send_line, socket_name};
+use tarfs::index::{LazyIndex, format};
+use tarfs::internal::publish::publish;
+use tarfs::internal::thread::Thread;
+
+/// Maximum length of a request, far above the longest that exists.
+const MAX_REQUEST_BYTES: u64 = 4096;
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Control socket of this process's mount; removed when dropped.
+#[derive(Debug)]
+pub(crate) struct ControlSocket {
+    pub(super) path: PathBuf,
+    listener: Arc<UnixListener>,
+    is_stopping: Arc<AtomicBool>,
+    thread: Option<Thread<()>>,
+}
+
+impl ControlSocket {
+    /// Listens in `directory`, which it creates if needed, and answers one connection at a time on a thread.
+    pub(crate) fn serve(
+        directory: &Path,
+        handle_request: impl FnMut(Request) -> Response + Send + 'static,
+    ) -> io::Result<Self> {
+        create_private_dir(directory)?;
+        let path = directory.join(socket_name());
+        // A client removes a socket without a listener as stale. So it gets its name only once it listens.
+        let listener = publish(&path, |temporary| {
+            let listener = UnixListener::bind(temporary)?;
+            fs::set_permissions(temporary, Permissions::from_mode(0o600))?;
+            Ok(Arc::new(listener))
+        })?;
+        let is_stopping = Arc::new(AtomicBool::new(false));
+        let thread = Thread::spawn("tarfs-control", {
+            let (listener, is_stopping) = (Arc::clone(&listener), Arc::clone(&is_stopping));
+            move || accept_loop(&listener, &is_stopping, handle_request)
+        })?;
+        Ok(Self {
+            path,
+            listener,
+            is_stopping,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        self.is_stopping.store(true, Ordering::SeqCst);
+        // Wakes the thread even if the socket's file is gone, for example with the user's session.
+        if let Err(error) = shutdown(&self.listener, Shutdown::Both) {
+            tracing::warn!(%error, "the control socket stays open");
+        }
+        drop(self.thread.take());
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!(%error, "the control socket is gone already");
+        }
+    }
+}
+
+fn accept_loop(
+    listener: &UnixListener,
+    is_stopping: &AtomicBool,
+    mut handle_request: impl FnMut(Request) -> Response,
+) {
+    for stream in listener.incoming() {
+        if is_stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        let answered = match stream {
+            Ok(stream) => handle_connection(&stream, &mut handle_request),
+            Err(error) => {
+                // Without file descriptors, the client remains in the queue, so a retry at once would spin.
+                std::thread::sleep(ACCEPT_RETRY_DELAY);
+                Err(error)
+            }
+        };
+        if let Err(error) = answered {
+            tracing::debug!(%error, "a request failed");
+        }
+    }
+}
+
+fn handle_connection(
+    stream: &UnixStream,
+    handle_request: &mut impl FnMut(Request) -> Response,
+) -> io::Result<()> {
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
+    stream.set_write_timeout(Some(IO_TIMEOUT))?;
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_REQUEST_BYTES)).read_line(&mut line)?;
+    let mut response = match serde_json::from_str(&line) {
+        Ok(request) => handle_request(request),
+        Err(error) => Response::Error {
+            error: format!("not a request: {error}"),
+            hint: None,
+        },
+    };
+    if let Response::Status(status) = &mut response {
+        status.truncate_texts();
+    }
+    match response {
+        Response::Index(index) => send_index(stream, &index),
+        response => send_line(stream, &response),
+    }
+}
+
+fn send_index(stream: &UnixStream, index: &LazyIndex) -> io::Result<()> {
+    let locator = &index.origin().locator;
+    let written = index.read(|index| {
+        let index_bytes = format::len(index, locator);
+        send_line(stream, &Response::IndexFollows { index_bytes })?;
+        format::write(index, locator, stream)
+    });
+    written.map_err(io::Error::other)?
+}
