@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::commands::list::{chmod, chown, diff, du, find, ls, rm};
@@ -10,6 +10,7 @@ use super::commands::write::{copy, materialize, shard, sync};
 use super::commands::{
     bundle, cache, cat, generate, image, index, profile, status, umount, verify,
 };
+use super::ui::output;
 use super::{args, help};
 
 /// Mounts, lists and extracts remote tarballs without downloading them first.
@@ -96,6 +97,17 @@ pub(crate) fn without_secret(mut error: clap::Error) -> clap::Error {
         error.insert(ContextKind::InvalidValue, hidden);
     }
     error
+}
+
+/// Prints an error as all others are printed, or the help that the user asked for. Returns its kind.
+pub(crate) fn print_error(error: &clap::Error) -> ErrorKind {
+    let text = error.render().to_string();
+    match text.strip_prefix("error: ") {
+        Some(text) => output::print_error(text.trim_end()),
+        // Ignored: the terminal may be closed.
+        None => drop(error.print()),
+    }
+    error.kind()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ pub(crate) const FAILURE: u8 = 2;
 /// An invalid command line: `EX_USAGE` of sysexits(3).
 pub(crate) const USAGE: u8 = 64;
 
-/// What a status means for some verbs, or without names for all.
+/// Meaning of a status, and its verbs, or none for all.
 type Meaning = (&'static [&'static str], &'static str);
 
 const TABLE: [(&str, &[Meaning]); 5] = [

@@ -93,16 +93,8 @@ pub(crate) fn run() -> ExitCode {
 
 /// Prints the help that the user asked for, or the error in the command line.
 fn print_usage_error(error: &clap::Error) -> ExitCode {
-    let text = error.render().to_string();
-    match (error.kind(), text.strip_prefix("error: ")) {
-        (ErrorKind::DisplayHelp | ErrorKind::DisplayVersion, _) => {
-            // Ignored: the terminal may be closed.
-            drop(error.print());
-            return ExitCode::SUCCESS;
-        }
-        (_, Some(text)) => output::print_error(text.trim_end()),
-        // Help instead of a missing verb.
-        (_, None) => drop(error.print()),
+    match command_line::print_error(error) {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ => ExitCode::from(exit_status::USAGE),
     }
-    ExitCode::from(exit_status::USAGE)
 }

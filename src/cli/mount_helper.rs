@@ -202,9 +202,7 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
 
 /// Prints the error like that of any command line, and returns mount(8)'s exit code.
 fn print_usage_error(error: clap::Error) -> ExitCode {
-    let kind = error.kind();
-    drop(command_line::without_secret(error).print());
-    match kind {
+    match command_line::print_error(&command_line::without_secret(error)) {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
         _ => ExitCode::from(EX_USAGE),
     }

@@ -14,7 +14,7 @@ pub enum Drawing {
 }
 
 impl Drawing {
-    /// What is before a name, and before the names below it.
+    /// Lines before a name, and before the names below it.
     pub(super) fn branch(self, is_last: bool) -> (&'static str, &'static str) {
         match (self, is_last) {
             (Self::Unicode, false) => ("├── ", "│   "),

@@ -184,17 +184,12 @@ impl<T: Tree + Send + 'static> Lister<T> {
         self.output.write(&line)
     }
 
-    /// Writes the name of a directory, before its drawing.
-    pub fn write_root(&self, name: &[u8]) -> ControlFlow<()> {
-        let mut line = Vec::new();
-        self.columns.push_name(&mut line, name);
-        line.push(b'\n');
-        self.output.write(&line)
-    }
-
-    /// Writes the numbers of drawn directories and files.
+    /// Writes the numbers of drawn directories and files, if there is a drawing.
     pub fn write_counts(&self) -> ControlFlow<()> {
-        self.output.write(self.counts.line().as_bytes())
+        match self.options.drawing {
+            Some(_) => self.output.write(self.counts.line().as_bytes()),
+            None => ControlFlow::Continue(()),
+        }
     }
 
     /// The order of files as in a directory, unless that is the order in which they are stored.
@@ -231,6 +226,10 @@ impl<T: Tree + Send + 'static> Lister<T> {
         };
         let level = Level::at_start(start, &OpenLevels::new(&*self.tree, 1));
         let mut lines = Vec::new();
+        if self.options.drawing.is_some() {
+            self.columns.push_name(&mut lines, item.path());
+            lines.push(b'\n');
+        }
         let mut frames = vec![self.frame(level, path)];
         while let Some(frame) = frames.last_mut() {
             let Some(number) = frame.order.pop() else {

@@ -10,6 +10,7 @@ pub(crate) mod overlay_dirs;
 pub(crate) mod prefetch;
 pub(crate) mod privileges;
 pub(crate) mod prometheus;
+pub(crate) mod scratch_dir;
 pub(crate) mod sd_notify;
 pub(crate) mod status_source;
 pub(crate) mod supervisor;

@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use rustix::time::Timespec;
 
 use super::control_socket::OverlayStatus;
+use super::scratch_dir::remove_scratch;
 use super::supervisor::{SupervisorLink, TakeoverState};
 use crate::cli::args::MountArgs;
 use crate::cli::environment;
@@ -31,7 +32,6 @@ use tarfs::fuse::{
 use tarfs::internal::lock::{LockHolder, LockKind, lock as lock_file};
 use tarfs::internal::publish::random_suffix;
 use tarfs::layers::WhiteoutFormat;
-use tarfs::materialize;
 
 /// Time for which a dead process may still hold its lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -233,21 +233,6 @@ impl OverlayDirs {
                 .map_or("", |(cover, _)| cover.name())
                 .to_owned(),
         }
-    }
-}
-
-/// Removes a scratch directory if it exists, but no directory without the scratch prefix.
-pub(crate) fn remove_scratch(scratch: &Path) {
-    let (Some(parent), Some(name)) = (scratch.parent(), scratch.file_name()) else {
-        return;
-    };
-    if !name.as_bytes().starts_with(SCRATCH_PREFIX.as_bytes()) {
-        return;
-    }
-    let removed = File::open(parent).and_then(|parent| materialize::remove_tree(&parent, name));
-    if let Err(error) = removed {
-        let scratch = scratch.display();
-        tracing::warn!(%error, %scratch, "cannot remove the directory with the files written to the mount");
     }
 }
 

@@ -253,8 +253,7 @@ fn list<T: Tree + Send + 'static>(
     }
     lister.sort_items(&mut files);
     lister.sort_items(&mut directories);
-    let mut is_first = files.is_empty();
-    let mut are_open = true;
+    let (mut is_first, mut are_open) = (files.is_empty(), true);
     // In the format of another program the root has a line, too.
     let with_lines = if args.format.is_some() {
         &directories
@@ -272,9 +271,6 @@ fn list<T: Tree + Send + 'static>(
             break;
         }
         is_first = false;
-        if args.drawing && lister.write_root(item.path()).is_break() {
-            break;
-        }
         let prefix = open_place::without_slashes(path);
         let is_open = if lister.is_unordered() {
             let walked = place.walk(tree, &lister, (&item, prefix), ());
@@ -287,9 +283,6 @@ fn list<T: Tree + Send + 'static>(
             ControlFlow::Break(()) => break,
         }
     }
-    if args.drawing {
-        // A reader that has ended is no error.
-        let _ended = lister.write_counts();
-    }
+    let _ended = lister.write_counts();
     Ok(are_open)
 }

@@ -1,4 +1,4 @@
-//! Where a mount is served, and what the terminal is told.
+//! Where a mount is served, and its reports to the terminal.
 
 use std::io::{IsTerminal, stderr};
 

@@ -29,7 +29,8 @@ use rustix::process::{Pid, Signal};
 
 use super::daemonize::{self, LogTarget};
 use super::inherited_fds::InheritedFds;
-use super::{overlay_dirs, privileges};
+use super::privileges;
+use super::scratch_dir::remove_scratch;
 use crate::cli::args::MountArgs;
 use crate::cli::environment::Role;
 use crate::cli::ui::{cleanup_on_signal, logging};
@@ -230,7 +231,7 @@ impl Worker {
                 tarfs::fuse::unmount_dead_overlay(&directory.join(mountpoint), &lower);
             }
             if self.is_unused(scratch) {
-                overlay_dirs::remove_scratch(scratch);
+                remove_scratch(scratch);
             } else {
                 let scratch = scratch.display();
                 tracing::error!(%scratch, "this directory stays, because the mount may be in use");
