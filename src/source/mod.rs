@@ -45,7 +45,7 @@ pub(crate) use local::SourceDirectory;
 pub use local::{File, MemorySource, Pipe};
 pub use location::{Location, canonical_name, canonical_os_name, location_text, redact};
 #[doc(hidden)]
-pub use mirrors::{MirrorPlace, in_order, open as open_mirrors};
+pub use mirrors::{UnopenedMirror, in_order, open as open_mirrors};
 pub use network::{
     Certificates, CertificatesError, ClientCertificate, ClientCertificateError, Content,
     RawResponse, Transport, trust_only,

@@ -11,7 +11,7 @@ use url::Url;
 use super::client::authorizer::parse_headers;
 use super::credentials::{self, Netrc, ReloadedHeaders};
 use super::location::{canonical_name, location_text, redact};
-use super::mirrors::MirrorPlace;
+use super::mirrors::UnopenedMirror;
 use super::{
     Cause, Error, HeaderLoader, Http, Identity, Location, Options, Pipe, Revalidation, Source,
     Target, local, mirrors,
@@ -110,7 +110,7 @@ async fn open_mirrors(spec: &str, options: &Options) -> Result<Arc<dyn Source>, 
         let no_url = "mirrors and their SOURCE are URLs of servers or of objects";
         let no_url = || Error::new(redact(place), Cause::Malformed(no_url.to_owned()));
         let (target, options) = http_target(place, &own).await?.ok_or_else(no_url)?;
-        places.push(MirrorPlace {
+        places.push(UnopenedMirror {
             target,
             options,
             transport: None,

@@ -94,6 +94,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// Timeout without any byte, which leaves time for another attempt.
+    pub(crate) fn idle_limit(&self) -> Duration {
+        self.idle_timeout.min(self.timeout / 2)
+    }
+
     /// The options for `place` instead of the URL `original`: without its mirrors, and with the user's identity only if
     /// both are URLs of one origin.
     pub(crate) fn for_other(&self, place: &str, original: &str) -> Self {

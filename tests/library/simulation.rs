@@ -433,7 +433,7 @@ impl Farm {
     async fn open(&mut self) -> Arc<dyn Source> {
         if self.rng.below(2) == 0 {
             let nets = self.nets.iter().enumerate();
-            let places = nets.map(|(number, net)| source::MirrorPlace {
+            let places = nets.map(|(number, net)| source::UnopenedMirror {
                 target: self.target(number),
                 options: self.options.clone(),
                 transport: Some(Box::new(net.clone())),
@@ -797,7 +797,7 @@ fn mirror_that_was_down_is_opened_later() {
             let url = Url::parse("http://host/archive").expect("well-formed");
             let mut options = Options::default();
             options.retry.attempts = 1;
-            let places = [good, down].map(|net| source::MirrorPlace {
+            let places = [good, down].map(|net| source::UnopenedMirror {
                 target: url.clone().into(),
                 options: options.clone(),
                 transport: Some(Box::new(net)),

@@ -23,7 +23,6 @@ use self::authorizer::parse_headers;
 use self::response::ResponseHead;
 use self::via::VIA_TIMEOUT;
 use crate::base::sha256::Sha256;
-use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::source::location::is_in_own_network;
 use crate::source::network::{Content, RawResponse, Transport};
@@ -66,12 +65,7 @@ pub(crate) struct Client {
     bypasses_caches: bool,
     /// Whether the server refuses the condition of the version that it serves.
     omits_if_match: AtomicBool,
-    allows_insecure_redirects: bool,
-    /// Whether servers of the own network are refused.
-    is_public_only: bool,
-    /// Whether requests are sent at all.
-    revalidation: Revalidation,
-    stats: Arc<Stats>,
+    options: Options,
 }
 
 /// A request apart from the user's headers and credentials.
@@ -123,10 +117,7 @@ impl Client {
             via: options.via.clone(),
             bypasses_caches: false,
             omits_if_match: AtomicBool::default(),
-            allows_insecure_redirects: options.allow_insecure_redirects,
-            is_public_only: options.is_public_only,
-            revalidation: options.revalidation,
-            stats: Arc::clone(&options.stats),
+            options: options.clone(),
             original: target.url.clone(),
             authorizer: target.authorizer.clone(),
             redirect_authorizer: Mutex::default(),
@@ -145,16 +136,13 @@ impl Client {
             via: None,
             bypasses_caches: true,
             omits_if_match: AtomicBool::new(self.omits_if_match.load(Ordering::Relaxed)),
-            allows_insecure_redirects: self.allows_insecure_redirects,
-            is_public_only: self.is_public_only,
-            revalidation: self.revalidation,
-            stats: Arc::clone(&self.stats),
+            options: options.clone(),
         })
     }
 
     /// Whether the user forbids requests.
     fn is_offline(&self) -> bool {
-        self.revalidation == Revalidation::Never
+        self.options.revalidation == Revalidation::Never
     }
 
     /// Time to establish a connection; zero before the first one.
@@ -247,7 +235,7 @@ impl Client {
         let is_read = message.method == Method::GET;
         let mut url = message.url.clone();
         for _ in 0..=MAX_REDIRECTS {
-            if self.is_public_only && is_in_own_network(&url) {
+            if self.options.is_public_only && is_in_own_network(&url) {
                 let host = url.host_str().unwrap_or_default();
                 return Err(Cause::OwnNetwork(host.to_owned()));
             }
@@ -257,7 +245,7 @@ impl Client {
             let Some(target) = head.redirect.as_ref().filter(|_| is_followed) else {
                 return Ok((head, raw, url));
             };
-            let next = resolve_redirect(&url, target, self.allows_insecure_redirects)?;
+            let next = resolve_redirect(&url, target, self.options.allow_insecure_redirects)?;
             if !is_read && next.origin() != url.origin() {
                 let refused = "the server redirects the upload to another host";
                 return Err(Cause::Protocol(refused.to_owned()));
@@ -285,7 +273,7 @@ impl Client {
         }
         // A signature may be part of the query.
         let proxied = via.url(&request.url)?;
-        self.stats.source_requests.increment();
+        self.options.stats.source_requests.increment();
         let started = Instant::now();
         let getting = self
             .transport
@@ -313,7 +301,7 @@ impl Client {
     /// Sends requests to the origin for a while, because the caching proxy failed for `reason`.
     pub(crate) fn report_via_failure(&self, reason: &str) {
         if let Some(via) = self.via.as_ref().filter(|via| via.is_usable()) {
-            self.stats.source_via_failures.increment();
+            self.options.stats.source_via_failures.increment();
             let now = Instant::now();
             if via.block.lock().record_failure(now, Duration::ZERO) {
                 let name = redact(via.prefix.as_str());
@@ -336,7 +324,7 @@ impl Client {
             if let Some(authorizer) = authorizer {
                 authorizer.authorize(&mut request).await?;
             }
-            self.stats.source_requests.increment();
+            self.options.stats.source_requests.increment();
             let (method, headers) = (request.method.clone(), request.headers.clone());
             let body = message.content.map(UploadContent::body);
             let sent = self
@@ -367,7 +355,7 @@ impl Client {
                 && authorizer.should_resend(&request, &refusal).await?
             {
                 resends += 1;
-                self.stats.source_renewed_credentials.increment();
+                self.options.stats.source_renewed_credentials.increment();
                 continue;
             }
             if refusal.is_denial() {

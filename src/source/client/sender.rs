@@ -9,8 +9,8 @@ use reqwest::header::HeaderMap;
 
 use super::target::Target;
 use super::{Client, Message};
-use crate::source::http::{idle_timeout, repeat, silent_server};
 use crate::source::network::Transport;
+use crate::source::retry::attempts::repeat;
 use crate::source::retry::{Failure, Jitter};
 use crate::source::{Cause, Error, Options};
 
@@ -99,10 +99,10 @@ impl Sender {
         let mut exchange = std::pin::pin!(self.exchange(message, accepted));
         loop {
             let before = sent();
-            match tokio::time::timeout(idle_timeout(&self.options), &mut exchange).await {
+            match tokio::time::timeout(self.options.idle_limit(), &mut exchange).await {
                 Ok(done) => return done,
                 Err(_) if sent() > before => {}
-                Err(_) => return Err(silent_server().into()),
+                Err(_) => return Err(Cause::silent_server().into()),
             }
         }
     }

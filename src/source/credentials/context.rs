@@ -19,7 +19,6 @@ use crate::base::own_variables::own_variables;
 use crate::base::sync::Mutex;
 use crate::source::client::response::ResponseHead;
 use crate::source::client::{ServerError, unix_time};
-use crate::source::http::silent_server;
 use crate::source::network::NetworkTransport;
 use crate::source::retry::Failure;
 use crate::source::{Cause, Content, Options, Transport};
@@ -55,7 +54,7 @@ impl ProviderContext {
 
     /// As [`new`](Self::new), with requests through `transport`.
     pub(super) fn through(transport: &dyn Transport, options: &Options) -> Result<Self, Cause> {
-        let url = Url::parse("http://localhost").map_err(|_| silent_server())?;
+        let url = Url::parse("http://localhost").map_err(|_| Cause::silent_server())?;
         let made = || transport.reconnect(&url, options).map(OnceLock::from);
         Ok(Self::with_transports(options, made()?, made()?))
     }
@@ -286,12 +285,15 @@ impl Commands {
         };
         let done = tokio::time::timeout(COMMAND_TIMEOUT, running).await;
         let timed_out = || format!("{program}: no answer in {} s", COMMAND_TIMEOUT.as_secs());
-        let done = done.map_err(|_| self.exchange.fail(timed_out(), silent_server(), false))?;
+        let done = done.map_err(|_| {
+            self.exchange
+                .fail(timed_out(), Cause::silent_server(), false)
+        })?;
         let (stdout, stderr, status) = done.map_err(failed)?;
         let (stdout, status) = (within_limit(stdout)?, status.code().unwrap_or(-1));
         if status != 0 {
             let detail = format!("{program} ends with status {status}");
-            drop(self.exchange.fail(detail, silent_server(), false));
+            drop(self.exchange.fail(detail, Cause::silent_server(), false));
         }
         Ok(CommandOutput {
             status,
@@ -381,7 +383,7 @@ impl HttpSend for Requests {
         };
         let exchanged = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await;
         // A connection to a metadata server takes less.
-        let exchanged = exchanged.unwrap_or_else(|_| Err((true, silent_server())));
+        let exchanged = exchanged.unwrap_or_else(|_| Err((true, Cause::silent_server())));
         let (status, headers, body) = exchanged.map_err(|(is_connected, cause)| {
             self.exchange.fail_request(&host, cause, is_connected)
         })?;

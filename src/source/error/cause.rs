@@ -280,6 +280,14 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// The cause if a server does not answer, or stops sending.
+    pub(crate) fn silent_server() -> Self {
+        Self::Unreachable {
+            obstacle: Obstacle::Timeout,
+            detail: String::new(),
+        }
+    }
+
     /// The cause of a response with `status`, which is none of success, and its `Retry-After`.
     pub fn from_status(status: u16, retry_after: Option<Duration>) -> Self {
         match status {

@@ -9,7 +9,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::concurrency_limit::Permit;
-use super::receive::silent_server;
 use super::{Http, RangeResult};
 use crate::base::buffer_pool::Buffer;
 use crate::source::read_handle::ReadCommand;
@@ -212,7 +211,7 @@ impl<S: Servers> BufferFill<'_, S> {
                 let outcome = Outcome::Abandoned { was_in_flight };
                 servers.record(&server, history, started, outcome);
                 self.has_abandoned = true;
-                self.note_failure(silent_server().into(), server, left);
+                self.note_failure(Cause::silent_server().into(), server, left);
             }
             Attempt::Failed(mut failure) => {
                 failure.cause = failure.cause.after_open();
@@ -308,7 +307,10 @@ impl<S: Servers> BufferFill<'_, S> {
     /// Pauses after all servers failed; an error means that no further attempt should follow.
     async fn pause(&mut self) -> Result<(), Error> {
         let Some((failure, server)) = self.failure.take() else {
-            return Err(Error::new(self.servers.first().location(), silent_server()));
+            return Err(Error::new(
+                self.servers.first().location(),
+                Cause::silent_server(),
+            ));
         };
         let left = (self.buffer.len() - self.filled) as u64;
         let is_first = !std::mem::replace(&mut self.history.has_paused, true);

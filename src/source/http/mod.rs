@@ -27,7 +27,7 @@ use super::client::{Client, Response};
 use super::network::NetworkTransport;
 use super::read_handle::{Continuation, ResponseRest};
 use super::retry::Jitter;
-use super::retry::attempts::{Attempts, Failure, OutageLog, protocol_failure};
+use super::retry::attempts::{Attempts, Failure, OutageLog, protocol_failure, repeat};
 use super::{
     Access, Cause, Content, Error, Fingerprint, Location, Options, ReadHandle, Revalidation,
     Source, SourceInfo, Target, Transport, Validator,
@@ -35,8 +35,6 @@ use super::{
 use crate::base::buffer_pool::Buffer;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
-
-pub(super) use self::receive::{idle_timeout, silent_server};
 
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.
 const PREFIX_LEN: u64 = 64 << 10;
@@ -186,7 +184,7 @@ impl Http {
             resolved: Mutex::new(url),
             client,
             jitter,
-            idle_timeout: idle_timeout(&options),
+            idle_timeout: options.idle_limit(),
             limiter: ConcurrencyLimiter::new(
                 options.connections,
                 options.timeout,
@@ -239,7 +237,7 @@ impl Http {
                 () = tokio::time::sleep(left) => {}
             }
             if !read_handle.is_stream_read || self.stats.source_read_bytes.get() == received {
-                return Err(silent_server());
+                return Err(Cause::silent_server());
             }
         }
     }
@@ -376,7 +374,7 @@ impl Http {
             biased;
             response = self.send(range) => response?,
             () = permit.overtaken() => return Ok(None),
-            () = permit.wait_until_silent(self.idle_timeout) => return Err(silent_server().into()),
+            () = permit.wait_until_silent(self.idle_timeout) => return Err(Cause::silent_server().into()),
         };
         let Response { head, content, url } = response;
         permit.answered();
@@ -405,7 +403,7 @@ impl Http {
         tokio::select! {
             biased;
             filled = receive_piece(&mut rest, &self.stats) => filled?,
-            () = permit.wait_until_silent(self.idle_timeout) => return Err(silent_server().into()),
+            () = permit.wait_until_silent(self.idle_timeout) => return Err(Cause::silent_server().into()),
         }
         permit.received();
         let latency = sent.elapsed();
@@ -510,23 +508,6 @@ impl Http {
     }
 }
 
-/// Repeats `attempt` until it succeeds, with the pauses and timeouts of `options`. `progress` counts its bytes.
-///
-/// It does not wait for the end of an outage, because a wrong address should be reported soon.
-pub(super) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
-    location: &str,
-    options: &Options,
-    jitter: &Arc<Jitter>,
-    progress: &AtomicU64,
-    attempt: impl FnMut() -> A,
-) -> Result<T, Error> {
-    let progress = || progress.load(Ordering::Relaxed);
-    let mut attempts = Attempts::new(options, jitter, progress());
-    attempts.retry_state.retry.retries_outages = false;
-    let done = attempts.repeat(progress, 0, attempt).await;
-    done.map_err(|cause| attempts.retry_state.error(location, cause))
-}
-
 enum RangeResult {
     /// Bytes were received, and the rest, if any, must be requested.
     Part,
@@ -563,7 +544,7 @@ async fn probe(
     options: &Options,
     received: &AtomicU64,
 ) -> Result<ProbeResult, Failure> {
-    let idle = idle_timeout(options);
+    let idle = options.idle_limit();
     let sent = Instant::now();
     let ask =
         async |range| with_idle_timeout(idle, client.get(&client.original, range, None)).await;

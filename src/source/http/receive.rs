@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Buf;
 
 use crate::base::stats::Stats;
+use crate::source::Cause;
 use crate::source::client::response::ResponseHead;
 use crate::source::read_handle::ResponseRest;
-use crate::source::{Cause, Obstacle, Options};
 
 /// Length of the part in a 206. It must start as requested, and may be shorter.
 pub(super) fn part_len(
@@ -25,26 +25,13 @@ pub(super) fn part_len(
     usize::try_from(to - from).map_err(|_| Cause::Truncated)
 }
 
-/// Timeout without any byte, before a response and within it.
-pub(crate) fn idle_timeout(options: &Options) -> Duration {
-    options.idle_timeout.min(options.timeout / 2)
-}
-
-/// Error of a server that does not answer, or stopped sending.
-pub(crate) fn silent_server() -> Cause {
-    Cause::Unreachable {
-        obstacle: Obstacle::Timeout,
-        detail: String::new(),
-    }
-}
-
 /// Runs `work` with the timeout `limit`; as cancel safe as `work`.
 pub(super) async fn with_idle_timeout<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, Cause>>,
 ) -> Result<T, Cause> {
     let done = tokio::time::timeout(limit, work).await;
-    done.unwrap_or_else(|_| Err(silent_server()))
+    done.unwrap_or_else(|_| Err(Cause::silent_server()))
 }
 
 pub(super) async fn skip_to(

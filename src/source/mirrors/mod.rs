@@ -20,15 +20,14 @@ use tokio::time::{Instant, MissedTickBehavior};
 use self::load::{MirrorLoad, Progress};
 use self::senders::Senders;
 use super::http::fill::{Outcome, ReadHistory, Servers, fill_buffer};
-use super::http::silent_server;
 use super::retry::{LONG_BLOCK, min_block};
-use super::{Error, Http, IsIntact, ReadHandle, ReadMode, Reading, Source, SourceInfo};
+use super::{Cause, Error, Http, IsIntact, ReadHandle, ReadMode, Reading, Source, SourceInfo};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
 use crate::base::sync::Mutex;
 
 pub(super) use first_success::first_success;
-pub use open::{MirrorPlace, in_order, open};
+pub use open::{UnopenedMirror, in_order, open};
 
 /// Interval at which the progress of a read is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -180,7 +179,7 @@ impl Mirrors {
                 let (wrong, mut errors): (Vec<_>, Vec<_>) =
                     results.into_iter().partition(Result::is_ok);
                 let last = wrong.into_iter().next().or_else(|| errors.pop());
-                last.unwrap_or_else(|| Err(Error::new(self.location(), silent_server())))
+                last.unwrap_or_else(|| Err(Error::new(self.location(), Cause::silent_server())))
             }
         }
     }

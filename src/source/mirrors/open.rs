@@ -27,7 +27,7 @@ const SAMPLES: u64 = 5;
 
 /// A mirror that is not open.
 #[derive(Debug)]
-pub struct MirrorPlace {
+pub struct UnopenedMirror {
     /// Where it is.
     pub target: Target,
     /// Options for its requests.
@@ -36,7 +36,7 @@ pub struct MirrorPlace {
     pub transport: Option<Box<dyn Transport>>,
 }
 
-impl MirrorPlace {
+impl UnopenedMirror {
     async fn open(&self) -> Result<Http, Error> {
         let (target, options) = (self.target.clone(), self.options.clone());
         let Some(transport) = &self.transport else {
@@ -53,7 +53,7 @@ impl MirrorPlace {
 ///
 /// # Errors
 /// If none can be opened.
-pub async fn open(mut places: Vec<MirrorPlace>) -> Result<Arc<dyn Source>, Error> {
+pub async fn open(mut places: Vec<UnopenedMirror>) -> Result<Arc<dyn Source>, Error> {
     let (http, number) = open_first(&places).await?;
     let location = places.first().map(|place| place.target.location.clone());
     let location = location.unwrap_or_else(|| http.info().location.clone());
@@ -89,7 +89,7 @@ pub fn in_order(first: Http, others: Vec<Http>) -> Arc<dyn Source> {
 }
 
 /// Opens SOURCE, or the first mirror that answers with a range if SOURCE fails or is late. Also returns its number.
-async fn open_first(places: &[MirrorPlace]) -> Result<(Http, usize), Error> {
+async fn open_first(places: &[UnopenedMirror]) -> Result<(Http, usize), Error> {
     let mut opened = Vec::new();
     for (number, place) in places.iter().enumerate() {
         opened.push(async move {
@@ -117,7 +117,12 @@ async fn open_first(places: &[MirrorPlace]) -> Result<(Http, usize), Error> {
 }
 
 /// Opens the mirror at `place`, and adds it to `list` unless its bytes differ from those of `first`.
-async fn add_mirror(place: MirrorPlace, first: Arc<Mirror>, list: MirrorList, stats: Arc<Stats>) {
+async fn add_mirror(
+    place: UnopenedMirror,
+    first: Arc<Mirror>,
+    list: MirrorList,
+    stats: Arc<Stats>,
+) {
     let (place, first) = (&place, &first);
     let name = &place.target.location;
     let compared = || async move {

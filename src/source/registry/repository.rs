@@ -18,7 +18,6 @@ use crate::base::sha256::Sha256;
 use crate::source::client::authorizer::parse_headers;
 use crate::source::client::{Message, Sender};
 use crate::source::credentials::{PULL, PUSH, ProviderContext, RegistryLogin};
-use crate::source::http::silent_server;
 use crate::source::location::is_in_own_network;
 use crate::source::mirrors::{self, HEAD_START, first_success};
 use crate::source::network::NetworkTransport;
@@ -104,7 +103,7 @@ impl Repository {
     pub(crate) fn silent_error(&self) -> Error {
         let cause = match self.revalidation {
             Revalidation::Never => Cause::Offline,
-            _ => silent_server(),
+            _ => Cause::silent_server(),
         };
         Error::new(&self.name, cause)
     }

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -228,6 +228,23 @@ impl Attempts {
             }
         }
     }
+}
+
+/// Repeats `attempt` until it succeeds, with the pauses and timeouts of `options`. `progress` counts its bytes.
+///
+/// It does not wait for the end of an outage, because a wrong address should be reported soon.
+pub(crate) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
+    location: &str,
+    options: &Options,
+    jitter: &Arc<Jitter>,
+    progress: &AtomicU64,
+    attempt: impl FnMut() -> A,
+) -> Result<T, Error> {
+    let progress = || progress.load(Ordering::Relaxed);
+    let mut attempts = Attempts::new(options, jitter, progress());
+    attempts.retry_state.retry.retries_outages = false;
+    let done = attempts.repeat(progress, 0, attempt).await;
+    done.map_err(|cause| attempts.retry_state.error(location, cause))
 }
 
 /// Logs the first failed read and the first success after it. Failures in between are not logged.
