@@ -530,7 +530,7 @@ impl OpenContext {
 
     /// Returns the keys of all saved indexes of `url`, and when they were last used; none of a path.
     pub(super) fn saved_indexes(&self, url: &str) -> Vec<(Locator, SystemTime)> {
-        let Some(locator) = source::locator(url, &self.source) else {
+        let Some(locator) = source::canonical_location(url, &self.source) else {
             return Vec::new();
         };
         let store = self.archive.cache_dir.as_deref().map(Store::new);

@@ -163,41 +163,41 @@ fn translated_address(ip: Ipv6Addr) -> Option<Ipv4Addr> {
 /// Locator and display name of a source.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Location {
-    locator: String,
+    canonical: String,
     display: String,
 }
 
 impl Location {
-    /// Location of `url`. The locator is the URL without user, password, fragment and signing parameters. Of
+    /// Location of `url`. The canonical one is the URL without user, password, fragment and signing parameters. Of
     /// the other parameters it has only a hash, because it is saved and secrets can have unknown names.
     pub fn from_url(url: &Url) -> Self {
         Self {
-            locator: locator(url),
+            canonical: canonical(url),
             display: display(url),
         }
     }
 
     /// Location of the file `ino` on `dev` that the user calls `name`.
     pub fn from_file(name: &str, dev: u64, ino: u64) -> Self {
-        Self::with_locator(name, format!("file:{dev}:{ino}"))
+        Self::with_canonical(name, format!("file:{dev}:{ino}"))
     }
 
     /// Location that has only a name, such as standard input.
     pub fn from_name(name: &str) -> Self {
-        Self::with_locator(name, format!("name:{name}"))
+        Self::with_canonical(name, format!("name:{name}"))
     }
 
-    /// Location with the display name `name` and the given `locator`.
-    pub fn with_locator(name: &str, locator: String) -> Self {
+    /// Location with the display name `name` and the canonical location `canonical`.
+    pub fn with_canonical(name: &str, canonical: String) -> Self {
         Self {
-            locator,
+            canonical,
             display: name.to_owned(),
         }
     }
 
     /// Key of saved state, the same for every user of the same place.
-    pub fn locator(&self) -> &str {
-        &self.locator
+    pub fn canonical(&self) -> &str {
+        &self.canonical
     }
 
     /// Name that may be shown to anyone.
@@ -270,7 +270,7 @@ fn redact_parts(spec: &str) -> String {
     parts.collect::<Vec<_>>().join(",")
 }
 
-fn locator(url: &Url) -> String {
+fn canonical(url: &Url) -> String {
     let mut url = without_user(url);
     url.set_fragment(None);
     let kept: Vec<&str> = url
@@ -378,30 +378,34 @@ mod tests {
         let tomorrow = at(
             "https://b.s3.amazonaws.com/a.tar?versionId=7&X-Amz-Date=20260102T0&X-Amz-Signature=def",
         );
-        assert_eq!(today.locator(), tomorrow.locator());
+        assert_eq!(today.canonical(), tomorrow.canonical());
         let hidden = "https://b.s3.amazonaws.com/a.tar?…";
-        assert!(today.locator().starts_with(hidden), "{}", today.locator());
-        assert_eq!(today.locator().len(), hidden.len() + HASH_DIGITS);
+        assert!(
+            today.canonical().starts_with(hidden),
+            "{}",
+            today.canonical()
+        );
+        assert_eq!(today.canonical().len(), hidden.len() + HASH_DIGITS);
         let azure =
             at("https://x.blob.core.windows.net/c/a.tar?sv=2020&se=2026&sr=b&sp=r&sig=abc%3D");
-        assert_eq!(azure.locator(), "https://x.blob.core.windows.net/c/a.tar");
+        assert_eq!(azure.canonical(), "https://x.blob.core.windows.net/c/a.tar");
     }
 
     // Promises: index-found
     #[test]
     fn locator_hashes_other_query_parameters_in_order() {
-        let locator = |query: &str| at(&format!("http://h/d?{query}")).locator().to_owned();
-        assert_eq!(locator("id=2&b=1&sig=3"), locator("id=2&sig=4&b=1"));
+        let canonical = |query: &str| at(&format!("http://h/d?{query}")).canonical().to_owned();
+        assert_eq!(canonical("id=2&b=1&sig=3"), canonical("id=2&sig=4&b=1"));
         for other in ["b=1&id=2", "id=2", "id=3&b=1", "id=2&b=1&c"] {
-            assert_ne!(locator("id=2&b=1"), locator(other), "{other}");
+            assert_ne!(canonical("id=2&b=1"), canonical(other), "{other}");
         }
-        assert!(!locator("id=2&apikey=hidden").contains("hidden"));
+        assert!(!canonical("id=2&apikey=hidden").contains("hidden"));
     }
 
     #[test]
     fn locator_is_of_the_normalised_url() {
         assert_eq!(
-            at("HTTP://me:secret@Host:80/a/../b#part").locator(),
+            at("HTTP://me:secret@Host:80/a/../b#part").canonical(),
             "http://host/b"
         );
     }

@@ -50,8 +50,8 @@ pub use network::{
     Certificates, CertificatesError, ClientCertificate, ClientCertificateError, Content,
     RawResponse, Transport, trust_only,
 };
+pub use open::{canonical_location, local_path, open, own_name};
 pub(crate) use open::{lacks_scheme, open_beside};
-pub use open::{local_path, locator, open, own_name};
 pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, Options, Revalidation};
 pub(crate) use parts::{Join, Slice};
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
@@ -96,8 +96,8 @@ pub trait Source: Send + Sync + fmt::Debug {
     }
 
     /// Key of saved state, together with the fingerprint. It is the same for the same place.
-    fn locator(&self) -> &str {
-        self.info().location.locator()
+    fn canonical_location(&self) -> &str {
+        self.info().location.canonical()
     }
 
     /// Version and length of the bytes.

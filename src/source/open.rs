@@ -181,15 +181,15 @@ async fn authorized_target(url: Url, identity: &Identity) -> Result<Target, Caus
     Ok(target)
 }
 
-/// Returns the locator of the URL `spec` (see [`Source::locator`]); `None` for a path.
-pub fn locator(spec: &str, options: &Options) -> Option<String> {
+/// Returns the canonical location of the URL `spec` (see [`Source::canonical_location`]); `None` for a path.
+pub fn canonical_location(spec: &str, options: &Options) -> Option<String> {
     let spec = &*canonical_name(spec);
     if let Some(location) = credentials::object_location(spec, options) {
-        return Some(location.locator().to_owned());
+        return Some(location.canonical().to_owned());
     }
     let url = Url::parse(spec).ok()?;
     let is_remote = matches!(url.scheme(), "http" | "https");
-    is_remote.then(|| Location::from_url(&url).locator().to_owned())
+    is_remote.then(|| Location::from_url(&url).canonical().to_owned())
 }
 
 async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Error> {

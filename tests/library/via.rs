@@ -87,8 +87,8 @@ fn caching_proxy_serves_all_but_the_first_request() {
     assert_eq!(proxied.proxy.requests(&proxied.path).len(), 3);
     // Saved state is that of the origin.
     let url = proxied.origin.url("/a?versionId=1");
-    let other = source::locator(&url, &Options::default());
-    assert_eq!(Some(source.locator()), other.as_deref());
+    let other = source::canonical_location(&url, &Options::default());
+    assert_eq!(Some(source.canonical_location()), other.as_deref());
 }
 
 // Promises: via-secrets

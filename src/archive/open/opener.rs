@@ -57,7 +57,7 @@ pub(crate) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
         Some(WhiteoutFormat::Overlay | WhiteoutFormat::Keep) => " layer=other",
     };
     Locator {
-        canonical: source.locator().to_owned(),
+        canonical: source.canonical_location().to_owned(),
         fingerprint: source.fingerprint().to_string(),
         options: format!(
             "compression={} ignore-zeros={} allow-truncated={}{layer}",

@@ -62,12 +62,12 @@ impl Archive {
             return Ok(Arc::new(Slice::new(whole, extent, name)?));
         }
         let whole = self.source();
-        let place = format!("file:{}:{}", ino.0, whole.locator());
+        let place = format!("file:{}:{}", ino.0, whole.canonical_location());
         Ok(Arc::new(MemberSource {
             archive: Arc::clone(self),
             ino,
             info: SourceInfo {
-                location: Location::with_locator(name, place),
+                location: Location::with_canonical(name, place),
                 fingerprint: Fingerprint {
                     len: Some(size),
                     // The locator identifies the file.

@@ -192,8 +192,8 @@ impl<'a> Object<'a> {
         let hash = blake3::hash(name.as_bytes()).to_hex();
         let hash = hash.get(..HASH_DIGITS).unwrap_or_default();
         let endpoint = endpoint.text.as_deref().unwrap_or_default();
-        let locator = format!("{}@{}#{hash}", redact(&name), redact(endpoint));
-        Location::with_locator(&redact(spec), locator)
+        let canonical = format!("{}@{}#{hash}", redact(&name), redact(endpoint));
+        Location::with_canonical(&redact(spec), canonical)
     }
 }
 
@@ -358,16 +358,16 @@ mod tests {
     // Promises: store-azure, store-hadoop
     #[test]
     fn both_names_of_a_blob_are_one_object() {
-        let locator = |spec: &str| {
+        let canonical = |spec: &str| {
             let object = Object::parse(spec)?.ok()?;
             let endpoint = Endpoint::new(None, || None);
-            Some(object.location(spec, &endpoint).locator().to_owned())
+            Some(object.location(spec, &endpoint).canonical().to_owned())
         };
-        let locator_of_blob = locator("az://me/data/a/b.tar");
-        assert!(locator_of_blob.is_some());
+        let canonical_of_blob = canonical("az://me/data/a/b.tar");
+        assert!(canonical_of_blob.is_some());
         for scheme in ["abfs", "abfss"] {
             let name = format!("{scheme}://data@me.dfs.core.windows.net/a/b.tar");
-            assert_eq!(locator(&name), locator_of_blob);
+            assert_eq!(canonical(&name), canonical_of_blob);
         }
         for name in [
             "az://me/data",
@@ -379,17 +379,17 @@ mod tests {
             "abfss://me.dfs.core.windows.net/a",
             "abfss://a:b@me.dfs.core.windows.net/a",
         ] {
-            assert_eq!(locator(name), None, "{name}");
+            assert_eq!(canonical(name), None, "{name}");
         }
-        assert_ne!(locator("az://me/$web/a/b.tar"), None);
+        assert_ne!(canonical("az://me/$web/a/b.tar"), None);
         let blob = "abfss://data@me.blob.core.windows.net/a/b.tar";
-        assert_eq!(locator(blob), locator_of_blob);
+        assert_eq!(canonical(blob), canonical_of_blob);
         for cloud in AZURE_CLOUDS.iter().skip(1) {
-            let other = locator(&format!("abfss://data@me.dfs.{cloud}/a/b.tar"));
-            assert!(other.is_some() && other != locator_of_blob, "{cloud}");
+            let other = canonical(&format!("abfss://data@me.dfs.{cloud}/a/b.tar"));
+            assert!(other.is_some() && other != canonical_of_blob, "{cloud}");
         }
-        let version = locator("az://me/data/a/b.tar?versionid=1");
-        assert!(version.is_some_and(|version| Some(version) != locator_of_blob));
+        let version = canonical("az://me/data/a/b.tar?versionid=1");
+        assert!(version.is_some_and(|version| Some(version) != canonical_of_blob));
     }
 
     // Promises: store-azure

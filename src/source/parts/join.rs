@@ -56,12 +56,12 @@ impl Join {
             Error::new("the joined source", empty)
         })?;
         let name = format!("join:{},…", first.source.location());
-        let locators = joined.iter().map(|part| part.source.locator());
-        let locator = format!("join:{}", hash_texts(locators));
+        let locators = joined.iter().map(|part| part.source.canonical_location());
+        let canonical = format!("join:{}", hash_texts(locators));
         let versions = joined.iter().map(|part| part.source.fingerprint().clone());
         Ok(Self {
             info: SourceInfo {
-                location: Location::with_locator(&name, locator),
+                location: Location::with_canonical(&name, canonical),
                 fingerprint: Fingerprint {
                     len: Some(len),
                     validator: Validator::Joined(versions.collect()),

@@ -22,7 +22,7 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    /// The bytes `extent` of `whole`, named `name`, with a locator and version derived from it.
+    /// The bytes `extent` of `whole`, named `name`, with a canonical location and a version derived from it.
     ///
     /// # Errors
     /// If `whole` can be read only once, has no known length, or ends before `extent` does.
@@ -43,10 +43,14 @@ impl Slice {
             return refused(Cause::Truncated);
         }
         let start = extent.start().0;
-        let place = format!("part:{start}+{}:{}", extent.len(), whole.locator());
+        let place = format!(
+            "part:{start}+{}:{}",
+            extent.len(),
+            whole.canonical_location()
+        );
         Ok(Self {
             info: SourceInfo {
-                location: Location::with_locator(name, place),
+                location: Location::with_canonical(name, place),
                 fingerprint: Fingerprint {
                     len: Some(extent.len()),
                     validator: Validator::Part {
@@ -61,11 +65,11 @@ impl Slice {
         })
     }
 
-    /// Pins the slice by the trusted digest of its bytes, which becomes its locator. A reader of all bytes
+    /// Pins the slice by the trusted digest of its bytes, which becomes its canonical location. A reader of all bytes
     /// compares the digest.
     #[must_use]
     pub(crate) fn with_digest(mut self, sha256: Sha256) -> Self {
-        let location = Location::with_locator(self.location(), format!("sha256:{sha256}"));
+        let location = Location::with_canonical(self.location(), format!("sha256:{sha256}"));
         self.info.location = location;
         self.info.fingerprint.validator = Validator::Digest(sha256);
         self
@@ -202,7 +206,7 @@ mod tests {
     #[test]
     fn slice_is_identified_by_offset_and_version_or_by_digest() {
         let (one, other) = (slice(3, 4).expect("one"), slice(4, 4).expect("another"));
-        assert_ne!(one.locator(), other.locator());
+        assert_ne!(one.canonical_location(), other.canonical_location());
         assert_ne!(
             one.fingerprint().to_string(),
             other.fingerprint().to_string()
@@ -210,7 +214,7 @@ mod tests {
         assert!(!one.fingerprint().is_strong(), "the whole is not");
         let digest = Sha256([7; 32]);
         let (one, other) = (one.with_digest(digest), other.with_digest(digest));
-        assert_eq!(one.locator(), other.locator());
+        assert_eq!(one.canonical_location(), other.canonical_location());
         assert_eq!(one.fingerprint(), other.fingerprint());
         assert!(one.fingerprint().is_strong());
     }
@@ -221,7 +225,7 @@ mod tests {
         let named = || slice(3, 4).expect("inside").with_digest(Sha256([7; 32]));
         let text = |part: &Slice| part.fingerprint().to_string();
         let part = named().with_plain_digest(Sha256([8; 32]));
-        assert_eq!(part.locator(), named().locator());
+        assert_eq!(part.canonical_location(), named().canonical_location());
         assert_ne!(text(&part), text(&named()));
         assert_ne!(
             text(&part),

@@ -387,7 +387,7 @@ impl Server {
     fn target(&self, name: &str, kind: &str, id: &str) -> Target {
         let target = Target::from(self.url(kind, id));
         Target {
-            location: Location::with_locator(name, target.location.locator().to_owned()),
+            location: Location::with_canonical(name, target.location.canonical().to_owned()),
             headers: Some(self.headers.clone()),
             authorizer: Some(Arc::clone(&self.login) as Arc<dyn Authorizer>),
             ..target

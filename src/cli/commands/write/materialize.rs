@@ -478,7 +478,7 @@ impl Run<'_> {
         format!(
             "{} {} {} {:?} {:?} {:?} {:?}",
             env!("CARGO_PKG_VERSION"),
-            source.locator(),
+            source.canonical_location(),
             source.fingerprint(),
             (scan.compression, scan.tar.ignore_zeros),
             options.selection,
