@@ -65,7 +65,7 @@ pub(crate) struct Client {
     bypasses_caches: bool,
     /// Whether the server refuses the condition of the version that it serves.
     omits_if_match: AtomicBool,
-    options: Options,
+    options: Box<Options>,
 }
 
 /// A request apart from the user's headers and credentials.
@@ -117,7 +117,7 @@ impl Client {
             via: options.via.clone(),
             bypasses_caches: false,
             omits_if_match: AtomicBool::default(),
-            options: options.clone(),
+            options: Box::new(options.clone()),
             original: target.url.clone(),
             authorizer: target.authorizer.clone(),
             redirect_authorizer: Mutex::default(),
@@ -136,7 +136,7 @@ impl Client {
             via: None,
             bypasses_caches: true,
             omits_if_match: AtomicBool::new(self.omits_if_match.load(Ordering::Relaxed)),
-            options: options.clone(),
+            options: Box::new(options.clone()),
         })
     }
 
