@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::interface::{Batch, Content, FileKind, Metadata, Name, Tree};
 use super::item::{Item, Place};
-use super::parallel_walk::{Level, OpenLevels, Start, Visit, Visitor, walk_parallel};
+use super::walk::{Level, OpenLevels, Start, Visit, Visitor, walk_parallel};
 
 /// Trees of which a comparison keeps directories open.
 const OPEN_TREES: usize = 2;

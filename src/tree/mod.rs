@@ -10,8 +10,8 @@ mod interface;
 mod item;
 mod mode;
 mod output;
-mod parallel_walk;
 mod remove;
+mod walk;
 
 pub use compare::{Comparison, Difference, Differences, Pair, Property};
 pub use directory_tree::{DirectoryTree, OpenDirectory, metadata_of};
@@ -23,6 +23,6 @@ pub use item::{Item, Place};
 pub use mode::apply_mode;
 pub(crate) use mode::{ALL_MODE_BITS, mode_string, type_letter};
 pub use output::SharedOutput;
-pub(crate) use parallel_walk::OpenLevels;
-pub use parallel_walk::{Level, Start, Visit, Visitor, walk_parallel};
 pub use remove::{RemovalLog, RemoveOptions, Removed, Remover, remove_tree};
+pub(crate) use walk::OpenLevels;
+pub use walk::{Level, Start, Visit, Visitor, walk_parallel};

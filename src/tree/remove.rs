@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::directory_tree::{DirectoryTree, OpenDirectory};
 use super::interface::{FileKind, Name, Tree};
-use super::parallel_walk::{CALL_CHUNK, Level, Start, Visit, Visitor, walk_parallel};
+use super::walk::{CALL_CHUNK, Level, Start, Visit, Visitor, walk_parallel};
 use crate::base::mount_point::is_mount;
 use crate::base::sync::Mutex;
 

@@ -134,10 +134,7 @@ const PURE_LAYERS: &[(&str, &[&str])] = &[
     ("tar", &[]),
     ("index", &["store"]),
     ("layers", &["open.rs"]),
-    (
-        "tree",
-        &["directory_tree.rs", "parallel_walk.rs", "remove.rs"],
-    ),
+    ("tree", &["directory_tree.rs", "parallel.rs", "remove.rs"]),
     ("list", &[]),
 ];
 const IMPURITIES: &[&str] = &[

@@ -8,6 +8,7 @@
 //! names and attributes and a row in the [`Ledger`](ledger::Ledger), which each open compares with it. The
 //! archive's reader has verified the bytes.
 
+mod bit_set;
 mod copy;
 mod directory;
 mod ledger;

@@ -14,6 +14,7 @@ use rustix::fs::{AtFlags, fstat};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3Default;
 
+use super::bit_set::BitSet;
 use super::directory::is_file;
 use super::ledger::{Ledger, LedgerRow};
 use super::plan::{CopyPlan, Name};
@@ -646,55 +647,5 @@ impl Reporter for LogReporter {
 
     fn warning(&self, text: &str) {
         tracing::warn!(text, "problem in the copy");
-    }
-}
-
-/// A set of numbers from 0 to the last one, which many threads read and change.
-#[derive(Debug)]
-pub(super) struct BitSet(Vec<AtomicU64>);
-
-impl BitSet {
-    pub(super) fn new(last: u32) -> Self {
-        let words = last as usize / 64 + 1;
-        Self((0..words).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    pub(super) fn contains(&self, number: u32) -> bool {
-        let word = self.word(number);
-        word.is_some_and(|word| word.load(Ordering::Acquire) & bit(number) != 0)
-    }
-
-    /// Returns whether `number` is new.
-    pub(super) fn insert(&self, number: u32) -> bool {
-        let word = self.word(number);
-        word.is_some_and(|word| word.fetch_or(bit(number), Ordering::AcqRel) & bit(number) == 0)
-    }
-
-    /// Returns whether the set contained `number`.
-    pub(super) fn remove(&self, number: u32) -> bool {
-        let word = self.word(number);
-        word.is_some_and(|word| word.fetch_and(!bit(number), Ordering::AcqRel) & bit(number) != 0)
-    }
-
-    fn word(&self, number: u32) -> Option<&AtomicU64> {
-        self.0.get(number as usize / 64)
-    }
-}
-
-fn bit(number: u32) -> u64 {
-    1 << (number % 64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bit_set_inserts_and_removes_only_numbers_in_range() {
-        let bits = BitSet::new(64);
-        assert!(bits.insert(64) && !bits.insert(64) && bits.insert(0));
-        assert!(bits.contains(64) && bits.contains(0) && !bits.contains(63));
-        assert!(bits.remove(64) && !bits.remove(64) && !bits.contains(64));
-        assert!(!bits.insert(128) && !bits.contains(128) && !bits.remove(128));
     }
 }
