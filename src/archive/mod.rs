@@ -130,7 +130,7 @@ impl Archive {
 
     /// Returns the source of the packed bytes.
     pub fn source(&self) -> &Arc<dyn Source> {
-        &self.reader.source
+        self.reader.packed.source()
     }
 
     /// Returns the counters of work done so far.
@@ -186,7 +186,7 @@ impl Archive {
 
     /// Why the disk cache is incomplete, in words for the user.
     pub fn disk_cache_problem(&self) -> Option<String> {
-        let problem = self.reader.disk_cache.as_ref()?.problem_text()?;
+        let problem = self.reader.spans.disk()?.problem_text()?;
         Some(format!(
             "the disk cache is incomplete ({problem}); missing data is decoded again when read"
         ))
@@ -194,12 +194,12 @@ impl Archive {
 
     /// Current disk usage of cached spans; `None` without a disk cache.
     pub fn disk_cache_use(&self) -> Option<DiskCacheUsage> {
-        Some(self.reader.disk_cache.as_ref()?.disk_usage())
+        Some(self.reader.spans.disk()?.disk_usage())
     }
 
     /// Bytes of spans that are cached in memory now.
     pub fn cached_bytes(&self) -> u64 {
-        self.reader.span_cache.cached_bytes()
+        self.reader.spans.memory().cached_bytes()
     }
 
     /// Whether prefetch has handled all reads reported to it. Pushes to the page cache may still be pending.
@@ -219,7 +219,7 @@ impl Archive {
     /// When the source is unavailable, or the index is damaged.
     pub fn stream(&self, extent: Extent<Plain>) -> Result<Option<PlainStream<'_>>, ReadError> {
         let reader = &self.reader;
-        if reader.header_checks.is_some() || reader.source.access() == Access::Stream {
+        if reader.header_checks.is_some() || reader.packed.source().access() == Access::Stream {
             return Ok(None);
         }
         reader.stream(extent).map(Some)

@@ -117,14 +117,14 @@ impl ScanThread {
         let lendable = reader.budget.reclaimable_bytes().min(scan_memory);
         let reads = borrow_memory(reader.budget.clone(), lendable);
         let lent = options.budget().borrowed_span_bytes();
-        let spans = borrow_memory(reader.span_cache.clone(), lent);
+        let spans = borrow_memory(reader.spans.memory().clone(), lent);
         let mut sink = self.index_sink(disk_cache_writer);
         let scan_options = scan::Options {
             spans: true,
             memory: scan_memory,
             readers: Some(reader.broker.clone()),
             reclaimers: match lent {
-                0 => vec![Arc::new(reader.span_cache.clone())],
+                0 => vec![Arc::new(reader.spans.memory().clone())],
                 _ => Vec::new(),
             },
             ..options.scan.clone()
@@ -158,8 +158,8 @@ impl ScanThread {
             live_index: &reader.live_index,
             packed_bytes: self.opener.source.fingerprint().len,
             is_cancelled: &self.shared.is_cancelled,
-            span_cache: caches_spans.then_some(&reader.span_cache),
-            span_owner: reader.span_owner,
+            span_cache: caches_spans.then_some(reader.spans.memory()),
+            span_owner: reader.spans.owner(),
             lag_limit: &reader.lag_limit,
             disk_cache_writer,
             span_bytes: None,
@@ -205,7 +205,7 @@ impl ScanThread {
         summary: &Summary,
         notes: &mut Vec<String>,
     ) -> Result<(), OpenError> {
-        let Some(disk_cache) = &self.reader.disk_cache else {
+        let Some(disk_cache) = self.reader.spans.disk() else {
             return Ok(());
         };
         if self.opener.source.access() == Access::Stream {

@@ -52,7 +52,7 @@ impl Opener {
         let mut reader = self.build_reader(LiveIndex::complete(index), None);
         reader.tree = TreeSource { origin, location };
         reader.header_checks = Some(HeaderChecks::new(None));
-        reader.span_digests = Some(digests);
+        reader.packed.set_digests(digests);
         Ok(Some(reader))
     }
 
@@ -98,7 +98,7 @@ impl Opener {
         let (index, digests) = imported.map_err(unusable)?;
         let mut reader = self.build_reader(LiveIndex::complete(index), None);
         reader.tree = TreeSource { origin, location };
-        reader.span_digests = Some(digests);
+        reader.packed.set_digests(digests);
         Ok(Some(reader))
     }
 

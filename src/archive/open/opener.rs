@@ -14,8 +14,8 @@ use crate::archive::index_source::tree_origin::{TreeOrigin, TreeSource};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::options::{DiskCacheMode, OpenOptions};
 use crate::archive::read::Reader;
-use crate::archive::read::first_read_hashes::FirstReadHashes;
-use crate::archive::read::single_flight::SingleFlight;
+use crate::archive::read::packed::PackedReader;
+use crate::archive::read::span_store::SpanStore;
 use crate::archive::read::window_layout::Windows;
 use crate::archive::scan::disk_cache_policy::should_cache_spans;
 use crate::archive::scan::options::Digest;
@@ -24,7 +24,6 @@ use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
-use crate::base::sync::Mutex;
 use crate::cache::{DiskCache, DiskCacheError, DiskCacheOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
@@ -323,29 +322,22 @@ impl Opener {
         let is_indexed_version = is_scanned_now || is_proven && self.options.index_file.is_none();
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
+        let (budget, free_list) = (budgets.budget.clone(), self.free_list.clone());
         Reader {
-            reads: fetch::RangeReader::new(network, source, budgets.budget.clone(), stats),
-            source: Arc::clone(&self.source),
+            packed: PackedReader::new(source, network, budget, free_list, stats),
             live_index,
-            span_cache: budgets.span_cache,
+            spans: SpanStore::new(budgets.span_cache, span_owner, disk_cache),
             free_list: self.free_list.clone(),
-            disk_cache,
             is_indexed_version,
-            far_decode_lock: Mutex::default(),
-            single_flight: SingleFlight::default(),
             windows: Windows::default(),
             read_priority: budgets.read_priority.for_archive(),
-            span_owner,
             lag_limit: Arc::default(),
-            network: self.network.clone(),
             budget: budgets.budget,
             broker: budgets.broker,
             memory_bytes: budgets.memory_bytes,
             stats: Arc::clone(&self.stats),
-            first_read_hashes: FirstReadHashes::default(),
             tree: TreeSource::default(),
             header_checks: None,
-            span_digests: None,
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         }

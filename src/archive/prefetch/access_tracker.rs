@@ -94,7 +94,8 @@ impl AccessTracker {
             last_disk_check: None,
             replay: Replay::default(),
             full_prefetch: None,
-            span_cache_bytes: reader.span_cache.budget() / options.other_archives.saturating_add(1),
+            span_cache_bytes: reader.spans.memory().budget()
+                / options.other_archives.saturating_add(1),
             fill_workers: FillWorkers::new(reader, threads, shared, options.bytes_per_second),
             shared: Arc::clone(shared),
             reader: Arc::clone(reader),
@@ -253,7 +254,7 @@ impl AccessTracker {
             .is_none_or(|last| last.elapsed() > DISK_CACHE_CHECK_INTERVAL)
         {
             self.last_disk_check = Some(Instant::now());
-            let disk_cache = reader.disk_cache.as_ref();
+            let disk_cache = reader.spans.disk();
             let is_here =
                 disk_cache.is_some_and(|disk_cache| disk_cache.has_at_least(self.stored_bytes));
             self.streams.set_all_on_disk(is_here);
@@ -289,12 +290,12 @@ impl AccessTracker {
     /// archive must be fetched again, so they wait for a read.
     fn queue_skipped(&self) {
         let reader = &self.reader;
-        let (Some(disk_cache), Some(index)) = (&reader.disk_cache, reader.live_index.completed())
+        let (Some(disk_cache), Some(index)) = (reader.spans.disk(), reader.live_index.completed())
         else {
             return;
         };
         let is_busy = self.shared.skipped.outstanding.load(Ordering::SeqCst) > 0;
-        if is_busy || self.shared.mode == PrefetchMode::Off || reader.source.is_remote() {
+        if is_busy || self.shared.mode == PrefetchMode::Off || reader.packed.source().is_remote() {
             return;
         }
         let skipped = disk_cache.take_skipped(SKIPPED_BATCH_SPANS);
@@ -400,7 +401,7 @@ fn limits(reader: &Reader, mode: PrefetchMode) -> Limits {
     }
     Limits {
         // As for a replay: that much may be read before a span is needed, and must not evict it.
-        fill_bytes: (reader.span_cache.budget() / 8 * 3).min(MAX_FILL_BYTES),
+        fill_bytes: (reader.spans.memory().budget() / 8 * 3).min(MAX_FILL_BYTES),
         push_bytes: MAX_PUSH_BYTES.min(reader.memory_bytes / 8),
     }
 }

@@ -131,7 +131,7 @@ fn wait_for_rate(reader: &Reader, rate: Option<&(Mutex<RateLimit>, Instant)>) ->
 
 /// Waits until the disk cache accepts more; returns false if the archive is closed.
 fn wait_for_disk(reader: &Reader) -> bool {
-    let disk_cache = reader.disk_cache.as_ref();
+    let disk_cache = reader.spans.disk();
     while disk_cache.is_some_and(|disk_cache| disk_cache.is_busy()) {
         if !reader.read_priority.pause(DISK_POLL_INTERVAL) {
             return false;

@@ -96,7 +96,9 @@ impl ScanPusher {
         let batch = {
             let index = reader.live_index.lock();
             // Any reader of a local uncompressed archive is as fast as the scan.
-            if index.origin().compression == Compression::None && !reader.source.is_remote() {
+            if index.origin().compression == Compression::None
+                && !reader.packed.source().is_remote()
+            {
                 return PushProgress::Done;
             }
             match index.read(|index| self.collect_batch(index, pages)) {

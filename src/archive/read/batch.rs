@@ -61,9 +61,9 @@ impl Reader {
     ) -> Vec<Batch> {
         let mut batches = Vec::new();
         for number in spans {
-            match self.single_flight.claim(number) {
+            match self.spans.flights().claim(number) {
                 // Checked after the claim, because the span may just have been filled.
-                Ok(claim) if !self.span_cache.contains(self.key(number)) => {
+                Ok(claim) if !self.spans.contains(number) => {
                     self.add_missing(&mut batches, claim, from, found);
                 }
                 Ok(_) | Err(_) => count_span(found),
@@ -94,12 +94,12 @@ impl Reader {
             count_span(found);
             // Prefetch without a reader leaves memory to readers.
             if found.is_none() {
-                self.span_cache.insert(self.key(number), bytes.clone());
+                self.spans.insert(number, bytes.clone());
                 self.stats.prefetched_spans.increment();
             }
             return claim.complete(bytes);
         }
-        if self.source.access() != Access::Ranges {
+        if self.packed.source().access() != Access::Ranges {
             return;
         }
         let mut windows = Vec::new();
@@ -132,7 +132,7 @@ impl Reader {
 
     pub(crate) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, ReadError> {
         let request = self.request(batch.packed)?;
-        let fetched = self.fetch_verified(&request, FetchMode::Background);
+        let fetched = self.packed.fetch_verified(&request, FetchMode::Background);
         fetched.or_else(|error| {
             let claims = batch.ranges.iter().flat_map(|range| &range.claims);
             let Some(first) = claims.map(Claim::span).next() else {
@@ -146,14 +146,14 @@ impl Reader {
 
     /// Whether decoding is faster than reading from disk. LZ4 decodes as fast as a disk reads, from less.
     fn is_faster_to_decode(&self, span: &Span) -> bool {
-        is_near(&*self.source)
+        is_near(&**self.packed.source())
             && self.compression() == Compression::Lz4
             && span.seek_point.is_some()
     }
 
     pub(crate) fn should_cache_on_disk(&self, span: &Span) -> bool {
         // A span without a hash cannot be verified.
-        self.disk_cache.is_some() && span.hash.is_some()
+        self.spans.disk().is_some() && span.hash.is_some()
     }
 
     /// Whether a local `span` is so compressed that it is decoded faster than read from disk.
@@ -163,7 +163,8 @@ impl Reader {
         };
         let packed = end.0.saturating_sub(point.packed.0);
         let plain = span.plain.len();
-        is_near(&*self.source) && is_decoded_faster(packed, plain, disk_cache, &self.stats)
+        is_near(&**self.packed.source())
+            && is_decoded_faster(packed, plain, disk_cache, &self.stats)
     }
 
     fn fill_range(
@@ -210,7 +211,7 @@ impl Reader {
                 None if self.is_faster_to_decode(&span) && self.is_on_disk(span.plain) => {}
                 None => self.cache_span_on_disk(&span, &bytes, false),
             }
-            self.span_cache.insert(self.key(span.number), bytes.clone());
+            self.spans.insert(span.number, bytes.clone());
             self.stats.prefetched_spans.increment();
             count_span(filled_spans);
             claim.complete(bytes.clone());

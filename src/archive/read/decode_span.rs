@@ -35,7 +35,7 @@ impl Reader {
         let reserved = self.budget.reserve(needed_bytes);
         let _reserved = reserved.map_err(|Closed| read_error(Error::Interrupted))?;
         let mut decoder = self.resume_decoder(seek_point).map_err(read_error)?;
-        let mut packed = PackedBytes::open(self, request, mode).map_err(read_error)?;
+        let mut packed = self.packed.open(request, mode).map_err(read_error)?;
         for number in first.number..span.number {
             let between = self.indexed_span(number)?;
             let bytes = self.decode_next(&between, &mut decoder, &mut packed)?;
@@ -43,7 +43,7 @@ impl Reader {
             if !self.is_on_disk(between.plain) {
                 self.cache_span_on_disk(&between, &bytes, true);
             }
-            self.span_cache.insert(self.key(number), bytes);
+            self.spans.insert(number, bytes);
         }
         let bytes = self.decode_next(span, &mut decoder, &mut packed)?;
         self.cache_span_on_disk(span, &bytes, true);
@@ -61,7 +61,7 @@ impl Reader {
             decoder: codec::resume(self.compression(), context, seek_point)?,
             output: None,
             rest: Bytes::new(),
-            clock: DecodingClock::new(&*self.source, &self.stats),
+            clock: DecodingClock::new(&**self.packed.source(), &self.stats),
         })
     }
 
@@ -82,8 +82,10 @@ impl Reader {
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
         decoder.clock.count(bytes.len());
-        let digests = self.span_digests.as_ref();
-        let digest = digests.and_then(|digests| digests.plain(span.number));
+        let digest = self
+            .packed
+            .digests()
+            .and_then(|digests| digests.plain(span.number));
         let has_digest = || digest.is_none_or(|digest| sha256(&bytes) == digest);
         let has_hash = || span.hash.is_none_or(|hash| self.hash(&bytes) == hash);
         if bytes.len() != len || !has_digest() || !(self.is_digested(span) || has_hash()) {
@@ -206,7 +208,10 @@ impl Reader {
             needed_bytes,
             is_digested: request.blocks.are_all_digested(),
             decoder: self.resume_decoder(seek_point).map_err(read_error)?,
-            packed: PackedBytes::open(self, request, FetchMode::Normal).map_err(read_error)?,
+            packed: self
+                .packed
+                .open(request, FetchMode::Normal)
+                .map_err(read_error)?,
             span: first.number,
             reader: self,
             extent,

@@ -16,7 +16,7 @@ use crate::source::Access;
 impl Reader {
     /// Loads span `number` from memory, or fills it. Concurrent callers and prefetch share one fill.
     pub(super) fn load_span(&self, number: u32) -> Result<Bytes, ReadError> {
-        let find = || self.span_cache.get(self.key(number));
+        let find = || self.spans.get(number);
         if let Some(bytes) = find() {
             self.stats.memory_hit_spans.increment();
             return Ok(bytes);
@@ -25,10 +25,10 @@ impl Reader {
             let _active_read = self.read_priority.start_read();
             self.stats.memory_miss_spans.increment();
             let bytes = self.fill_span(number)?;
-            self.span_cache.insert(self.key(number), bytes.clone());
+            self.spans.insert(number, bytes.clone());
             Ok(bytes)
         };
-        let (bytes, is_new) = self.single_flight.get_or_fill(number, find, fill)?;
+        let (bytes, is_new) = self.spans.flights().get_or_fill(number, find, fill)?;
         if !is_new {
             self.stats.memory_shared_spans.increment();
         }
@@ -42,11 +42,11 @@ impl Reader {
             return Ok(bytes);
         }
         let is_far = span.seek_point.is_none();
-        let _far_decode = is_far.then(|| self.far_decode_lock.lock());
+        let _far_decode = is_far.then(|| self.spans.lock_far_decode());
         if is_far && let Some(bytes) = self.find_in_disk_cache(&span) {
             return Ok(bytes);
         }
-        if self.disk_cache.is_some() {
+        if self.spans.disk().is_some() {
             self.stats.disk_cache_miss_spans.increment();
         }
         self.fetch_span(&span)
@@ -59,7 +59,7 @@ impl Reader {
     }
 
     pub(super) fn fetch_span(&self, span: &Span) -> Result<Bytes, ReadError> {
-        if self.source.access() == Access::Stream {
+        if self.packed.source().access() == Access::Stream {
             return Err(ReadError::Damaged {
                 extent: span.plain,
                 cause: None,
@@ -88,7 +88,7 @@ impl Reader {
 
     /// The disk cache, if `span` is worth its place there.
     fn disk_cache_for(&self, span: &Span) -> Option<&DiskCache> {
-        let disk_cache = self.disk_cache.as_deref();
+        let disk_cache = self.spans.disk().map(|disk_cache| &**disk_cache);
         let disk_cache = disk_cache.filter(|_| self.should_cache_on_disk(span))?;
         if self.is_declined(span, disk_cache) {
             self.stats.disk_cache_declined_spans.increment();
@@ -109,7 +109,7 @@ impl Reader {
         let hash = span.hash?;
         // The disk cache file is only as long as the archive, whatever an index claims.
         span_len(span).ok()?;
-        let disk_cache = self.disk_cache.as_ref()?;
+        let disk_cache = self.spans.disk()?;
         let extent = self.sparse(span.plain);
         let bytes = disk_cache.read(extent.clone())?;
         if bytes.len() as u64 != span.plain.len() || self.hash(&bytes) != hash {
@@ -123,7 +123,7 @@ impl Reader {
 
     /// Whether the disk cache has all of `extent`, perhaps damaged.
     pub(super) fn is_on_disk(&self, extent: Extent<Plain>) -> bool {
-        let disk_cache = self.disk_cache.as_ref();
+        let disk_cache = self.spans.disk();
         disk_cache.is_some_and(|disk_cache| disk_cache.covers(&self.sparse(extent)))
     }
 
@@ -160,7 +160,7 @@ impl Reader {
         self.is_indexed_version
             && self.tree.origin == TreeOrigin::Archive
             && self.header_checks.is_none()
-            && self.span_digests.is_none()
+            && self.packed.digests().is_none()
     }
 
     pub(super) fn hash(&self, bytes: &[u8]) -> u64 {

@@ -14,66 +14,54 @@ mod batch;
 pub(super) mod checked_headers;
 mod decode_span;
 mod fill_span;
-pub(super) mod first_read_hashes;
+mod first_read_hashes;
 mod header_check;
 mod member_source;
-mod packed;
+pub(super) mod packed;
 pub(super) mod priority;
 mod samples;
 pub(super) mod single_flight;
+pub(super) mod span_store;
 pub(super) mod window_layout;
 mod windows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use bytes::Bytes;
-use tokio::runtime::Handle;
-
 use self::assemble::{Assembly, SpanPart, plan_parts};
 use self::checked_headers::HeaderChecks;
 pub use self::decode_span::PlainStream;
-use self::first_read_hashes::FirstReadHashes;
+use self::packed::{PackedReader, Request};
 use self::priority::ReadPriority;
-use self::single_flight::SingleFlight;
+use self::span_store::SpanStore;
 use self::window_layout::{LONG_READ_BYTES, Windows};
 use super::error::ReadError;
 use super::index_source::tree_origin::TreeSource;
 use super::live_index::LiveIndex;
 use super::scan::lag_limit::LagLimit;
 use crate::base::buffer_pool::BufferPool;
+use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::random_reads::Wait;
 use crate::base::stats::Stats;
-use crate::base::sync::Mutex;
-use crate::cache::{DiskCache, SpanCache, SpanKey};
 use crate::codec::Compression;
-use crate::fetch;
-use crate::index::import::SpanDigests;
 use crate::index::store::IndexLock;
 use crate::index::{Index, Ino, Span};
-use crate::source::Source;
+use bytes::Bytes;
 
 #[derive(Debug)]
 pub(crate) struct Reader {
-    pub(crate) source: Arc<dyn Source>,
+    /// The packed bytes of the source.
+    pub(crate) packed: PackedReader,
     pub(crate) live_index: LiveIndex,
-    pub(crate) span_cache: SpanCache,
+    pub(crate) spans: SpanStore,
     pub(crate) free_list: FreeList,
-    pub(crate) disk_cache: Option<Arc<DiskCache>>,
     /// Whether the source surely has the version that is indexed.
     pub(crate) is_indexed_version: bool,
-    /// Held during a decode from far away. A second reader may then find its span in the disk cache.
-    pub(crate) far_decode_lock: Mutex<()>,
-    pub(crate) single_flight: SingleFlight<ReadError>,
     pub(crate) windows: Windows,
     pub(crate) read_priority: ReadPriority,
-    /// Owner of this archive's spans in the span cache, which layers share.
-    pub(crate) span_owner: u32,
     pub(crate) lag_limit: Arc<LagLimit>,
-    pub(crate) network: Handle,
-    pub(crate) reads: fetch::RangeReader,
     /// Memory that reads hold while they decode. A read waits here if there is too little.
     pub(crate) budget: BufferPool,
     /// Additional memory for the decoders of these reads.
@@ -81,13 +69,10 @@ pub(crate) struct Reader {
     /// Limit for cached spans, reads and their decoders together, in bytes.
     pub(crate) memory_bytes: u64,
     pub(crate) stats: Arc<Stats>,
-    pub(crate) first_read_hashes: FirstReadHashes,
     /// The party that vouches for the tree.
     pub(crate) tree: TreeSource,
     /// For a published index, the files whose headers matched.
     pub(crate) header_checks: Option<HeaderChecks>,
-    /// Digests that came with an imported index.
-    pub(crate) span_digests: Option<SpanDigests>,
     /// Lock that keeps the saved index from being removed.
     pub(crate) in_use: OnceLock<IndexLock>,
     pub(crate) is_closed: AtomicBool,
@@ -106,7 +91,7 @@ impl Reader {
     pub(crate) fn cancel(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         self.read_priority.close();
-        self.reads.close();
+        self.packed.close();
     }
 
     /// As [`crate::archive::Volume::try_read`].
@@ -200,9 +185,9 @@ impl Reader {
     }
 
     fn part_from_disk_cache(&self, part: &SpanPart, wait: Wait) -> Option<Bytes> {
-        let disk_cache = self.disk_cache.as_ref()?;
+        let disk_cache = self.spans.disk()?;
         // Prefetch is filling this span, so a sequential reader shares it.
-        if part.plain.len() >= LONG_READ_BYTES && self.single_flight.find(part.span).is_some() {
+        if part.plain.len() >= LONG_READ_BYTES && self.spans.flights().find(part.span).is_some() {
             return None;
         }
         let checksums_of =
@@ -232,7 +217,7 @@ impl Reader {
     }
 
     fn cached_part(&self, part: &SpanPart) -> Result<Option<Bytes>, Option<ReadError>> {
-        match self.span_cache.get(self.key(part.span)) {
+        match self.spans.get(part.span) {
             Some(span) => part.slice_of(&span).map(Some),
             None => Ok(self.cached_windows(part.plain)),
         }
@@ -256,11 +241,6 @@ impl Reader {
         Ok(assembly.finish())
     }
 
-    pub(crate) fn key(&self, span: u32) -> SpanKey {
-        let span_owner = self.span_owner;
-        SpanKey { span_owner, span }
-    }
-
     fn indexed_span(&self, number: u32) -> Result<Span, ReadError> {
         let span = self.read_index(|index| index.span(number))??;
         span.ok_or(ReadError::Index)
@@ -269,6 +249,46 @@ impl Reader {
     /// As [`LiveIndex::read`].
     fn read_index<T>(&self, access: impl FnOnce(&Index) -> T) -> Result<T, ReadError> {
         self.live_index.read(access).map_err(ReadError::from)
+    }
+
+    /// Builds the request for `extent`, cut to scanned blocks. Fails if the index lacks its digests.
+    pub(crate) fn request(&self, extent: Extent<Packed>) -> Result<Request, ReadError> {
+        let find = |index: &Index| (index.blocks(extent), index.is_complete());
+        let (blocks, is_complete) = self.read_index(find)?;
+        let blocks = blocks?.ok_or(if is_complete {
+            ReadError::Index
+        } else {
+            ReadError::Unscanned
+        })?;
+        let extent = blocks.extent().intersection(&extent);
+        let extent = extent.ok_or(ReadError::Index)?;
+        Ok(Request { extent, blocks })
+    }
+
+    /// Whether plain bytes can be read directly from a local disk.
+    pub(crate) fn reads_here(&self) -> bool {
+        self.packed.source().can_read_inline() && self.compression() == Compression::None
+    }
+
+    /// Reads and verifies `extent` of a local uncompressed archive on the calling thread, by whole blocks.
+    /// `None` for any other archive, and if bytes are unreadable, wrong, or, with [`Wait::Never`], not in the
+    /// page cache. A fill of the whole span then reports the reason.
+    pub(super) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
+        if !self.reads_here() {
+            return None;
+        }
+        let wanted = Extent::with_len(Packed(extent.start().0), extent.len());
+        let blocks = self.read_index(|index| index.blocks(wanted)).ok()?.ok()??;
+        let fetched = blocks.extent();
+        if fetched.intersection(&wanted) != Some(wanted) {
+            return None;
+        }
+        let bytes = self.packed.read_inline(&blocks, wait)?;
+        let request = Request {
+            extent: wanted,
+            blocks,
+        };
+        Some(request.slice(fetched, &bytes))
     }
 
     pub(crate) fn compression(&self) -> Compression {
@@ -282,11 +302,10 @@ mod tests {
 
     use tokio::runtime::Runtime;
 
-    use crate::base::extent::{Extent, Plain};
     use crate::base::span_hash;
-    use crate::cache::{DiskCacheDir, DiskCacheOptions};
+    use crate::cache::{DiskCache, DiskCacheDir, DiskCacheOptions, SpanCache};
     use crate::index::{self, Builder, Locator, Origin};
-    use crate::source::MemorySource;
+    use crate::source::{MemorySource, Source};
 
     /// A reader of an archive with one span of these checksums.
     fn reader(
@@ -316,33 +335,26 @@ mod tests {
             .expect("a runtime");
         let source: Arc<dyn Source> = Arc::new(MemorySource::new("test", vec![0; 512]));
         let reader = Reader {
-            reads: fetch::RangeReader::new(
+            packed: PackedReader::new(
+                source,
                 network.handle().clone(),
-                Arc::clone(&source),
                 BufferPool::new(0),
+                FreeList::new(0),
                 Arc::default(),
             ),
-            source,
             live_index: LiveIndex::complete(builder.finish(origin)),
-            span_cache: SpanCache::new(0),
+            spans: SpanStore::new(SpanCache::new(0), 0, disk_cache.map(Arc::new)),
             free_list: FreeList::new(0),
-            disk_cache: disk_cache.map(Arc::new),
             is_indexed_version: true,
-            far_decode_lock: Mutex::default(),
-            single_flight: SingleFlight::default(),
             windows: Windows::default(),
             read_priority: ReadPriority::default(),
-            span_owner: 0,
             lag_limit: Arc::default(),
-            network: network.handle().clone(),
             budget: BufferPool::new(0),
             broker: MemoryBroker::with_limit(0),
             memory_bytes: 0,
             stats: Arc::default(),
-            first_read_hashes: FirstReadHashes::default(),
             tree: TreeSource::default(),
             header_checks: None,
-            span_digests: None,
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         };

@@ -5,16 +5,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
-use super::Reader;
-use crate::archive::error::{Error, ReadError};
+use super::first_read_hashes::FirstReadHashes;
+use crate::archive::error::Error;
 use crate::archive::scan::digest::sha256;
 use crate::base::buffer_pool::BufferPool;
-use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::extent::{Extent, Packed};
+use crate::base::free_list::FreeList;
 use crate::base::random_reads::Wait;
 use crate::base::sha256::Sha256;
-use crate::codec::Compression;
+use crate::base::stats::Stats;
 use crate::fetch;
-use crate::index::{Blocks, Index};
+use crate::index::Blocks;
+use crate::index::import::SpanDigests;
 use crate::source::{self, Cause, IsIntact, RetryForever, Slice, Source};
 
 /// Maximum length of an extent that one request fetches. Longer ones, only without seek points, are streamed.
@@ -69,50 +71,72 @@ enum StreamPieces {
     },
 }
 
-impl Reader {
-    /// Builds the request for `extent`, cut to scanned blocks. Fails if the index lacks its digests.
-    pub(crate) fn request(&self, extent: Extent<Packed>) -> Result<Request, ReadError> {
-        let find = |index: &Index| (index.blocks(extent), index.is_complete());
-        let (blocks, is_complete) = self.read_index(find)?;
-        let blocks = blocks?.ok_or(if is_complete {
-            ReadError::Index
-        } else {
-            ReadError::Unscanned
-        })?;
-        let extent = blocks.extent().intersection(&extent);
-        let extent = extent.ok_or(ReadError::Index)?;
-        Ok(Request { extent, blocks })
+/// Reads packed bytes of the source, and verifies them.
+#[derive(Debug)]
+pub(crate) struct PackedReader {
+    source: Arc<dyn Source>,
+    network: Handle,
+    ranges: fetch::RangeReader,
+    free_list: FreeList,
+    /// Digests that came with an imported index.
+    digests: Option<SpanDigests>,
+    first_read_hashes: FirstReadHashes,
+    stats: Arc<Stats>,
+}
+
+impl PackedReader {
+    /// Reads `source`, within the memory of `budget`.
+    pub(crate) fn new(
+        source: Arc<dyn Source>,
+        network: Handle,
+        budget: BufferPool,
+        free_list: FreeList,
+        stats: Arc<Stats>,
+    ) -> Self {
+        let ranges = fetch::RangeReader::new(
+            network.clone(),
+            Arc::clone(&source),
+            budget,
+            Arc::clone(&stats),
+        );
+        Self {
+            source,
+            network,
+            ranges,
+            free_list,
+            digests: None,
+            first_read_hashes: FirstReadHashes::default(),
+            stats,
+        }
     }
 
-    /// Whether plain bytes can be read directly from a local disk.
-    pub(crate) fn reads_here(&self) -> bool {
-        self.source.can_read_inline() && self.compression() == Compression::None
+    /// Compares later reads with `digests`, which came with an imported index.
+    pub(crate) fn set_digests(&mut self, digests: SpanDigests) {
+        self.digests = Some(digests);
     }
 
-    /// Reads and verifies `extent` of a local uncompressed archive on the calling thread, by whole blocks.
-    /// `None` for any other archive, and if bytes are unreadable, wrong, or, with [`Wait::Never`], not in the
-    /// page cache. A fill of the whole span then reports the reason.
-    pub(super) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
-        if !self.reads_here() {
-            return None;
-        }
-        let wanted = Extent::with_len(Packed(extent.start().0), extent.len());
-        let blocks = self.read_index(|index| index.blocks(wanted)).ok()?.ok()??;
-        let fetched = blocks.extent();
-        if fetched.intersection(&wanted) != Some(wanted) {
-            return None;
-        }
-        let len = usize::try_from(fetched.len()).ok()?;
+    pub(super) fn digests(&self) -> Option<&SpanDigests> {
+        self.digests.as_ref()
+    }
+
+    pub(crate) fn source(&self) -> &Arc<dyn Source> {
+        &self.source
+    }
+
+    /// Ends all fetches at once.
+    pub(super) fn close(&self) {
+        self.ranges.close();
+    }
+
+    /// Reads and verifies `blocks` of a local source on the calling thread. `None` if bytes are unreadable, wrong, or,
+    /// with [`Wait::Never`], not in the page cache.
+    pub(super) fn read_inline(&self, blocks: &Blocks, wait: Wait) -> Option<Bytes> {
+        let extent = blocks.extent();
+        let len = usize::try_from(extent.len()).ok()?;
         let mut bytes = self.free_list.allocate(len, 0);
-        let read = self.source.read_inline(fetched.start(), &mut bytes, wait)?;
-        if read.is_err() || self.mismatch(&blocks, &bytes).is_some() {
-            return None;
-        }
-        let request = Request {
-            extent: wanted,
-            blocks,
-        };
-        Some(request.slice(fetched, &bytes.freeze()))
+        let read = self.source.read_inline(extent.start(), &mut bytes, wait)?;
+        let is_intact = read.is_ok() && self.mismatch(blocks, &bytes).is_none();
+        is_intact.then(|| bytes.freeze())
     }
 
     /// Fetches `requested` by one request; fails if it is unavailable or differs from the scanned bytes.
@@ -124,8 +148,8 @@ impl Reader {
         let extent = requested.blocks.extent();
         let pool = BufferPool::with_free_list(extent.len(), self.free_list.clone());
         let bytes = match mode {
-            FetchMode::Normal => self.reads.read(extent, &pool)?,
-            FetchMode::Background => self.reads.read_unhedged(extent, &pool)?,
+            FetchMode::Normal => self.ranges.read(extent, &pool)?,
+            FetchMode::Background => self.ranges.read_unhedged(extent, &pool)?,
             FetchMode::Refetch => {
                 let is_intact = |bytes: &[u8]| self.mismatch(&requested.blocks, bytes).is_none();
                 fetch::read_uncached(&self.network, &self.source, extent, &pool, &is_intact)?
@@ -142,7 +166,7 @@ impl Reader {
     fn mismatch(&self, blocks: &Blocks, bytes: &[u8]) -> Option<Packed> {
         let other = blocks.mismatch(bytes);
         other.or_else(|| {
-            if let Some(digests) = &self.span_digests {
+            if let Some(digests) = &self.digests {
                 let mut inside = digests.inside(blocks.extent());
                 let differs = |(range, digest): &&(Extent<Packed>, Sha256)| {
                     sha256(slice_of(*range, blocks.extent(), bytes)) != *digest
@@ -154,6 +178,46 @@ impl Reader {
                 unseen.find(|(number, block)| !self.first_read_hashes.matches(*number, block))?;
             blocks.stream_block(number)
         })
+    }
+
+    /// Opens `requested`. Fails as [`Self::fetch_verified`] does; a stream does so only as it is read.
+    pub(super) fn open(&self, requested: Request, mode: FetchMode) -> Result<PackedBytes, Error> {
+        if requested.extent.len() <= MAX_SINGLE_REQUEST_BYTES {
+            let bytes = self.fetch_verified(&requested, mode)?;
+            return Ok(PackedBytes::Fetched(Some(bytes)));
+        }
+        let extent = requested.blocks.extent();
+        let source = Arc::clone(&self.source);
+        let pool = BufferPool::new(STREAM_BUFFER_BYTES);
+        let pieces = match mode {
+            FetchMode::Normal | FetchMode::Background => {
+                let config = fetch::Config {
+                    chunk_len: STREAM_CHUNK_BYTES,
+                    connections: 2,
+                    min_speed: fetch::MinSpeed::default(),
+                    retry_forever: RetryForever::default(),
+                    pool,
+                    stats: Arc::clone(&self.stats),
+                };
+                // Bounded, so that nothing behind the extent is fetched ahead.
+                let part = Slice::new(Arc::clone(&source), extent, source.location())?;
+                let part = Arc::new(part);
+                let stream = fetch::Stream::start(&self.network, part, Packed(0), config);
+                StreamPieces::Stream { stream, source }
+            }
+            FetchMode::Refetch => StreamPieces::OnDemand {
+                network: self.network.clone(),
+                source,
+                rest: extent,
+                pool,
+            },
+        };
+        Ok(PackedBytes::Streamed(Box::new(Streamed {
+            request: requested,
+            pieces,
+            rest: Bytes::new(),
+            next: 0,
+        })))
     }
 }
 
@@ -178,50 +242,6 @@ fn slice_of(wanted: Extent<Packed>, fetched: Extent<Packed>, bytes: &[u8]) -> &[
 }
 
 impl PackedBytes {
-    /// Opens `requested`. Fails as [`Reader::fetch_verified`] does; a stream does so only as it is read.
-    pub(crate) fn open(
-        reader: &Reader,
-        requested: Request,
-        mode: FetchMode,
-    ) -> Result<Self, Error> {
-        if requested.extent.len() <= MAX_SINGLE_REQUEST_BYTES {
-            let bytes = reader.fetch_verified(&requested, mode)?;
-            return Ok(Self::Fetched(Some(bytes)));
-        }
-        let extent = requested.blocks.extent();
-        let source = Arc::clone(&reader.source);
-        let pool = BufferPool::new(STREAM_BUFFER_BYTES);
-        let pieces = match mode {
-            FetchMode::Normal | FetchMode::Background => {
-                let config = fetch::Config {
-                    chunk_len: STREAM_CHUNK_BYTES,
-                    connections: 2,
-                    min_speed: fetch::MinSpeed::default(),
-                    retry_forever: RetryForever::default(),
-                    pool,
-                    stats: Arc::clone(&reader.stats),
-                };
-                // Bounded, so that nothing behind the extent is fetched ahead.
-                let part = Slice::new(Arc::clone(&source), extent, source.location())?;
-                let part = Arc::new(part);
-                let stream = fetch::Stream::start(&reader.network, part, Packed(0), config);
-                StreamPieces::Stream { stream, source }
-            }
-            FetchMode::Refetch => StreamPieces::OnDemand {
-                network: reader.network.clone(),
-                source,
-                rest: extent,
-                pool,
-            },
-        };
-        Ok(Self::Streamed(Box::new(Streamed {
-            request: requested,
-            pieces,
-            rest: Bytes::new(),
-            next: 0,
-        })))
-    }
-
     pub(crate) fn next(&mut self) -> Result<Option<Bytes>, Error> {
         match self {
             Self::Fetched(bytes) => Ok(bytes.take()),

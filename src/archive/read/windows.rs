@@ -21,7 +21,7 @@ use crate::archive::error::{Error, ReadError};
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
-use crate::cache::{CacheKey, QueueTimeout};
+use crate::cache::QueueTimeout;
 use crate::codec::Compression;
 use crate::index::Index;
 use crate::source::Access;
@@ -39,26 +39,19 @@ impl Reader {
         let index = self.live_index.completed()?;
         let origin = index.origin();
         let is_windowed = origin.compression == Compression::None
-            && self.source.access() == Access::Ranges
-            && !self.source.can_read_inline();
+            && self.packed.source().access() == Access::Ranges
+            && !self.packed.source().can_read_inline();
         is_windowed.then(|| Layout {
             window_bytes: WINDOW_BYTES.max(index.block_len()),
             end: origin.packed_bytes,
         })
     }
 
-    fn window_key(&self, number: u64) -> CacheKey {
-        CacheKey::Window {
-            span_owner: self.span_owner,
-            window: number,
-        }
-    }
-
     /// Reads `plain` from memory; `None` unless all of its windows are there.
     pub(super) fn cached_windows(&self, plain: Extent<Plain>) -> Option<Bytes> {
         let layout = self.layout()?;
         let windows = layout.windows(plain).map(|number| {
-            let bytes = self.span_cache.get(self.window_key(number))?;
+            let bytes = self.spans.window(number)?;
             Some((layout.window(number), bytes))
         });
         let windows: Option<Vec<_>> = windows.collect();
@@ -72,7 +65,7 @@ impl Reader {
             return Ok(None);
         };
         // Prefetch that fills the span fetches all of its windows.
-        if let Some(flight) = self.single_flight.find(part.span)
+        if let Some(flight) = self.spans.flights().find(part.span)
             && let Some(bytes) = flight.wait()?
         {
             self.stats.memory_shared_spans.increment();
@@ -203,11 +196,11 @@ impl Reader {
 
     /// Window `number` from memory, cached by itself or as a part of a span.
     fn cached_window(&self, layout: Layout, number: u64) -> Option<Bytes> {
-        if let Some(bytes) = self.span_cache.get(self.window_key(number)) {
+        if let Some(bytes) = self.spans.window(number) {
             return Some(bytes);
         }
         let (span, plain) = self.span_containing(layout.window(number))?;
-        let bytes = self.span_cache.get(self.key(span))?;
+        let bytes = self.spans.get(span)?;
         slice_extent(plain, &bytes, layout.window(number))
     }
 
@@ -223,18 +216,18 @@ impl Reader {
     /// Whether window `number` seems to be cached, without reading it.
     fn has_window(&self, layout: Layout, number: u64) -> bool {
         let extent = layout.window(number);
-        if self.span_cache.contains(self.window_key(number)) {
+        if self.spans.contains_window(number) {
             return true;
         }
         let span = self.span_containing(extent);
-        if span.is_some_and(|(span, _)| self.span_cache.contains(self.key(span))) {
+        if span.is_some_and(|(span, _)| self.spans.contains(span)) {
             return true;
         }
         self.is_on_disk(extent) && self.is_digested_extent(extent)
     }
 
     fn window_from_disk_cache(&self, extent: Extent<Plain>) -> Option<Bytes> {
-        let disk_cache = self.disk_cache.as_ref()?;
+        let disk_cache = self.spans.disk()?;
         let request = self.whole_request(extent).ok()?;
         if !request.blocks.are_all_digested() {
             return None;
@@ -326,7 +319,7 @@ impl Reader {
     ) -> Result<Vec<(Extent<Plain>, Bytes)>, ReadError> {
         let _active_read = self.read_priority.start_read();
         self.stats.memory_miss_spans.increment();
-        if self.disk_cache.is_some() {
+        if self.spans.disk().is_some() {
             self.stats.disk_cache_miss_spans.increment();
         }
         let extent = layout.claimed_extent(claims.front(), claims.len());
@@ -370,7 +363,10 @@ impl Reader {
         // Memory for the bytes as fetched, and as cached.
         let reserved = self.budget.reserve(2 * request.buffer_bytes());
         let reserved = reserved.map_err(|Closed| read_error(Error::Interrupted))?;
-        let bytes = self.fetch_verified(&request, mode).map_err(read_error)?;
+        let bytes = self
+            .packed
+            .fetch_verified(&request, mode)
+            .map_err(read_error)?;
         Ok((bytes, reserved))
     }
 
@@ -385,7 +381,7 @@ impl Reader {
     ) -> Vec<(Extent<Plain>, Bytes)> {
         let extent = layout.claimed_extent(claims.first(), claims.len());
         // Bytes without digests cannot be verified when they are read back.
-        if let Some(disk_cache) = &self.disk_cache
+        if let Some(disk_cache) = self.spans.disk()
             && self.is_digested_extent(extent)
         {
             if can_evict {
@@ -398,8 +394,7 @@ impl Reader {
             let window = layout.window(claim.span());
             // Copies, because a slice would keep all bytes of the fetch in memory.
             let bytes = Bytes::copy_from_slice(&slice_extent(extent, bytes, window)?);
-            self.span_cache
-                .insert(self.window_key(claim.span()), bytes.clone());
+            self.spans.insert_window(claim.span(), bytes.clone());
             claim.complete(bytes.clone());
             Some((window, bytes))
         };
