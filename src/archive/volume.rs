@@ -167,10 +167,10 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     }
 
     /// Reports a read of `len` bytes at `offset` of `ino` to prefetch. Never blocks.
-    fn note_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
+    fn report_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
 
     /// Reports a lookup of `ino` by name to prefetch. Never blocks.
-    fn note_lookup(&self, _ino: Ino) {}
+    fn report_lookup(&self, _ino: Ino) {}
 
     /// Sets the page cache that prefetch pushes files to. Only the first call has an effect.
     fn set_page_cache(&self, _page_cache: Arc<dyn PageCache>) {}
@@ -267,15 +267,15 @@ impl Volume for Archive {
         self.prefetch.get()?.accesses_since(reads)
     }
 
-    fn note_read(&self, ino: Ino, offset: u64, len: u32) {
+    fn report_read(&self, ino: Ino, offset: u64, len: u32) {
         if let Some(prefetch) = self.prefetch.get() {
-            prefetch.note_read(ino, offset, len);
+            prefetch.report_read(ino, offset, len);
         }
     }
 
-    fn note_lookup(&self, ino: Ino) {
+    fn report_lookup(&self, ino: Ino) {
         if let Some(prefetch) = self.prefetch.get() {
-            prefetch.note_lookup(ino);
+            prefetch.report_lookup(ino);
         }
     }
 

@@ -91,7 +91,7 @@ pub struct Context {
 
 impl Context {
     pub(super) fn borrow_memory(&self, needed_bytes: u64) -> Result<MemoryGrant, Cause> {
-        self.broker.note_need(needed_bytes);
+        self.broker.record_need(needed_bytes);
         self.broker
             .grant(needed_bytes)
             .map_err(|error| match error {

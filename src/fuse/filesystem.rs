@@ -297,7 +297,7 @@ impl TarFilesystem {
         if offset == 0 {
             self.state.kernel_cache.note_first_read(entry);
         }
-        self.volume.note_read(entry, offset, len);
+        self.volume.report_read(entry, offset, len);
         let request = ReadRequest {
             reply,
             range: RequestedRange {

@@ -205,7 +205,7 @@ impl FilesystemState {
             self.stats.served_lookups.increment();
             if is_complete {
                 self.kernel_cache.mark_dentry_known(ino);
-                volume.note_lookup(ino);
+                volume.report_lookup(ino);
             } else {
                 // Its short TTL makes the kernel ask for the name again soon.
                 self.kernel_cache.mark_inode_known(ino);

@@ -165,20 +165,20 @@ impl Volume for LayeredArchive {
         self.access_log.get()?.lock().ranges_since(reads)
     }
 
-    fn note_read(&self, ino: Ino, offset: u64, len: u32) {
+    fn report_read(&self, ino: Ino, offset: u64, len: u32) {
         if let Some(access_log) = self.access_log.get() {
             let size = self.merged.index.entry(ino).map(|entry| entry.size());
             let size = size.unwrap_or_default();
             access_log.lock().add_read(ino, size, offset, len);
         }
         if let Some((layer, ino)) = self.locate(ino) {
-            layer.note_read(ino, offset, len);
+            layer.report_read(ino, offset, len);
         }
     }
 
-    fn note_lookup(&self, ino: Ino) {
+    fn report_lookup(&self, ino: Ino) {
         if let Some((layer, ino)) = self.locate(ino) {
-            layer.note_lookup(ino);
+            layer.report_lookup(ino);
         }
     }
 

@@ -179,7 +179,7 @@ impl Opened {
         let start = || drop(self.volume.start_prefetch(PrefetchOptions::default()));
         self.prefetch.call_once(start);
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        self.volume.note_read(ino, offset, len);
+        self.volume.report_read(ino, offset, len);
         self.volume.try_read(ino, offset, len)
     }
 

@@ -99,7 +99,7 @@ fn read(volume: &LayeredArchive, layer: u64, number: u64) {
     let ino = ino(volume, &name(layer, number));
     for (piece, expected) in (0..).zip(content(layer, number).chunks(KERNEL_REQUEST_LEN as usize)) {
         let offset = piece * u64::from(KERNEL_REQUEST_LEN);
-        volume.note_read(ino, offset, KERNEL_REQUEST_LEN);
+        volume.report_read(ino, offset, KERNEL_REQUEST_LEN);
         let read = volume.read_blocking(ino, offset, KERNEL_REQUEST_LEN);
         assert!(read.expect("readable") == expected, "{layer}/{number}");
     }

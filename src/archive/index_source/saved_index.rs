@@ -84,7 +84,7 @@ impl SavedIndex {
     }
 
     /// Seek ranges for decoding a stream of `compression`; `None` if they would not help.
-    pub(crate) fn stretches(self, compression: Compression) -> Option<Stretches> {
+    pub(crate) fn seek_ranges(self, compression: Compression) -> Option<SeekRanges> {
         // Streams of other formats have no windows.
         if !matches!(compression, Compression::Gzip | Compression::Lz4) {
             return None;
@@ -102,18 +102,18 @@ impl SavedIndex {
             && packed_len.is_none_or(|len| len == origin.packed_bytes)
             && index.has_windows()
             && index.seek_offset(0) == Some(Packed(0));
-        fits.then_some(Stretches { index, next: 0 })
+        fits.then_some(SeekRanges { index, next: 0 })
     }
 }
 
 /// Iterates over the ranges between the seek points of an index.
 #[derive(Debug)]
-pub(crate) struct Stretches {
+pub(crate) struct SeekRanges {
     index: Arc<Index>,
     next: u32,
 }
 
-impl Iterator for Stretches {
+impl Iterator for SeekRanges {
     type Item = SeekRange;
 
     fn next(&mut self) -> Option<SeekRange> {

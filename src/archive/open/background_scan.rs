@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::opener::{Opener, disk_cache_name, hold_index};
+use super::opener::{Opener, disk_cache_name, keep_index_lock};
 use crate::archive::error::{Error, OpenError};
 use crate::archive::options::DiskCacheMode;
 use crate::archive::read::Reader;
@@ -140,7 +140,7 @@ impl ScanThread {
             && let Ok(index) = index.tree()
         {
             match store.publish(&self.opener.locator, index) {
-                Ok(in_use) => hold_index(reader, in_use),
+                Ok(index_lock) => keep_index_lock(reader, index_lock),
                 Err(error) => {
                     let error = error_chain(&error);
                     notes.push(format!("the index could not be saved: {error}"));

@@ -262,7 +262,7 @@ impl Opener {
             fill_threads: self
                 .resources
                 .as_ref()
-                .map(|it| Arc::clone(&it.0.fill_threads)),
+                .map(|(shared, _)| Arc::clone(&shared.fill_threads)),
             read_threads,
             reader,
         })

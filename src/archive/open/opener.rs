@@ -88,11 +88,11 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
     }
 }
 
-pub(super) fn hold_index(reader: &Reader, in_use: Option<IndexLock>) {
-    if let Some(in_use) = in_use {
-        in_use.touch();
+pub(super) fn keep_index_lock(reader: &Reader, index_lock: Option<IndexLock>) {
+    if let Some(index_lock) = index_lock {
+        index_lock.touch();
         // The slot is empty, because a reader loads or saves its index only once.
-        drop(reader.in_use.set(in_use));
+        drop(reader.index_lock.set(index_lock));
     }
 }
 
@@ -102,7 +102,7 @@ impl Opener {
         let Some(store) = self.store.as_ref().filter(|_| !self.must_rescan()) else {
             return Ok(None);
         };
-        let (index, in_use) = match store.find_locked(
+        let (index, index_lock) = match store.find_locked(
             &self.locator,
             &self.options.index_memory,
             self.options.index_rows,
@@ -120,7 +120,7 @@ impl Opener {
         }
         let disk_cache = self.open_disk_cache(&index);
         let reader = self.build_reader(LiveIndex::complete(index), disk_cache);
-        hold_index(&reader, in_use);
+        keep_index_lock(&reader, index_lock);
         Ok(self.matches_source(&reader).then_some(reader))
     }
 
@@ -338,7 +338,7 @@ impl Opener {
             stats: Arc::clone(&self.stats),
             tree: TreeSource::default(),
             header_checks: None,
-            in_use: OnceLock::new(),
+            index_lock: OnceLock::new(),
             is_closed: AtomicBool::default(),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use super::opener::{Opener, disk_cache_name_of, hold_index, is_refused};
+use super::opener::{Opener, disk_cache_name_of, is_refused, keep_index_lock};
 use crate::archive::error::{OpenError, ReadError};
 use crate::archive::index_source::published_index::{
     FindIndex, IndexPlace, PublishedIndex, PublishedIndexError, is_bound, load,
@@ -158,11 +158,11 @@ impl Opener {
             .inspect_err(|error| {
                 tracing::warn!(error = error_chain(error), "cannot use the saved index");
             });
-        let (index, in_use) = found.ok()??;
+        let (index, index_lock) = found.ok()??;
         let location = store.path(locator).display().to_string();
         let tree = TreeSource { origin, location };
         let reader = self.checking_reader(index, tree, locator, is_bound);
-        hold_index(&reader, in_use);
+        keep_index_lock(&reader, index_lock);
         Some(reader)
     }
 
@@ -232,7 +232,7 @@ fn compare_samples(reader: &Reader) -> Result<(), PublishedIndexError> {
 /// Loads all rows of a short published index on `threads`, so that later uses need not wait, and saves it.
 pub(super) fn load_in_background(reader: &Arc<Reader>, threads: &Arc<ThreadPool>) {
     let index = reader.live_index.completed();
-    let is_saved = reader.in_use.get().is_some();
+    let is_saved = reader.index_lock.get().is_some();
     if let Some(index) = index.filter(|index| index.is_published() && !is_saved)
         && index.published_bytes() <= MAX_BACKGROUND_BYTES
     {

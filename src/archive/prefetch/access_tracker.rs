@@ -199,7 +199,7 @@ impl AccessTracker {
         };
         // If reads need no spans, the kernel's own read-ahead is enough.
         if let Some(range) = wanted.fill
-            && !reader.reads_here()
+            && !reader.is_read_locally()
         {
             let range = FillRange {
                 // A read fetches the end of a file itself, if that is less than a span.

@@ -84,7 +84,7 @@ impl Prefetcher {
         })
     }
 
-    pub(crate) fn note_read(&self, ino: Ino, offset: u64, len: u32) {
+    pub(crate) fn report_read(&self, ino: Ino, offset: u64, len: u32) {
         if let Some(access_log) = &self.access_log {
             let size = |index: &Index| Some(index.entry(ino)?.size());
             let size = self.reader.live_index.read(size).ok().flatten();
@@ -108,7 +108,7 @@ impl Prefetcher {
         }
     }
 
-    pub(crate) fn note_lookup(&self, ino: Ino) {
+    pub(crate) fn report_lookup(&self, ino: Ino) {
         if !self.is_tracking || self.pages.get().is_none() {
             return;
         }

@@ -13,7 +13,7 @@ use super::single_flight::Claim;
 use super::window_layout::{Layout, WindowClaim};
 use super::windows::{MissingWindows, packed_extent};
 use crate::archive::error::ReadError;
-use crate::archive::scan::disk_cache_policy::{is_decoded_faster, is_near};
+use crate::archive::scan::disk_cache_policy::{is_decoded_faster, is_local};
 use crate::base::buffer_pool::Reservation;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::thread_pool::ThreadPool;
@@ -146,7 +146,7 @@ impl Reader {
 
     /// Whether decoding is faster than reading from disk. LZ4 decodes as fast as a disk reads, from less.
     fn is_faster_to_decode(&self, span: &Span) -> bool {
-        is_near(&**self.packed.source())
+        is_local(&**self.packed.source())
             && self.compression() == Compression::Lz4
             && span.seek_point.is_some()
     }
@@ -163,7 +163,7 @@ impl Reader {
         };
         let packed = end.0.saturating_sub(point.packed.0);
         let plain = span.plain.len();
-        is_near(&**self.packed.source())
+        is_local(&**self.packed.source())
             && is_decoded_faster(packed, plain, disk_cache, &self.stats)
     }
 

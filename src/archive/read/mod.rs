@@ -74,7 +74,7 @@ pub(crate) struct Reader {
     /// For a published index, the files whose headers matched.
     pub(crate) header_checks: Option<HeaderChecks>,
     /// Lock that keeps the saved index from being removed.
-    pub(crate) in_use: OnceLock<IndexLock>,
+    pub(crate) index_lock: OnceLock<IndexLock>,
     pub(crate) is_closed: AtomicBool,
 }
 
@@ -118,7 +118,7 @@ impl Reader {
                 found_spans += 1;
                 return Ok(bytes);
             }
-            self.read_part_from_disk(part, Wait::Never).ok_or(None)
+            self.read_part_from_disk(part, Wait::NoWait).ok_or(None)
         });
         match bytes {
             Ok(bytes) => {
@@ -178,7 +178,7 @@ impl Reader {
 
     /// Reads `part` from a local disk, with at most its whole blocks.
     fn read_part_from_disk(&self, part: &SpanPart, wait: Wait) -> Option<Bytes> {
-        let bytes = self.read_here(part.plain, wait);
+        let bytes = self.read_locally(part.plain, wait);
         let bytes = bytes.or_else(|| self.part_from_disk_cache(part, wait))?;
         self.stats.exact_reads.increment();
         Some(bytes)
@@ -266,15 +266,15 @@ impl Reader {
     }
 
     /// Whether plain bytes can be read directly from a local disk.
-    pub(crate) fn reads_here(&self) -> bool {
+    pub(crate) fn is_read_locally(&self) -> bool {
         self.packed.source().can_read_inline() && self.compression() == Compression::None
     }
 
     /// Reads and verifies `extent` of a local uncompressed archive on the calling thread, by whole blocks.
-    /// `None` for any other archive, and if bytes are unreadable, wrong, or, with [`Wait::Never`], not in the
+    /// `None` for any other archive, and if bytes are unreadable, wrong, or, with [`Wait::NoWait`], not in the
     /// page cache. A fill of the whole span then reports the reason.
-    pub(super) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
-        if !self.reads_here() {
+    pub(super) fn read_locally(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
+        if !self.is_read_locally() {
             return None;
         }
         let wanted = Extent::with_len(Packed(extent.start().0), extent.len());
@@ -355,7 +355,7 @@ mod tests {
             stats: Arc::default(),
             tree: TreeSource::default(),
             header_checks: None,
-            in_use: OnceLock::new(),
+            index_lock: OnceLock::new(),
             is_closed: AtomicBool::default(),
         };
         (reader, network)
@@ -387,7 +387,7 @@ mod tests {
         disk_cache.insert(
             after,
             vec![1; 16 << 10].into(),
-            crate::cache::QueueTimeout::Never,
+            crate::cache::QueueTimeout::Unlimited,
         );
         disk_cache.flush();
         let zeros = span_hash::of_zeros(16 << 10);

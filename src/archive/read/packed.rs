@@ -129,7 +129,7 @@ impl PackedReader {
     }
 
     /// Reads and verifies `blocks` of a local source on the calling thread. `None` if bytes are unreadable, wrong, or,
-    /// with [`Wait::Never`], not in the page cache.
+    /// with [`Wait::NoWait`], not in the page cache.
     pub(super) fn read_inline(&self, blocks: &Blocks, wait: Wait) -> Option<Bytes> {
         let extent = blocks.extent();
         let len = usize::try_from(extent.len()).ok()?;

@@ -261,7 +261,7 @@ impl Reader {
         let present = group
             .clone()
             .filter(|&other| self.has_window(layout, other));
-        let is_half_here = present.count() as u64 * 2 >= group.end.saturating_sub(group.start);
+        let is_half_present = present.count() as u64 * 2 >= group.end.saturating_sub(group.start);
         let max = layout.max_windows();
         let len = match self.windows.recent.lock().next_len(number, max) {
             1 if self.continues_all(layout, number) => max,
@@ -270,7 +270,7 @@ impl Reader {
         let archive_end = layout.end.div_ceil(layout.window_bytes);
         let growth_end = number.saturating_add(len).min(span_end);
         let mut wanted = number..end.max(growth_end).min(archive_end);
-        if is_half_here {
+        if is_half_present {
             wanted = group.start..wanted.end.max(group.end);
         }
         let mut claims = VecDeque::from([claim]);

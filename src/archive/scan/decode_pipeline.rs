@@ -59,7 +59,7 @@ pub(super) enum StreamItem {
     Digests(NewDigests),
     Plain(Bytes),
     Warning(String),
-    /// End of the stream. [`PlainStream::finished`] has the summary.
+    /// End of the stream. [`DecodePipeline::finished`] has the summary.
     End,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct StreamSummary {
 type Ticket = once_job::OnceJob<Result<Output, codec::Error>>;
 
 /// The plain stream, which the consumer's thread pulls.
-pub(super) struct PlainStream {
+pub(super) struct DecodePipeline {
     // Dropped before the threads, which end when the receiver is gone.
     slots: Receiver<Slot>,
     output: Option<Output>,
@@ -105,7 +105,7 @@ enum Slot {
     End(StreamSummary),
 }
 
-impl Drop for PlainStream {
+impl Drop for DecodePipeline {
     /// Cancels waits of the walker thread before its join, because the caller may hold the memory it needs.
     fn drop(&mut self) {
         if let Some(control) = &self.control {
@@ -118,7 +118,7 @@ impl Drop for PlainStream {
     }
 }
 
-impl PlainStream {
+impl DecodePipeline {
     /// Memory of the largest decoder state so far, in bytes.
     pub(super) fn decoder_bytes(&self) -> u64 {
         let broker = self.memory.as_ref().map(|(_, broker)| broker);
@@ -356,8 +356,8 @@ impl Walker {
     ) -> Result<Box<dyn codec::Decoder>, WalkError> {
         let compression = self.compression.unwrap_or_default();
         let wants_seek_points = context.wants_seek_points;
-        let stretches = saved_index.and_then(|saved_index| saved_index.stretches(compression));
-        Ok(match (stretches, resume) {
+        let seek_ranges = saved_index.and_then(|saved_index| saved_index.seek_ranges(compression));
+        Ok(match (seek_ranges, resume) {
             (_, Some(seek_point)) => codec::resume(compression, context, &seek_point)?,
             _ if skipped > Packed(0) => {
                 let (decoder, seek_point) =
@@ -367,9 +367,9 @@ impl Walker {
                 }
                 decoder
             }
-            (Some(stretches), None) => {
+            (Some(seek_ranges), None) => {
                 self.stats.indexed_scans.increment();
-                codec::start_indexed(compression, context, stretches)
+                codec::start_indexed(compression, context, seek_ranges)
             }
             (None, None) => codec::start(compression, context),
         })
@@ -477,14 +477,14 @@ mod tests {
     use xxhash_rust::xxh32::xxh32;
 
     /// A stream of these slots, whose sender then ends.
-    fn stream(slots: Vec<Slot>) -> PlainStream {
+    fn stream(slots: Vec<Slot>) -> DecodePipeline {
         let (sender, receiver) = sync_channel(MAX_QUEUED_PIECES);
         let thread = Thread::spawn("test", move || {
             for slot in slots {
                 sender.send(slot).expect("a receiver with room");
             }
         });
-        PlainStream {
+        DecodePipeline {
             slots: receiver,
             output: None,
             hash: None,
@@ -523,7 +523,7 @@ mod tests {
     }
 
     /// Reads the bytes up to the end or an error, and returns both.
-    fn drain(mut stream: PlainStream) -> (Vec<u8>, Option<Error>) {
+    fn drain(mut stream: DecodePipeline) -> (Vec<u8>, Option<Error>) {
         let mut bytes = Vec::new();
         loop {
             match stream.next() {

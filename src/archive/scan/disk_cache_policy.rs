@@ -25,11 +25,11 @@ const MIN_DECLINED_RATIO: u64 = 64;
 
 /// Whether to cache spans of `source` on disk. A local uncompressed file is as good as any copy.
 pub(crate) fn should_cache_spans(source: &dyn Source, compression: Option<Compression>) -> bool {
-    !(is_near(source) && compression == Some(Compression::None))
+    !(is_local(source) && compression == Some(Compression::None))
 }
 
 /// Whether packed bytes need no network, so that decoding is all that a missing span costs.
-pub(crate) fn is_near(source: &dyn Source) -> bool {
+pub(crate) fn is_local(source: &dyn Source) -> bool {
     !source.is_remote() && source.access() == Access::Ranges
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct DecodingClock(Option<Arc<Stats>>);
 
 impl DecodingClock {
     pub(crate) fn new(source: &dyn Source, stats: &Arc<Stats>) -> Self {
-        Self(is_near(source).then(|| Arc::clone(stats)))
+        Self(is_local(source).then(|| Arc::clone(stats)))
     }
 
     /// A clock that does not run, for a scan that makes no index, and so has no disk cache.
@@ -90,7 +90,7 @@ impl DecodingClock {
 pub(crate) struct ScanDiskCache {
     disk_cache: Arc<DiskCache>,
     access: Access,
-    is_near: bool,
+    is_local: bool,
     block_len: u64,
     stats: Arc<Stats>,
     /// The last seek point.
@@ -108,7 +108,7 @@ impl ScanDiskCache {
         Self {
             disk_cache,
             access: source.access(),
-            is_near: is_near(source),
+            is_local: is_local(source),
             stats,
             last_seek_point: None,
             is_decoded_faster: false,
@@ -127,8 +127,8 @@ impl ScanDiskCache {
             if let Some((packed, plain)) = self.last_seek_point.replace(here) {
                 let packed = here.0.0.saturating_sub(packed.0);
                 let plain = here.1.0.saturating_sub(plain.0);
-                self.is_decoded_faster =
-                    self.is_near && is_decoded_faster(packed, plain, &self.disk_cache, &self.stats);
+                self.is_decoded_faster = self.is_local
+                    && is_decoded_faster(packed, plain, &self.disk_cache, &self.stats);
             }
         }
         if span.hash.is_none() {
@@ -140,7 +140,7 @@ impl ScanDiskCache {
         }
         let is_far = span.seek_point.is_none() && !self.is_disk_stalled;
         let disk_wait = match self.access {
-            Access::Stream => QueueTimeout::Never,
+            Access::Stream => QueueTimeout::Unlimited,
             Access::Ranges if is_far => QueueTimeout::UpTo(MAX_FAR_SPAN_WAIT),
             Access::Ranges => {
                 QueueTimeout::UpTo(remaining_wait(self.started.elapsed(), self.waited))
@@ -194,7 +194,7 @@ mod tests {
         let disk_cache = Arc::new(disk_cache);
         let source = MemorySource::new("test", Vec::new());
         let mut writer = ScanDiskCache::new(Arc::clone(&disk_cache), &source, Arc::clone(&stats));
-        writer.is_near = !is_remote;
+        writer.is_local = !is_remote;
         for number in 0..5 {
             let plain = Extent::with_len(Plain(u64::from(number) * LEN), LEN);
             let seek_point = SeekPoint {

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 
-use self::decode_pipeline::{PlainStream, StreamItem};
+use self::decode_pipeline::{DecodePipeline, StreamItem};
 use self::digest::Digester;
 use self::disk_cache_policy::DecodingClock;
 use self::resume_point::ResumePoint;
@@ -274,7 +274,7 @@ impl<'a, S: Sink> Scan<'a, S> {
         })
     }
 
-    fn run(&mut self, plain: &mut PlainStream) -> Result<(), ScanError<S::Error>> {
+    fn run(&mut self, plain: &mut DecodePipeline) -> Result<(), ScanError<S::Error>> {
         loop {
             match self
                 .parser
@@ -299,7 +299,7 @@ impl<'a, S: Sink> Scan<'a, S> {
         Ok(())
     }
 
-    fn open(&self, resume: Option<(Compression, SeekPoint)>) -> Result<PlainStream, Error> {
+    fn open(&self, resume: Option<(Compression, SeekPoint)>) -> Result<DecodePipeline, Error> {
         let options = self.options;
         // Each gets half, so that neither fetched nor decoded data can starve the other.
         let half = Budget::new(options.memory).scan_pool_bytes();
@@ -353,7 +353,7 @@ impl<'a, S: Sink> Scan<'a, S> {
                 DecodingClock::stopped()
             },
         };
-        PlainStream::start(chunks, decode, self.stats).map_err(|_| Error::Interrupted)
+        DecodePipeline::start(chunks, decode, self.stats).map_err(|_| Error::Interrupted)
     }
 
     fn broker(&self, reclaimers: Vec<Arc<dyn Reclaim>>) -> MemoryBroker {
@@ -367,7 +367,7 @@ impl<'a, S: Sink> Scan<'a, S> {
     }
 
     /// Whether to skip the rest of a payload. Requested bytes are never skipped, so none is requested twice.
-    fn should_skip_payload(&mut self, plain: &PlainStream) -> bool {
+    fn should_skip_payload(&mut self, plain: &DecodePipeline) -> bool {
         let Some(source_end) = self.end.filter(|_| self.is_plain) else {
             return false;
         };
@@ -399,7 +399,10 @@ impl<'a, S: Sink> Scan<'a, S> {
     }
 
     /// Skips to the block in which the payload ends. Nothing from `requested_end` on has been requested.
-    fn skip_payload(&mut self, requested_end: Packed) -> Result<PlainStream, ScanError<S::Error>> {
+    fn skip_payload(
+        &mut self,
+        requested_end: Packed,
+    ) -> Result<DecodePipeline, ScanError<S::Error>> {
         let end = self.payload_end().unwrap_or(self.plain_len);
         let block_len = self.block_len;
         let skipped = (end / block_len * block_len).saturating_sub(self.plain_len);
@@ -422,7 +425,7 @@ impl<'a, S: Sink> Scan<'a, S> {
 
     fn next_bytes(
         &mut self,
-        plain: &mut PlainStream,
+        plain: &mut DecodePipeline,
     ) -> Result<Option<Bytes>, ScanError<S::Error>> {
         while plain.finished.is_none() {
             let piece = self.next_piece();
@@ -582,7 +585,7 @@ impl<'a, S: Sink> Scan<'a, S> {
     }
 
     /// Digest of a source whose archive is unreadable, if [`Digest::Compute`] wants it.
-    fn digest_despite_error(&self, plain: &mut PlainStream) -> Option<Sha256> {
+    fn digest_despite_error(&self, plain: &mut DecodePipeline) -> Option<Sha256> {
         if self.options.sha256 != Digest::Compute {
             return None;
         }
@@ -598,7 +601,7 @@ impl<'a, S: Sink> Scan<'a, S> {
     /// Ends the span and member after `error`. Returns it, unless the options allow this truncation.
     fn end_truncated(
         &mut self,
-        plain: &mut PlainStream,
+        plain: &mut DecodePipeline,
         error: Error,
         member: Option<Vec<u8>>,
     ) -> Result<(), ScanError<S::Error>> {
@@ -629,7 +632,7 @@ impl<'a, S: Sink> Scan<'a, S> {
 
     fn summary(
         mut self,
-        plain: &PlainStream,
+        plain: &DecodePipeline,
         truncated: bool,
     ) -> Result<Summary, ScanError<S::Error>> {
         let finished = plain

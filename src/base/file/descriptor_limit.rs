@@ -13,7 +13,9 @@ pub const HINT_RAISE_DESCRIPTOR_LIMIT: &str = "allow more open files: `ulimit -n
 pub fn is_descriptor_limit(error: &(dyn Error + 'static)) -> bool {
     let number = match error.downcast_ref::<io::Error>() {
         Some(error) => error.raw_os_error(),
-        None => error.downcast_ref::<Errno>().map(|it| it.raw_os_error()),
+        None => error
+            .downcast_ref::<Errno>()
+            .map(|errno| errno.raw_os_error()),
     };
     let limits = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
     number.is_some_and(|number| limits.contains(&number))

@@ -13,7 +13,7 @@ use rustix::io::{ReadWriteFlags, preadv2};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
     /// None: the read succeeds only from the page cache.
-    Never,
+    NoWait,
     /// A local disk.
     ForDisk,
 }
@@ -29,7 +29,7 @@ pub(crate) struct RandomReads {
 }
 
 impl RandomReads {
-    /// Fills `bytes` from `offset` of `file`, the same at each call. `None` if [`Wait::Never`] forbids it.
+    /// Fills `bytes` from `offset` of `file`, the same at each call. `None` if [`Wait::NoWait`] forbids it.
     pub(crate) fn read(
         &self,
         file: &File,
@@ -37,7 +37,7 @@ impl RandomReads {
         offset: u64,
         wait: Wait,
     ) -> Option<io::Result<()>> {
-        if wait == Wait::Never {
+        if wait == Wait::NoWait {
             let wanted = bytes.len();
             let buffers = &mut [IoSliceMut::new(bytes)];
             let read = preadv2(file, buffers, offset, ReadWriteFlags::NOWAIT);
@@ -71,7 +71,7 @@ mod tests {
         file.write_all(&content).expect("written");
         let reads = RandomReads::default();
         for (offset, len) in [(0, 1), (5, 4096), (7, 200_000), (299_999, 1)] {
-            for wait in [Wait::ForDisk, Wait::Never] {
+            for wait in [Wait::ForDisk, Wait::NoWait] {
                 let mut bytes = vec![0; len];
                 let read = reads.read(&file, &mut bytes, offset as u64, wait);
                 read.expect("just written").expect("there");
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(past.kind(), ErrorKind::UnexpectedEof);
         assert!(
             reads
-                .read(&file, &mut bytes, 299_999, Wait::Never)
+                .read(&file, &mut bytes, 299_999, Wait::NoWait)
                 .is_none()
         );
     }

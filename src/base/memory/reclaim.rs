@@ -118,7 +118,7 @@ impl MemoryBroker {
     }
 
     /// Notes that a decoder has a state of `bytes`, which another broker may have to grant.
-    pub fn note_need(&self, bytes: u64) {
+    pub fn record_need(&self, bytes: u64) {
         let mut state = self.shared.state.lock();
         state.largest_need = state.largest_need.max(bytes);
     }

@@ -265,7 +265,7 @@ impl DiskCache {
     }
 
     /// The unverified bytes of `part` of a span, with arbitrary content where they are not cached. `None` if
-    /// they cannot be read, or need the disk with [`Wait::Never`].
+    /// they cannot be read, or need the disk with [`Wait::NoWait`].
     pub fn read_part(&self, part: &SparseExtent, wait: Wait) -> Option<Bytes> {
         if let Some(bytes) = self.shared.queue.find_part(part.extent()) {
             return Some(bytes);

@@ -51,7 +51,7 @@ fn bytes(number: u64) -> Bytes {
 /// Inserts these spans as reads do, and waits until they are written.
 fn want(cache: &DiskCache, numbers: impl IntoIterator<Item = u64>) {
     for number in numbers {
-        cache.insert_evicting(extent(number), bytes(number), QueueTimeout::Never);
+        cache.insert_evicting(extent(number), bytes(number), QueueTimeout::Unlimited);
     }
     cache.flush();
 }
@@ -108,18 +108,18 @@ fn zero_runs_take_no_disk_and_are_read_as_zeros() {
     let zeros = SparseExtent::new(extent(0), [extent(0)]);
     let mixed = part(1, 5, Some(run(2, 4)));
     // Nothing that another process wrote in place of zeros is read.
-    cache.insert(extent(3), bytes(3), QueueTimeout::Never);
+    cache.insert(extent(3), bytes(3), QueueTimeout::Unlimited);
     cache.flush();
     let before = cache.disk_usage().held_bytes;
     for part in [&zeros, &mixed] {
-        cache.insert(part.clone(), content(part), QueueTimeout::Never);
+        cache.insert(part.clone(), content(part), QueueTimeout::Unlimited);
     }
     cache.flush();
     let more = cache.disk_usage().held_bytes - before;
     assert!((2 * SPAN..=2 * SPAN + 8192).contains(&more), "{more}");
     // The zeros at the end are past the end of the file.
     let end = part(100, 104, Some(run(101, 105)));
-    cache.insert(end.clone(), content(&end), QueueTimeout::Never);
+    cache.insert(end.clone(), content(&end), QueueTimeout::Unlimited);
     drop(cache);
     let cache = open(&cache_dir, "a");
     for part in [&zeros, &mixed, &end] {
@@ -174,7 +174,7 @@ fn scanned_span_evicts_nothing_when_cache_is_full() {
     let cache_dir = cache_dir(directory.path(), 4);
     let cache = open(&cache_dir, "a");
     for number in 0..6 {
-        cache.insert(extent(number), bytes(number), QueueTimeout::Never);
+        cache.insert(extent(number), bytes(number), QueueTimeout::Unlimited);
     }
     cache.flush();
     assert_eq!(kept(&cache), [0, 1, 2, 3]);
@@ -247,7 +247,7 @@ fn only_copy_stays_whole_while_in_use() {
     let cache_dir = cache_dir(directory.path(), 4);
     let copy = DiskCache::create(cache_dir.clone(), only_copy()).expect("a disk cache");
     for number in 0..3 {
-        copy.insert(extent(number), bytes(number), QueueTimeout::Never);
+        copy.insert(extent(number), bytes(number), QueueTimeout::Unlimited);
     }
     copy.flush();
     let other = open(&cache_dir, "other");
@@ -257,7 +257,7 @@ fn only_copy_stays_whole_while_in_use() {
     want(&other, 3..6);
     assert_eq!(kept(&other), [5]);
     assert_eq!(kept(&copy), [0, 1, 2]);
-    copy.insert(extent(9), bytes(9), QueueTimeout::Never);
+    copy.insert(extent(9), bytes(9), QueueTimeout::Unlimited);
     copy.flush();
     assert!(copy.problem_text().is_some(), "not at its own expense");
     assert_eq!(kept(&copy), [0, 1, 2]);
@@ -354,7 +354,7 @@ fn disk_caches_share_the_memory_of_queued_spans() {
     drop(lock);
     for cache in &caches {
         cache.flush();
-        cache.insert(extent(2), bytes(2), QueueTimeout::Never);
+        cache.insert(extent(2), bytes(2), QueueTimeout::Unlimited);
         cache.flush();
         assert_eq!(kept(cache), [0, 1, 2]);
     }

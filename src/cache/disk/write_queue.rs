@@ -53,7 +53,7 @@ pub enum QueueTimeout {
     /// Waits a second, unless the last push timed out because of a slow writer.
     Short,
     /// Waits as long as the writer takes.
-    Never,
+    Unlimited,
 }
 
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -84,7 +84,7 @@ impl WriteQueue {
             QueueTimeout::UpTo(limit) => limit,
             QueueTimeout::Short if self.state.lock().is_slow => Duration::ZERO,
             QueueTimeout::Short => SHORT_TIMEOUT,
-            QueueTimeout::Never => Duration::MAX,
+            QueueTimeout::Unlimited => Duration::MAX,
         };
         // Without the lock, because the writer needs it to free room.
         let len = item.bytes.len() as u64;
@@ -196,7 +196,7 @@ mod tests {
         queue.close();
         assert!(queue.next().is_none());
         assert!(queue.find(item(6, 4).sparse.extent()).is_none());
-        assert!(!queue.push(item(20, 1), QueueTimeout::Never), "closed");
+        assert!(!queue.push(item(20, 1), QueueTimeout::Unlimited), "closed");
 
         let queue = WriteQueue::new(BufferPool::new(10));
         assert!(queue.push(item(20, 100), QueueTimeout::NoWait));
@@ -250,7 +250,7 @@ mod tests {
         assert!(queue.next().is_some());
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| queue.next().is_some() && queue.next().is_none());
-            assert!(queue.push(item(10, 10), QueueTimeout::Never));
+            assert!(queue.push(item(10, 10), QueueTimeout::Unlimited));
             assert!(!queue.state.lock().is_slow);
             queue.wait_until_empty();
             assert_eq!(queue.pool.used_bytes(), 0);

@@ -355,7 +355,7 @@ impl Serial {
             return Stream::start(context.borrow_memory(needed_bytes)?).map(Self::Stream);
         }
         // With less memory the window has to be borrowed.
-        context.broker.note_need(needed_bytes);
+        context.broker.record_need(needed_bytes);
         let blocks = match last {
             Some(Self::Blocks { mut blocks, .. }) => {
                 blocks.begin_frame();

@@ -87,7 +87,11 @@ impl Link {
     /// Whether costs of at least `answers` answers rise with their offsets: at least half of the pairs rise,
     /// and at most one in eight falls. Differences up to an eighth of the highest cost count as noise.
     pub(super) fn is_rising(&self, answers: usize) -> bool {
-        let mut costs: Vec<_> = self.speeds.iter().map(|it| (it.start, it.cost)).collect();
+        let mut costs: Vec<_> = self
+            .speeds
+            .iter()
+            .map(|sample| (sample.start, sample.cost))
+            .collect();
         costs.sort_unstable();
         let highest = costs.iter().map(|&(_, cost)| cost).max();
         let noise = highest.unwrap_or_default() / 8;

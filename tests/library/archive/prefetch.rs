@@ -30,7 +30,7 @@ fn wait_until_idle(archive: &Archive) {
 fn read_sequentially(archive: &Archive, ino: Ino, content: &[u8]) {
     for (number, piece) in content.chunks(KERNEL_REQUEST_LEN as usize).enumerate() {
         let offset = number as u64 * u64::from(KERNEL_REQUEST_LEN);
-        archive.note_read(ino, offset, KERNEL_REQUEST_LEN);
+        archive.report_read(ino, offset, KERNEL_REQUEST_LEN);
         let read = archive
             .read_blocking(ino, offset, KERNEL_REQUEST_LEN)
             .expect("readable");

@@ -72,7 +72,7 @@ fn wait_until_idle(archive: &Archive) {
 fn check_read(archive: &Archive, tree: &Tree, offset: u64, len: u32) {
     let (name, content) = tree.files.first().expect("the large file");
     let ino = ino(archive, name);
-    archive.note_read(ino, offset, len);
+    archive.report_read(ino, offset, len);
     let read = archive.try_read(ino, offset, len);
     let read = read.unwrap_or_else(|| archive.read_blocking(ino, offset, len));
     let read = read.expect("readable");

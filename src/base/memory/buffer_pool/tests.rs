@@ -8,12 +8,12 @@ fn large_reservation_is_served_before_smaller_ones_that_came_later() {
     let pool = BufferPool::new(100);
     let held = pool.reserve(60).expect("open");
     std::thread::scope(|scope| {
-        let large = scope.spawn(|| pool.reserve(80).map(|it| it.bytes));
+        let large = scope.spawn(|| pool.reserve(80).map(|reserved| reserved.bytes));
         while pool.shared.state.lock().queue.is_empty() {
             std::thread::yield_now();
         }
         assert!(pool.reserve_within(10, Duration::ZERO).is_none());
-        let small = scope.spawn(|| pool.reserve(30).map(|it| it.bytes));
+        let small = scope.spawn(|| pool.reserve(30).map(|reserved| reserved.bytes));
         drop(held);
         assert_eq!(large.join().expect("no panic"), Ok(80));
         assert_eq!(small.join().expect("no panic"), Ok(30));

@@ -130,7 +130,10 @@ impl Transfer {
     }
 
     pub(super) fn is_cheap(&self) -> bool {
-        let mut in_flight = self.requests.iter().filter(|it| it.is_in_flight());
+        let mut in_flight = self
+            .requests
+            .iter()
+            .filter(|request| request.is_in_flight());
         in_flight.all(|request| {
             let cost = request.answered
                 - request.began
@@ -234,7 +237,11 @@ impl Transfer {
         };
         let now = self.now;
         let share = speed.min(speed * 2 / (self.in_flight() as u64).max(1));
-        for request in self.requests.iter_mut().filter(|it| it.before > 0) {
+        for request in self
+            .requests
+            .iter_mut()
+            .filter(|request| request.before > 0)
+        {
             request.before = request.before.saturating_sub(share);
             request.answered = now;
         }
