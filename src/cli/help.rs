@@ -408,6 +408,7 @@ mod tests {
         )
     }
 
+    // Promises: help-short
     #[test]
     fn short_help_has_at_most_40_lines_and_two_examples() {
         for mut verb in verbs() {
@@ -418,6 +419,7 @@ mod tests {
         }
     }
 
+    // Promises: help-short
     #[test]
     fn headings_are_known_and_network_flags_last() {
         let is_heading = |line: &&str| line.ends_with(':') && !line.starts_with(' ');
@@ -515,6 +517,7 @@ mod tests {
         assert!(of("  -quit") < of("\nArguments:"), "{long}");
     }
 
+    // Promises: help-short
     #[test]
     fn examples_are_valid_command_lines() {
         for (verb, _) in EXAMPLES {

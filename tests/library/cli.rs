@@ -311,7 +311,7 @@ fn path_missing_in_archive_is_reported() {
     }
 }
 
-// Promises: write-threads, atomic-conflicts, resume-conflicts, exit-status
+// Promises: write-threads, atomic-conflicts, resume-conflicts, exit-status, error-line
 #[test]
 fn usage_errors_exit_with_code_64() {
     let place = Place::new();

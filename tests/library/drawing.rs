@@ -39,6 +39,7 @@ fn drawn(place: &Place, locale: &str, source: &str) -> String {
     outcome.text().to_owned()
 }
 
+// Promises: ls-tree
 #[test]
 fn archive_and_directory_are_drawn_as_by_tree() {
     let place = Place::new();
@@ -57,6 +58,7 @@ fn archive_and_directory_are_drawn_as_by_tree() {
     assert_eq!(drawn(&place, "C", "d"), format!("d\n{ascii}"));
 }
 
+// Promises: ls-tree, walk-terminal
 #[test]
 fn names_drawn_on_a_terminal_are_escaped() {
     let name = "a\x1b]0;owned\x07b\n c";

@@ -30,6 +30,7 @@ fn primaries(text: &str) -> BTreeSet<&str> {
         .collect()
 }
 
+// Promises: help-short
 #[test]
 fn help_of_find_lists_each_accepted_primary() {
     let output = Command::new(env!("CARGO_BIN_EXE_tarfs"))
@@ -68,6 +69,7 @@ fn help_of_find_lists_each_accepted_primary() {
     assert!(missing.is_empty() && known.len() > 40, "{missing:?}");
 }
 
+// Promises: help-short
 #[test]
 fn ls_and_du_take_h_for_human_readable_sizes() {
     let place = Place::new();
@@ -108,6 +110,7 @@ fn manual_section(name: &str, title: &str) -> String {
     section.replace("\\(bu", "").replace("\\*(Aq", "'")
 }
 
+// Promises: help-short
 #[test]
 fn man_pages_list_each_variable_that_is_read() {
     // Names that look like those of variables: of file systems, capabilities, and of variables between own processes.
@@ -167,6 +170,7 @@ fn man_pages_list_each_variable_that_is_read() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
+// Promises: exit-status
 #[test]
 fn exit_statuses_of_readme_are_those_of_the_man_page() {
     let readme = read(&root().join("README.md"));

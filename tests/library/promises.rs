@@ -17,9 +17,6 @@ const WRITE: &str = "TARFS_WRITE_PROMISES";
 /// Fewer promises than this mean that the document is not understood.
 const MIN_PROMISES: usize = 300;
 
-/// Bounds what a reader must search. Explanations belong into docs/architecture.md.
-const MAX_WORDS: usize = 12_000;
-
 /// List items and table rows. Lines that continue an item, and headers of tables, are none.
 fn promises(text: &str) -> Vec<&str> {
     let mut promises = Vec::new();
@@ -61,13 +58,8 @@ fn test_name(line: &str) -> Option<&str> {
     start.split(|letter| !is_word(letter)).next()
 }
 
-/// The ids in comments `Promises: ID, ID` of one file, with the test below each comment.
-fn citations(path: &str, text: &str) -> Vec<Citation> {
-    let mark = if path.ends_with(".py") {
-        "# Promises: "
-    } else {
-        "// Promises: "
-    };
+/// The ids after `mark` in comments of one file, with the test below each comment.
+fn citations(path: &str, text: &str, mark: &str) -> Vec<Citation> {
     let mut citations = Vec::new();
     let mut ids: Vec<&str> = Vec::new();
     let mut is_attribute = false;
@@ -94,11 +86,16 @@ fn citations(path: &str, text: &str) -> Vec<Citation> {
 
 /// The citations of all tests in Rust and Python.
 fn all_citations() -> Vec<Citation> {
+    let places = [
+        ("src", ".rs", "// Promises: "),
+        ("tests", ".rs", "// Promises: "),
+        ("tests/python", ".py", "# Promises: "),
+    ];
     let mut citations = Vec::new();
-    for (folder, suffix) in [("src", ".rs"), ("tests", ".rs"), ("tests/python", ".py")] {
+    for (folder, suffix, mark) in places {
         for path in files(&root().join(folder), suffix) {
             let name = path.strip_prefix(root()).expect("below").display();
-            citations.extend(self::citations(&name.to_string(), &read(&path)));
+            citations.extend(self::citations(&name.to_string(), &read(&path), mark));
         }
     }
     citations
@@ -123,8 +120,6 @@ fn promises_have_ids_and_tests_cite_them() {
     let text = read(&root().join(PROMISES));
     let promises = promises(&text);
     assert!(promises.len() > MIN_PROMISES, "only {}", promises.len());
-    let words = text.split_whitespace().count();
-    assert!(words <= MAX_WORDS, "{PROMISES} has {words} words");
     let mut wrong = Vec::new();
     let no_id = promises.iter().filter(|promise| id(promise).is_none());
     wrong.extend(no_id.map(|promise| format!("no id of two to four words: {promise}")));
@@ -147,6 +142,10 @@ fn promises_have_ids_and_tests_cite_them() {
 }
 
 #[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a contributor asks for the new matrix by a variable"
+)]
 fn matrix_lists_tests_of_each_promise() {
     let text = read(&root().join(PROMISES));
     let ids: Vec<_> = promises(&text).into_iter().filter_map(id).collect();

@@ -379,6 +379,7 @@ fn runtime_directory_of_another_user_is_not_used() {
     assert_eq!(used, 0, "another user's");
 }
 
+// Promises: status-shows
 #[test]
 fn watch_appends_to_a_pipe_until_the_mount_ends() {
     let place = place();

@@ -69,6 +69,7 @@ pub(crate) fn format_version(fingerprint: &str) -> String {
 mod tests {
     use super::*;
 
+    // Promises: status-counters
     #[test]
     fn sizes_have_units_up_to_pib() {
         let shown = [
@@ -94,6 +95,7 @@ mod tests {
         assert_eq!(format_age(5, UNIX_EPOCH), "0 s ago");
     }
 
+    // Promises: status-counters
     #[test]
     fn version_of_a_file_is_its_size_and_time() {
         let file = "len=53687091200 dev=65024 ino=7 mtime=1779294449123456789 ctime=1";
