@@ -16,11 +16,9 @@ const REASON: &str = "// Length: ";
 const LONG_FILES: &[&str] = &[
     "src/cli/commands/mount.rs",
     "src/cli/daemon/control_socket.rs",
-    "src/fuse/filesystem.rs",
     "src/materialize/layers.rs",
     "src/materialize/resume/journal.rs",
     "src/materialize/selection.rs",
-    "src/source/error.rs",
     "src/tree/parallel_walk.rs",
 ];
 
