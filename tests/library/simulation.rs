@@ -454,7 +454,7 @@ impl Farm {
     }
 
     async fn run(mut self) -> Outcome {
-        let source = self.open().await;
+        let source = Box::pin(self.open()).await;
         let mut outcome = Outcome::default();
         for _ in 0..4 {
             let healthy = rng(&mut self.rng, self.nets.len());
