@@ -23,9 +23,9 @@ mod shard;
 mod shard_records;
 mod sidecar;
 mod staging;
+mod sync;
 mod to_stdout;
 mod tree_writer;
-mod update;
 mod write;
 
 #[cfg(test)]
@@ -37,14 +37,14 @@ pub use self::background_copy::{BackgroundCopy, BackgroundCopyProgress, CopyStat
 pub use self::dry_run::DryRunSink;
 pub use self::entry_reader::{EntryError, read_entries};
 pub use self::error::{Cause, Error, Problem, Reporter, StepError};
-pub use self::layers::UNPLACED_FILES;
+pub use self::layers::UNPLACED_DIRECTORY;
 pub use self::lock::DestinationLock;
 pub use self::materializer::{Materializer, StopOnDrop};
 pub use self::options::{Existing, Options, Summary};
 pub use self::selection::{PathLinks, SelectedPath, Selection};
 pub use self::staging::Staging;
+pub use self::sync::{SyncAction, SyncPlan, SyncPlanner};
 pub use self::to_stdout::ContentSink;
-pub use self::update::{Step, UpdatePlan, UpdatePlanner};
 #[cfg(feature = "python")]
 pub(crate) use self::write::member_of;
 pub use self::write::{check_empty_destination, is_empty_directory};

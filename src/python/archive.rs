@@ -14,7 +14,7 @@ use super::error::{ACCESS_DENIED, INVALID, NOT_FOUND, exception, of_error};
 use super::members::Members;
 use super::opened::{MAX_READ_BYTES, Opened};
 use super::options;
-use super::process::{ThisProcess, call};
+use super::process::{ProcessLocal, call};
 use super::row::{self, Row};
 use crate::archive::{ReadError, Version};
 use crate::base::resolve::{PathError, without_dots};
@@ -28,9 +28,9 @@ type Counters = Vec<(&'static str, u64)>;
 /// An indexed archive or image.
 #[pyclass(frozen, module = "tarfs._native")]
 pub(super) struct Archive {
-    opened: ThisProcess<Arc<Opened>>,
+    opened: ProcessLocal<Arc<Opened>>,
     /// The archive as it is opened to be written, unless that is `opened`.
-    to_write: PyOnceLock<Option<ThisProcess<Arc<Opened>>>>,
+    to_write: PyOnceLock<Option<ProcessLocal<Arc<Opened>>>>,
 }
 
 #[expect(
@@ -140,7 +140,7 @@ impl Archive {
     }
 
     /// Cuts the archive into `count` shards: number, and entries, bytes, packed start and end of each.
-    fn plan(&self, py: Python<'_>, count: u32) -> PyResult<Vec<(u32, [u64; 4])>> {
+    fn plan_shards(&self, py: Python<'_>, count: u32) -> PyResult<Vec<(u32, [u64; 4])>> {
         let plan = shards(py, self.opened.get(py)?, count)?;
         let shards = plan.shards().iter();
         let shards = shards.map(|it| {
@@ -191,7 +191,7 @@ impl Archive {
 
     /// Writes shard `number` of `count` below `directory`, or finishes the tree of all shards if `number` is 0.
     /// Returns the numbers of entries and bytes.
-    fn materialize(
+    fn write_shard(
         &self,
         py: Python<'_>,
         directory: OsString,

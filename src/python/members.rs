@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyDict};
 use super::error::{DAMAGED, ERROR, exception, of_error};
 use super::opened::{Opened, cause};
 use super::options;
-use super::process::{ThisProcess, call, receive};
+use super::process::{ProcessLocal, call, receive};
 use super::row::Row;
 use crate::archive::scan::{self, PayloadEnd, Sink};
 use crate::base::extent::Plain;
@@ -41,7 +41,7 @@ enum Message {
 #[pyclass(frozen, module = "tarfs._native")]
 pub(super) struct Members {
     // The receiver is dropped first, which ends the thread.
-    reader: ThisProcess<(Mutex<Receiver<Message>>, Thread<()>)>,
+    reader: ProcessLocal<(Mutex<Receiver<Message>>, Thread<()>)>,
 }
 
 impl Members {
@@ -71,7 +71,7 @@ impl Members {
             drop(sink.output.send(Message::Over(result)));
         };
         let thread = Thread::spawn("tarfs-members", run)?;
-        let reader = ThisProcess::new((Mutex::new(receiver), thread));
+        let reader = ProcessLocal::new((Mutex::new(receiver), thread));
         Ok(Self { reader })
     }
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use pyo3::prelude::*;
 
 use super::error::{ERROR, exception, of_error};
-use super::process::{ThisProcess, call, receive};
+use super::process::{ProcessLocal, call, receive};
 use crate::archive::{
     Archive, Callback, OpenError, PrefetchOptions, ReadError, TreeOrigin, TreePart, Version,
     Volume, WaitFor,
@@ -47,7 +47,7 @@ impl Opened {
         context: &OpenContext,
         spec: &SourceSpec,
         expected: Option<&Version>,
-    ) -> PyResult<ThisProcess<Arc<Self>>> {
+    ) -> PyResult<ProcessLocal<Arc<Self>>> {
         let mut opened = Self::try_open(py, context, spec, MAX_SCANS)?;
         if opened.as_ref().is_err_and(Failure::is_out_of_memory) {
             // It waits until there is no other scan.
@@ -65,11 +65,11 @@ impl Opened {
         context: &OpenContext,
         spec: &SourceSpec,
         memory_divisor: u64,
-    ) -> PyResult<Result<ThisProcess<Arc<Self>>, Failure>> {
+    ) -> PyResult<Result<ProcessLocal<Arc<Self>>, Failure>> {
         let (mut own, tree) = (context.clone(), spec.clone().into());
         own.archive.scan.memory /= memory_divisor;
         let volume = match call(py, move || own.open_early(&tree))? {
-            Ok(volume) => ThisProcess::new(volume),
+            Ok(volume) => ProcessLocal::new(volume),
             Err(error) => return Ok(Err(Failure::Open(error))),
         };
         let scanned = volume.get(py)?;
@@ -83,7 +83,7 @@ impl Opened {
         let index = index.ok_or_else(|| exception(py, ERROR, "the archive is not indexed"))?;
         let index = call(py, move || index.into_tree())?;
         let index = index.map_err(|error| of_error(py, &error))?;
-        Ok(Ok(ThisProcess::new(Arc::new(Self {
+        Ok(Ok(ProcessLocal::new(Arc::new(Self {
             volume: Arc::clone(scanned),
             index,
             location: spec.redacted(),
@@ -138,7 +138,10 @@ impl Opened {
     }
 
     /// Opens the same version again for a verb that writes, if only a publisher vouches for the tree.
-    pub(super) fn open_to_write(&self, py: Python<'_>) -> PyResult<Option<ThisProcess<Arc<Self>>>> {
+    pub(super) fn open_to_write(
+        &self,
+        py: Python<'_>,
+    ) -> PyResult<Option<ProcessLocal<Arc<Self>>>> {
         let archive = self.volume.as_archive();
         if archive.is_none_or(|archive| archive.tree_origin() >= TreeOrigin::WRITTEN) {
             return Ok(None);

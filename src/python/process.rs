@@ -146,12 +146,12 @@ pub(super) fn receive<T: Send>(
 ///
 /// A forked child never uses it and never drops it, because its threads may have held locks during the fork.
 #[derive(Debug)]
-pub(super) struct ThisProcess<T: Send + 'static> {
+pub(super) struct ProcessLocal<T: Send + 'static> {
     value: Option<T>,
     pid: u32,
 }
 
-impl<T: Send + 'static> ThisProcess<T> {
+impl<T: Send + 'static> ProcessLocal<T> {
     pub(super) fn new(value: T) -> Self {
         Self {
             value: Some(value),
@@ -167,7 +167,7 @@ impl<T: Send + 'static> ThisProcess<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for ThisProcess<T> {
+impl<T: Send + 'static> Drop for ProcessLocal<T> {
     /// Waits shortly for the value's threads, which may wait for a server, without the interpreter's lock.
     fn drop(&mut self) {
         let value = self.value.take();

@@ -135,7 +135,7 @@ def test_links_are_followed_inside_the_archive(server: Server, contents: Content
 # Promises: spark-cost
 def test_shards_are_disjoint_and_complete(server: Server, contents: Contents) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
-    plan = archive.plan(7)
+    plan = archive.plan_shards(7)
     assert [shard.number for shard in plan] == list(range(1, 8))
     found: Contents = {}
     for shard in plan:
@@ -208,7 +208,7 @@ def test_published_index_spares_the_archive(server: Server, contents: Contents) 
         archive = tarfs.open(server.url("p.tar.gz"), cache_dir=False, **options)
         assert archive.read_range("data/d1/f0001", 5) == contents["data/d1/f0001"][5:]
         assert archive.counters()["scanned_packed_bytes"] == 0
-        assert archive.plan(3)[0].entries > 50
+        assert archive.plan_shards(3)[0].entries > 50
 
 
 # Promises: python-indexes, published-copies
@@ -271,18 +271,18 @@ def test_tree_of_a_published_index_is_not_written(
     assert archive.counters()["published_indexes"] == 1
     # What is only shown needs no scan, and is cut as the tree that is written.
     scanned_archive = tarfs.open(server.url("a.tar.gz"))
-    entries = [shard.entries for shard in archive.plan(2)]
-    assert entries == [shard.entries for shard in scanned_archive.plan(2)]
+    entries = [shard.entries for shard in archive.plan_shards(2)]
+    assert entries == [shard.entries for shard in scanned_archive.plan_shards(2)]
     shown = {member.name: member.read() for member in archive.members(1, 2)}
     assert shown == {member.name: member.read() for member in scanned_archive.members(1, 2)}
     assert archive.counters()["scanned_packed_bytes"] == 0
     out = tmp_path / "out"
     out.mkdir()
     for number in 1, 2:
-        archive.materialize(out, number, 2)
+        archive.write_shard(out, number, 2)
     scanned = archive.counters()["scanned_packed_bytes"]
     assert scanned > 0
-    archive.finish(out)
+    archive.finish_shards(out)
     assert archive.counters()["scanned_packed_bytes"] == scanned
     assert (out / "data/d1/f0001").read_bytes() == contents["data/d1/f0001"]
 
@@ -354,7 +354,7 @@ def test_errors_have_kinds_and_texts(server: Server, tmp_path: Path) -> None:
         (lambda: archive.open("data"), IsADirectoryError, "data: it is a directory"),
         (lambda: archive.stat("table.csv/x"), FileNotFoundError, "not a directory"),
         (lambda: archive.members(3, 2), ValueError, "shard 3/2"),
-        (lambda: archive.plan(0), ValueError, "0 shards"),
+        (lambda: archive.plan_shards(0), ValueError, "0 shards"),
         (lambda: tarfs.open(server.url("none")), FileNotFoundError, "check how it is spelled"),
         (lambda: tarfs.open(tmp_path / "none.tar"), tarfs.NotFound, "cannot read"),
         (lambda: tarfs.open(tmp_path / "none.tar", memory="much"), ValueError, "memory: 'much'"),
@@ -512,8 +512,8 @@ def test_path_that_is_not_utf8_is_read(tmp_path: Path) -> None:
             assert pickle.loads(pickle.dumps(archive)).read_range("f") == b"x"
             out = directory + b"/%d" % number
             os.mkdir(out)
-            archive.materialize(out, 1, 1)
-            archive.finish(out)
+            archive.write_shard(out, 1, 1)
+            archive.finish_shards(out)
             assert Path(os.fsdecode(out + b"/f")).read_bytes() == b"x"
         assert [member.name for member in tarfs.stream(path)] == ["f"]
 
@@ -537,7 +537,7 @@ print(names.count("tarfs-read\\n"), names.count("tarfs-fetch\\n"), names.count("
     assert found[:2] == ["4", "4"]
 
 
-@pytest.mark.parametrize("work", ["open", "stream", "range", "file", "members", "materialize"])
+@pytest.mark.parametrize("work", ["open", "stream", "range", "file", "members", "write_shard"])
 # Promises: python-interrupt
 def test_interrupt_ends_what_waits(server: Server, tmp_path: Path, work: str) -> None:
     url = server.url("a.tar.gz")
@@ -553,7 +553,7 @@ def test_interrupt_ends_what_waits(server: Server, tmp_path: Path, work: str) ->
         "range": lambda: archive.read_range("data/d1/f0001"),
         "file": file.read,
         "members": lambda: [member.read() for member in archive],
-        "materialize": lambda: archive.materialize(tmp_path / "out", 1, 1),
+        "write_shard": lambda: archive.write_shard(tmp_path / "out", 1, 1),
     }
     (tmp_path / "out").mkdir()
     server.unanswered, server.silence, server.was_waited_for = 0, threading.Event(), False
@@ -635,7 +635,7 @@ if os.geteuid() == 0:
 else:
     os.chmod("{tmp_path}/out", 0o555)
 try:
-    print(archive.materialize("{tmp_path}/out", 1, 1))
+    print(archive.write_shard("{tmp_path}/out", 1, 1))
 except PermissionError as error:
     print(error)
 """

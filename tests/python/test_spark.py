@@ -80,7 +80,7 @@ def test_each_shard_decodes_its_part(url: str) -> None:
     decoded = []
     for number in (1, 2):
         with tarfs.open(url, cache_size=False) as archive:
-            total = archive.plan(2)[-1].packed_end
+            total = archive.plan_shards(2)[-1].packed_end
             for _ in archive.members(number, 2):
                 pass
             decoded.append(archive.counters()["decoded_bytes"])
@@ -261,7 +261,7 @@ def test_times_beyond_those_of_python_are_read(tmp_path: Path) -> None:
 
 def test_number_of_shards_is_limited() -> None:
     class Huge:
-        def plan(self, _: int) -> list[tarfs.Shard]:
+        def plan_shards(self, _: int) -> list[tarfs.Shard]:
             return [tarfs.Shard(1, 1, 1, 0, 1 << 50)]
 
     assert tarfs.spark._default_shards(Huge()) == tarfs.spark.MAX_SHARDS

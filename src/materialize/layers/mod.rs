@@ -14,4 +14,4 @@ mod tests;
 
 pub(super) use self::placement::finish_root;
 pub(super) use self::state::LayerState;
-pub use self::unplaced::UNPLACED_FILES;
+pub use self::unplaced::UNPLACED_DIRECTORY;

@@ -6,7 +6,7 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::unplaced::{
-    UNPLACED_FILES, directory_name, file_name, make_private_directory, make_unplaced_top,
+    UNPLACED_DIRECTORY, directory_name, file_name, make_private_directory, make_unplaced_top,
 };
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, EntryKind, Index, Ino, LayerIno, MergedIndex};
@@ -21,7 +21,7 @@ const OPEN_PARENT: &str = "return to the parent directory";
 /// Maximum number of open ancestors of the current directory.
 const MAX_OPEN_ANCESTORS: usize = 16;
 
-/// Maximum number of open directories in [`UNPLACED_FILES`].
+/// Maximum number of open directories in [`UNPLACED_DIRECTORY`].
 const MAX_OPEN_DIRECTORIES: usize = 16;
 
 /// Reports entries that are not in the merged tree.
@@ -47,7 +47,8 @@ pub(super) fn find_unused_name(
         return name;
     }
     // A directory has fewer entries than this range.
-    let mut free = (0..=u32::MAX).map(|number| format!("{UNPLACED_FILES}-{number}").into_bytes());
+    let mut free =
+        (0..=u32::MAX).map(|number| format!("{UNPLACED_DIRECTORY}-{number}").into_bytes());
     let free = free.find(|name| !is_taken(name));
     let free = free.unwrap_or_else(|| name.clone());
     if !is_there {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::placement::{TreePlacement, find_unused_name, report_left_out};
 use super::unplaced::{
-    UNPLACED_FILES, directory_name, file_name, make_private_directory, make_unplaced_top,
+    UNPLACED_DIRECTORY, directory_name, file_name, make_private_directory, make_unplaced_top,
 };
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
@@ -140,7 +140,7 @@ impl LayerState {
         {
             return Ok(directory.clone());
         }
-        let top = UNPLACED_FILES.as_bytes();
+        let top = UNPLACED_DIRECTORY.as_bytes();
         let unplaced_top = make_unplaced_top(&mut self.unplaced_top, top, destination)?;
         let directory = make_private_directory(&unplaced_top, &name, destination)?;
         self.current_directory = Some((name, directory.clone()));
@@ -173,7 +173,7 @@ impl LayerState {
             }
         };
         drop(self.indexes);
-        let mut name = UNPLACED_FILES.as_bytes().to_vec();
+        let mut name = UNPLACED_DIRECTORY.as_bytes().to_vec();
         if let Some(merged) = &merged {
             report_left_out(&merged.index, tree);
             name = find_unused_name(&merged.index, name, self.unplaced_top.is_some(), tree);

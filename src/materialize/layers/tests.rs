@@ -5,7 +5,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::UNPLACED_FILES;
+use super::UNPLACED_DIRECTORY;
 use crate::index::MemoryLimit;
 use crate::index::{Builder, EntryKind, Index, Ino, Options, Origin};
 use crate::layers::{WhiteoutFormat, merge};
@@ -259,7 +259,7 @@ fn check_written_layers(
 /// Writes `a` and `b` as one layer. Calls `interfere` after each with the directory of unplaced files.
 fn write_two_files(interfere: impl Fn(&Path, usize)) -> (Vec<String>, TreeListing) {
     let place = tempfile::tempdir().expect("a directory");
-    let unplaced = place.path().join(UNPLACED_FILES);
+    let unplaced = place.path().join(UNPLACED_DIRECTORY);
     let mut options = crate::materialize::Options::for_this_user();
     options.writers = Some(1);
     let mut materializer =

@@ -7,9 +7,9 @@ use crate::materialize::error::{StepError, WithAction};
 use crate::materialize::write::{Destination, Directory};
 
 /// Directory in the destination for files of layers before they are moved to their places.
-pub const UNPLACED_FILES: &str = ".tarfs-layers";
+pub const UNPLACED_DIRECTORY: &str = ".tarfs-layers";
 
-/// Number of consecutive inodes whose files share a directory in [`UNPLACED_FILES`].
+/// Number of consecutive inodes whose files share a directory in [`UNPLACED_DIRECTORY`].
 const FILES_PER_DIRECTORY: u32 = 256;
 
 pub(super) fn make_unplaced_top(

@@ -73,7 +73,7 @@ impl TreeWriter {
         let is_link = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
         let name = name_of(&job.path);
         self.context.existing == Existing::Replace
-            && self.context.update.get().is_none()
+            && self.context.replace_rules.get().is_none()
             && job.directory.resolved_path_of(name).is_some()
             && lstat_at(&job.directory, name).is_ok_and(is_link)
             && self.destination.goes_through_itself(&job.path)

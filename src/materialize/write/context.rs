@@ -43,7 +43,7 @@ pub(crate) struct Context {
     /// The destination directory, if it is not writable.
     pub(crate) unwritable: OnceLock<Unwritable>,
     /// Set for an update, whose entries replace others only when they are complete.
-    pub(crate) update: OnceLock<ReplaceRules>,
+    pub(crate) replace_rules: OnceLock<ReplaceRules>,
 }
 
 /// Observes complete files, on the writer threads. They are made again if the run is interrupted.
@@ -133,7 +133,7 @@ impl Context {
             reserved_names: ReservedNames::default(),
             failed_files: Mutex::default(),
             unwritable: OnceLock::new(),
-            update: OnceLock::new(),
+            replace_rules: OnceLock::new(),
         }
     }
 
@@ -155,7 +155,7 @@ impl Context {
         wait_for_files: impl FnMut(),
         mut attempt: impl FnMut(&[u8]) -> Result<T, Errno>,
     ) -> Result<Option<(T, Option<TemporaryEntry>)>, Errno> {
-        if let Some(&rules) = self.update.get() {
+        if let Some(&rules) = self.replace_rules.get() {
             let temporary = TemporaryEntry::new(directory, name, rules)?;
             let made = attempt(temporary.name())?;
             return Ok(Some((made, Some(temporary))));
@@ -235,7 +235,7 @@ impl Context {
             return;
         }
         let unwritable = self.unwritable.get();
-        if !unwritable.is_some_and(|unwritable| unwritable.explains(path, error, &self.problems)) {
+        if !unwritable.is_some_and(|unwritable| unwritable.absorb(path, error, &self.problems)) {
             self.problems.add(path, error);
         }
     }
@@ -247,7 +247,7 @@ impl Context {
 
     /// Notes that the file of `job` is not made.
     pub(super) fn note_failure(&self, job: &Job) {
-        let is_update = self.update.get().is_some();
+        let is_update = self.replace_rules.get().is_some();
         let path = is_update.then(|| job.path.as_bytes());
         if let Some(name) = job.name.as_deref().or(path) {
             self.failed_files.lock().insert(name.to_vec());

@@ -52,13 +52,9 @@ impl Unwritable {
         }
     }
 
-    /// Whether the destination explains `error`. If so, it counts `path` among `problems`.
-    pub(crate) fn explains(
-        &self,
-        path: &ArchivePath,
-        error: StepError,
-        problems: &Problems,
-    ) -> bool {
+    /// Counts `path` among `problems`, and reports the destination once, if the destination explains `error`. Returns
+    /// whether it does.
+    pub(crate) fn absorb(&self, path: &ArchivePath, error: StepError, problems: &Problems) -> bool {
         let is_refused = matches!(error.errno, Errno::ACCESS | Errno::PERM);
         if !is_refused || !self.is_directly_in(path) {
             return false;

@@ -190,9 +190,9 @@ class Archive:
         self._handle.compare(entry.ino)
         return entry
 
-    def plan(self, shards: int) -> list[Shard]:
-        """Cuts the archive into shards of about equal length, as ``tarfs shard plan`` does."""
-        return [Shard(number, *rest) for number, rest in self._handle.plan(shards)]
+    def plan_shards(self, count: int) -> list[Shard]:
+        """Cuts the archive into ``count`` shards of about equal length, as ``tarfs shard plan`` does."""
+        return [Shard(number, *rest) for number, rest in self._handle.plan_shards(count)]
 
     def shard_entries(self, number: int, count: int) -> list[Entry]:
         """Returns the entries of a shard, under all their names."""
@@ -216,13 +216,13 @@ class Archive:
     def __iter__(self) -> Members:
         return self.members()
 
-    def materialize(self, directory: StrPath, number: int, count: int) -> tuple[int, int]:
+    def write_shard(self, directory: StrPath, number: int, count: int) -> tuple[int, int]:
         """Writes shard ``number``, from 1, of ``count`` below a directory. Returns the numbers of entries and bytes."""
-        return self._handle.materialize(os.fsdecode(directory), _number(number, count), count)
+        return self._handle.write_shard(os.fsdecode(directory), _number(number, count), count)
 
-    def finish(self, directory: StrPath) -> None:
+    def finish_shards(self, directory: StrPath) -> None:
         """Finishes a tree that all shards have written: its hard links, and the attributes of directories."""
-        self._handle.materialize(os.fsdecode(directory), 0, 1)
+        self._handle.write_shard(os.fsdecode(directory), 0, 1)
 
     def counters(self) -> dict[str, int]:
         """Returns counters of the work done so far, as ``--stats`` prints them."""

@@ -104,12 +104,12 @@ def materialize(
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in chain.from_iterable(batch["id"].to_pylist() for batch in batches):
-            written = archive.materialize(directory, number, count)
+            written = archive.write_shard(directory, number, count)
             yield pa.RecordBatch.from_pydict({"bytes": [written[1]]})
 
     numbers = spark.range(1, count + 1, 1, count)
     rows = numbers.mapInArrow(write, "bytes bigint").collect()
-    archive.finish(directory)
+    archive.finish_shards(directory)
     return sum(row["bytes"] for row in rows)
 
 
@@ -314,4 +314,4 @@ def _is_permissive(options: dict[str, str]) -> bool:
 
 
 def _default_shards(archive: Archive) -> int:
-    return min(max(1, archive.plan(1)[0].packed_end // SHARD_BYTES), MAX_SHARDS)
+    return min(max(1, archive.plan_shards(1)[0].packed_end // SHARD_BYTES), MAX_SHARDS)

@@ -91,7 +91,10 @@ impl<'a> Output<'a> {
             if let Some(directory) = layers_directory {
                 // Errors are ignored, because the process ends in any case.
                 drop(File::open(directory).and_then(|directory| {
-                    materialize::remove_tree(&directory, OsStr::new(materialize::UNPLACED_FILES))
+                    materialize::remove_tree(
+                        &directory,
+                        OsStr::new(materialize::UNPLACED_DIRECTORY),
+                    )
                 }));
             }
             report_interrupted(&stats, &place, hint);

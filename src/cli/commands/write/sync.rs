@@ -25,7 +25,7 @@ use crate::cli::ui::output;
 use tarfs::index::Ino;
 use tarfs::internal::escape::escape;
 use tarfs::materialize::{
-    DestinationLock, Materializer, Options, Step, Summary, UpdatePlan, UpdatePlanner,
+    DestinationLock, Materializer, Options, Summary, SyncAction, SyncPlan, SyncPlanner,
 };
 use tarfs::source::local_path;
 use tarfs::tree::{Comparison, DirectoryTree, IndexTree, Name, Tree};
@@ -108,7 +108,7 @@ impl SyncArgs {
         let root = (b".".as_slice(), Ino::ROOT.0.into());
         let plan = self.plan(source, &Ino::ROOT, root, &output.options())?;
         self.carry_out(output, &plan, is_whole, |sink, delete| {
-            let (read, finished) = sink.update(&*volume, tree, &plan, delete);
+            let (read, finished) = sink.sync(&*volume, tree, &plan, delete);
             (shards::whether_complete(read), finished)
         })
     }
@@ -136,7 +136,10 @@ impl SyncArgs {
         let root = (path.as_os_str().as_bytes(), 0);
         let plan = self.plan(source, &base, root, &output.options())?;
         self.carry_out(output, &plan, true, |sink, delete| {
-            (Ok(true), sink.update_from(directory, jobs, &plan, delete))
+            (
+                Ok(true),
+                sink.sync_directory(directory, jobs, &plan, delete),
+            )
         })
     }
 
@@ -176,7 +179,7 @@ impl SyncArgs {
         base: &A::Directory,
         root: (&[u8], u64),
         options: &Options,
-    ) -> anyhow::Result<UpdatePlan> {
+    ) -> anyhow::Result<SyncPlan> {
         let report = |path: &[u8], error: io::Error| match error.kind() {
             io::ErrorKind::CrossesDevices => output::print_warning(format_args!(
                 "{}: something is mounted there, left alone",
@@ -184,7 +187,7 @@ impl SyncArgs {
             )),
             _ => open_place::report(path, &error),
         };
-        let planner = UpdatePlanner::new(options, &self.directory, self.checksum, report);
+        let planner = SyncPlanner::new(options, &self.directory, self.checksum, report);
         let planner = Arc::new(planner);
         let destination = Arc::new(DirectoryTree::on_one_file_system());
         let failed = || format!("{}: cannot be compared", self.directory.display());
@@ -207,7 +210,7 @@ impl SyncArgs {
     fn carry_out(
         &self,
         output: &Output<'_>,
-        plan: &UpdatePlan,
+        plan: &SyncPlan,
         is_whole: bool,
         write: impl FnOnce(Materializer, bool) -> Written,
     ) -> anyhow::Result<ExitCode> {
@@ -230,14 +233,14 @@ impl SyncArgs {
 }
 
 /// Prints what a run would do.
-fn print_steps(plan: &UpdatePlan, with_deletions: bool) -> anyhow::Result<()> {
+fn print_steps(plan: &SyncPlan, with_deletions: bool) -> anyhow::Result<()> {
     let mut text = Vec::new();
-    for (path, step) in plan.steps(with_deletions) {
+    for (path, step) in plan.actions(with_deletions) {
         let word = match step {
-            Step::Delete => "delete",
-            Step::Write => "write",
-            Step::Change => "change",
-            Step::Link => "link",
+            SyncAction::Delete => "delete",
+            SyncAction::Write => "write",
+            SyncAction::Change => "change",
+            SyncAction::Link => "link",
         };
         let path = if path.is_root() {
             b"."

@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
-use super::plan::{Change, UpdatePlan};
+use super::plan::{AttributeChange, SyncPlan};
 use crate::archive::{ReadError, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::mount_point::is_mount;
@@ -25,13 +25,13 @@ use crate::tar::{Member, MemberKind};
 use crate::tree::remove_tree;
 
 /// Number of damaged files, or why the archive was not read to its end.
-type Read = Result<u64, EntryError<Error>>;
+type ReadResult = Result<u64, EntryError<Error>>;
 
 /// Compares with the archive all that is written, linked or changed, under each of its names, before anything is.
 fn compare_names(
     volume: &dyn Volume,
     index: &Index,
-    plan: &UpdatePlan,
+    plan: &SyncPlan,
 ) -> Result<(), EntryError<Error>> {
     if !volume.is_compared() {
         return Ok(());
@@ -48,13 +48,13 @@ impl Materializer {
     ///
     /// # Errors
     /// The first result is about the archive, the second one about the destination.
-    pub fn update(
+    pub fn sync(
         mut self,
         volume: &dyn Volume,
         index: &Index,
-        plan: &UpdatePlan,
+        plan: &SyncPlan,
         delete: bool,
-    ) -> (Read, Result<Summary, Error>) {
+    ) -> (ReadResult, Result<Summary, Error>) {
         if let Err(error) = compare_names(volume, index, plan) {
             return (Err(error), self.finish());
         }
@@ -71,11 +71,11 @@ impl Materializer {
     ///
     /// # Errors
     /// As [`Materializer::copy_directory`].
-    pub fn update_from(
+    pub fn sync_directory(
         mut self,
         source: &Path,
         jobs: Option<NonZeroUsize>,
-        plan: &UpdatePlan,
+        plan: &SyncPlan,
         delete: bool,
     ) -> Result<Summary, Error> {
         self.prepare(plan, delete);
@@ -92,12 +92,12 @@ impl Materializer {
 
     /// Lets the owner into the directories in which entries change, which get their new attributes at the end of the run,
     /// and removes what a killed run has left.
-    fn prepare(&mut self, plan: &UpdatePlan, delete: bool) {
+    fn prepare(&mut self, plan: &SyncPlan, delete: bool) {
         let rules = ReplaceRules {
             removes_directories: delete,
         };
         // A run has one plan.
-        self.tree.context.update.set(rules).ok();
+        self.tree.context.replace_rules.set(rules).ok();
         let entries = plan.written.keys().chain(plan.links.keys());
         let mut directories = parents(entries.chain(&plan.leftovers));
         let changed = plan.changed.iter().filter(|(_, it)| it.is_directory);
@@ -114,7 +114,7 @@ impl Materializer {
     fn open_directories(
         &mut self,
         directories: BTreeSet<ArchivePath>,
-        changes: &BTreeMap<ArchivePath, Change>,
+        changes: &BTreeMap<ArchivePath, AttributeChange>,
     ) {
         for path in directories {
             if let Some(stat) = self.tree.destination.stat(&path)
@@ -132,7 +132,7 @@ impl Materializer {
     }
 
     /// Makes links, changes attributes, and removes what the source lacks, unless there were errors.
-    fn change_existing(&mut self, plan: &UpdatePlan, delete: bool) {
+    fn change_existing(&mut self, plan: &SyncPlan, delete: bool) {
         for (path, first) in &plan.links {
             self.link(path, first);
         }
@@ -160,7 +160,7 @@ impl Materializer {
         }
     }
 
-    fn write_entries(&mut self, volume: &dyn Volume, index: &Index, plan: &UpdatePlan) -> Read {
+    fn write_entries(&mut self, volume: &dyn Volume, index: &Index, plan: &SyncPlan) -> ReadResult {
         let mut names: BTreeMap<Ino, Vec<&ArchivePath>> = BTreeMap::new();
         for (path, &inode) in &plan.written {
             let ino = u32::try_from(inode);
@@ -239,7 +239,7 @@ impl Materializer {
         self.tree.begin_member(member, path.clone());
     }
 
-    fn change(&mut self, path: &ArchivePath, change: &Change) -> Result<(), StepError> {
+    fn change(&mut self, path: &ArchivePath, change: &AttributeChange) -> Result<(), StepError> {
         let parent = self.parent(path)?;
         let (target, context) = (
             AttributeTarget::named(&parent, name_of(path)),

@@ -25,30 +25,30 @@ type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
     missing_debug_implementations,
     reason = "functions have no form for it"
 )]
-pub struct UpdatePlanner {
+pub struct SyncPlanner {
     policy: AttributePolicy,
     /// Mode, owner and group of a directory that a run makes because paths imply it; `None` if they depend on an ACL.
     made_directory: Option<(u32, u32, u32)>,
     with_contents: bool,
     report: Report,
-    plan: Mutex<UpdatePlan>,
+    plan: Mutex<SyncPlan>,
 }
 
 /// A file with several names, in the source or in the destination.
 #[derive(Debug)]
-struct Named {
+struct NamedFile {
     path: ArchivePath,
     first: FileId,
     /// Whether the source has other names of it.
     is_shared: bool,
     /// The file in the destination, if its content is right.
     second: Option<FileId>,
-    change: Option<Change>,
+    change: Option<AttributeChange>,
 }
 
 /// New attributes of an entry whose content is right.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Change {
+pub(super) struct AttributeChange {
     pub(super) owner: Option<(u32, u32)>,
     pub(super) mode: Option<u32>,
     pub(super) mtime: Timestamp,
@@ -57,9 +57,9 @@ pub(super) struct Change {
     pub(super) is_directory: bool,
 }
 
-/// A step of an update: its action on one entry.
+/// Action of a sync on one entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Step {
+pub enum SyncAction {
     /// It is removed.
     Delete,
     /// It is written.
@@ -72,11 +72,11 @@ pub enum Step {
 
 /// Changes that bring a destination to the state of a source.
 #[derive(Default, Debug)]
-pub struct UpdatePlan {
+pub struct SyncPlan {
     /// Entries to write with their number in the source.
     pub(super) written: BTreeMap<ArchivePath, u64>,
     /// Entries of which only attributes differ.
-    pub(super) changed: BTreeMap<ArchivePath, Change>,
+    pub(super) changed: BTreeMap<ArchivePath, AttributeChange>,
     /// Names to link to the file at another path, whose content is right.
     pub(super) links: BTreeMap<ArchivePath, ArchivePath>,
     /// Entries that the source lacks, and that are removed with all below them.
@@ -84,25 +84,25 @@ pub struct UpdatePlan {
     /// Temporary files that a killed update has left.
     pub(super) leftovers: Vec<ArchivePath>,
     /// Files that are added when all are known.
-    named: Vec<Named>,
+    named: Vec<NamedFile>,
     /// Whether something could not be compared.
     pub is_incomplete: bool,
     /// Whether something is mounted on an entry of the source, which is left alone.
     pub has_mounts: bool,
 }
 
-impl UpdatePlan {
-    /// The steps in the order of paths, those `with_deletions` included.
-    pub fn steps(&self, with_deletions: bool) -> Vec<(&ArchivePath, Step)> {
-        let written = self.written.keys().map(|path| (path, Step::Write));
-        let changed = self.changed.keys().map(|path| (path, Step::Change));
-        let links = self.links.keys().map(|path| (path, Step::Link));
+impl SyncPlan {
+    /// The actions in the order of paths, those `with_deletions` included.
+    pub fn actions(&self, with_deletions: bool) -> Vec<(&ArchivePath, SyncAction)> {
+        let written = self.written.keys().map(|path| (path, SyncAction::Write));
+        let changed = self.changed.keys().map(|path| (path, SyncAction::Change));
+        let links = self.links.keys().map(|path| (path, SyncAction::Link));
         let extra = self.extra.iter().filter(|_| with_deletions);
         let extra = extra.chain(&self.leftovers);
-        let extra = extra.map(|path| (path, Step::Delete));
-        let mut steps: Vec<_> = written.chain(changed).chain(links).chain(extra).collect();
-        steps.sort_unstable();
-        steps
+        let extra = extra.map(|path| (path, SyncAction::Delete));
+        let mut actions: Vec<_> = written.chain(changed).chain(links).chain(extra).collect();
+        actions.sort_unstable();
+        actions
     }
 
     /// Adds a file of the source with that in its place, whether the latter has the right content, and what else
@@ -112,11 +112,11 @@ impl UpdatePlan {
         path: ArchivePath,
         first: &Metadata,
         second: Option<(&Metadata, bool)>,
-        change: Option<Change>,
+        change: Option<AttributeChange>,
     ) {
         let right = second.filter(|(_, is_right)| *is_right);
         if first.is_shared() || second.is_some_and(|(second, _)| second.is_shared()) {
-            self.named.push(Named {
+            self.named.push(NamedFile {
                 path,
                 first: first.id(),
                 is_shared: first.links > 1,
@@ -161,7 +161,7 @@ impl UpdatePlan {
     }
 }
 
-impl UpdatePlanner {
+impl SyncPlanner {
     /// Plans a run with `options`. Errors go to `report` with the path that they are about. `with_contents` says that
     /// contents of files are compared, so that times mean nothing.
     pub fn new(
@@ -187,7 +187,7 @@ impl UpdatePlanner {
         tree: &Arc<T>,
         top: &T::Directory,
         delete: bool,
-    ) -> UpdatePlan {
+    ) -> SyncPlan {
         let mut plan = std::mem::take(&mut *self.plan.lock());
         plan.add_named();
         if delete {
@@ -228,7 +228,7 @@ impl UpdatePlanner {
     }
 }
 
-impl<A: Tree, B: Tree> Differences<A, B> for UpdatePlanner {
+impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
     /// The attributes that the entry of the source gets in the destination.
     fn prepare(
         &self,
@@ -341,14 +341,14 @@ fn made_directory(destination: &Path, policy: &AttributePolicy) -> Option<(u32, 
 }
 
 /// The attributes to change, if any.
-fn change(first: &Metadata, properties: &[Property]) -> Option<Change> {
+fn change(first: &Metadata, properties: &[Property]) -> Option<AttributeChange> {
     let has = |property| properties.contains(&property);
     let owner = has(Property::Uid) || has(Property::Gid);
     let removes_xattrs = has(Property::Xattrs);
     // An ACL is a part of the mode.
     let has_mode = first.kind != FileKind::Symlink;
     let mode = has(Property::Mode) || (owner || removes_xattrs) && has_mode;
-    (owner || mode || has(Property::Mtime)).then(|| Change {
+    (owner || mode || has(Property::Mtime)).then(|| AttributeChange {
         owner: owner.then_some((first.uid, first.gid)),
         mode: mode.then_some(first.mode),
         mtime: first.mtime,

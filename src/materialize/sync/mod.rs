@@ -4,4 +4,4 @@ mod apply;
 mod extra;
 mod plan;
 
-pub use self::plan::{Step, UpdatePlan, UpdatePlanner};
+pub use self::plan::{SyncAction, SyncPlan, SyncPlanner};
