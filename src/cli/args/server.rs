@@ -34,8 +34,8 @@ pub(crate) struct ServerArgs {
 
     /// Ask the caching proxy at this URL first
     ///
-    /// It serves https://HOST/PATH as PREFIX/https/HOST/PATH. When it fails or has another version, the server itself
-    /// is asked. The first request always goes to the server. Without --via-credentials the proxy gets no headers,
+    /// It serves `https://HOST/PATH` as `PREFIX/https/HOST/PATH`. When it fails or has another version, the server
+    /// itself is asked. The first request always goes to the server. Without --via-credentials the proxy gets no headers,
     /// passwords and signatures.
     #[arg(long, value_name = "PREFIX", help_heading = heading::NETWORK, hide_short_help = true)]
     pub via: Option<String>,

@@ -27,8 +27,8 @@ pub(crate) struct SourceArgs {
 
     /// Send this header to SOURCE's host, and to no other; @FILE reads headers from FILE, one per line
     ///
-    /// Other users can list the arguments of a process, so secrets are safer in FILE. TARFS_HEADERS holds more headers
-    /// or @FILE, one per line.
+    /// Other users can list the arguments of a process, so secrets are safer in FILE. `TARFS_HEADERS` holds more
+    /// headers or @FILE, one per line.
     #[arg(long = "header", value_name = "NAME: VALUE|@FILE", help_heading = heading::SOURCE)]
     pub headers: Vec<HeaderArg>,
 
@@ -74,7 +74,8 @@ pub(crate) struct SourceArgs {
     /// Fail a read after this many seconds without progress
     ///
     /// Progress is at least 4 KiB per second. Retries and the pauses between them count.
-    #[arg(long, value_name = "SECONDS", default_value_t = tarfs::source::DEFAULT_TIMEOUT.as_secs(), value_parser = seconds_parser(1..=86_400),
+    #[arg(long, value_name = "SECONDS", default_value_t = tarfs::source::DEFAULT_TIMEOUT.as_secs(),
+          value_parser = seconds_parser(1..=86_400),
           help_heading = heading::NETWORK, hide_short_help = true)]
     pub timeout: u64,
 

@@ -35,7 +35,8 @@ pub(crate) struct StatusArgs {
     #[arg(short, long)]
     watch: bool,
     /// Seconds between two times, with --watch
-    #[arg(short = 'n', long, value_name = "SECONDS", default_value = "2", requires = "watch", value_parser = parse_interval)]
+    #[arg(short = 'n', long, value_name = "SECONDS", default_value = "2", requires = "watch",
+          value_parser = parse_interval)]
     interval: Duration,
 }
 

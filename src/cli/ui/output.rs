@@ -62,8 +62,8 @@ pub(crate) fn binary_stdout() -> io::Result<BufWriter<File>> {
     Ok(BufWriter::with_capacity(OUTPUT_BUFFER_BYTES, output))
 }
 
-/// Prints an error with its causes and its hint on one line. Returns [`exit_status::FAILURE`]. A reader of the output that has
-/// ended is no error.
+/// Prints an error with its causes and its hint on one line. Returns [`exit_status::FAILURE`]. A reader of the
+/// output that has ended is no error.
 pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
     if let Some(materialize::Error::Output(error)) = error.downcast_ref()
         && error.kind() == io::ErrorKind::BrokenPipe

@@ -23,6 +23,7 @@ use tarfs::materialize::{self, Cause, Materializer, Options, Problem, Reporter, 
 pub(super) type Written = (anyhow::Result<bool>, Result<Summary, materialize::Error>);
 
 /// The destination of a run, and its reports.
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct Output<'a> {
     start_time: Instant,
     pub(super) directory: &'a Path,
