@@ -44,7 +44,7 @@ pub(crate) const SOURCES: [(&str, &str); 12] = [
 ];
 
 /// Primaries of expressions of `tarfs find`.
-pub(crate) const PRIMARIES: [(&str, &str); 28] = [
+pub(crate) const PRIMARIES: [(&str, &str); 29] = [
     (
         "( ) ! -not -a -and -o -or ,",
         "operators, as of find(1); a shell needs quotes around ( and )",
@@ -89,6 +89,7 @@ pub(crate) const PRIMARIES: [(&str, &str); 28] = [
         "days since its change, access or change of status",
     ),
     ("-mmin N, -amin N, -cmin N", "the same in minutes"),
+    ("-used N", "days from its change of status to its access"),
     ("-newer FILE, -anewer, -cnewer", "changed later than FILE"),
     (
         "-newerXY FILE",

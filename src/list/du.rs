@@ -14,7 +14,9 @@ use std::vec;
 
 use crate::base::sync::Mutex;
 
-use crate::tree::{FileId, FileKind, Item, Level, Metadata, SharedOutput, Tree, Visit, Visitor};
+use crate::tree::{
+    FileId, FileKind, FollowedLinks, Item, Level, Metadata, SharedOutput, Tree, Visit, Visitor,
+};
 
 /// Lines that wait for earlier ones, in bytes. If there are more, the later ones are written first.
 const MAX_WAITING_BYTES: usize = 64 << 20;
@@ -42,6 +44,8 @@ pub struct DuOptions {
     pub max_depth: usize,
     /// Whether there are several starting points, of which one may be below another.
     pub has_several_starts: bool,
+    /// The links that are followed. With all of them, each file counts once, and the walk must have one thread.
+    pub links: FollowedLinks,
     /// Formats a sum.
     pub format: fn(u64) -> String,
 }
@@ -122,7 +126,7 @@ impl DiskUsage {
                 ..Sum::default()
             });
         }
-        if !metadata.is_shared() || self.count(metadata.id()) {
+        if !self.may_repeat(&metadata) || self.count(metadata.id()) {
             self.grand_total.fetch_add(value, Ordering::Relaxed);
             self.output.write_last(&self.line(value, item.path()));
         }
@@ -144,13 +148,27 @@ impl DiskUsage {
     /// A file's attributes and its value. `None` if they cannot be examined, or it was counted at an earlier starting
     /// point.
     fn value(&self, item: &Item<'_, impl Tree>) -> Option<(Metadata, u64)> {
+        let is_followed = match self.options.links {
+            FollowedLinks::None | FollowedLinks::StartDirectories => false,
+            FollowedLinks::Starts => item.depth() == 0,
+            FollowedLinks::All => true,
+        };
         let metadata = match item.metadata() {
+            Ok(metadata) if is_followed && metadata.kind == FileKind::Symlink => {
+                self.output
+                    .report(item.path(), &io::ErrorKind::NotFound.into());
+                return None;
+            }
             Ok(metadata) => metadata,
             Err(error) => {
                 self.output.report(item.path(), &error);
                 return None;
             }
         };
+        if self.options.links == FollowedLinks::All {
+            let is_new = self.count(metadata.id());
+            return is_new.then(|| (metadata, self.measured(&metadata)));
+        }
         if self.options.has_several_starts {
             let start = self.start.load(Ordering::Relaxed);
             let mut seen = self.seen.lock();
@@ -175,6 +193,11 @@ impl DiskUsage {
                 true
             }
         }
+    }
+
+    /// Whether a file that was not counted yet may come again, by another name.
+    fn may_repeat(&self, metadata: &Metadata) -> bool {
+        metadata.is_shared() && self.options.links != FollowedLinks::All
     }
 
     fn measured(&self, metadata: &Metadata) -> u64 {
@@ -293,10 +316,10 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
                 };
                 descend.push((index, sum));
                 is_after_directory = true;
-            } else if metadata.is_shared() && has_lines {
+            } else if self.may_repeat(&metadata) && has_lines {
                 let path = item.path().into();
                 parts.push((number, Part::Shared(metadata.id(), value, path)));
-            } else if metadata.is_shared() {
+            } else if self.may_repeat(&metadata) {
                 let file = (metadata.id(), value);
                 match parts.last_mut() {
                     Some((_, Part::Files(files))) if !is_after_directory => files.push(file),

@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::find::{Expression, Outcome};
-use crate::tree::{FileKind, Item, Level, SharedOutput, Tree, Visit, Visitor};
+use crate::base::escape::escape;
+use crate::tree::{FileId, FileKind, Item, Level, SharedOutput, Tree, Visit, Visitor};
 
 /// Evaluates an expression on the files of a walk.
 #[derive(Debug)]
@@ -16,10 +17,12 @@ pub struct Finder<T> {
 }
 
 /// A directory of the walk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FoundDirectory {
     /// The file system of its starting point, for `-xdev`.
     file_system: Option<u64>,
+    /// Tells it from others, if links are followed.
+    id: Option<FileId>,
 }
 
 impl<T: Tree + Send + 'static> Finder<T> {
@@ -59,11 +62,23 @@ impl<T: Tree + Send + 'static> Finder<T> {
     fn examine(
         &self,
         item: &Item<'_, T>,
-        mut file_system: Option<u64>,
+        above: Option<&Arc<Level<T, FoundDirectory>>>,
         text: &mut Vec<u8>,
     ) -> ControlFlow<(), Option<FoundDirectory>> {
         let options = self.expression.options;
         let is_directory = item.kind() == FileKind::Directory;
+        let mut file_system = above.and_then(|above| above.state.file_system);
+        let is_followed = is_directory && self.tree.follows_links();
+        let id = is_followed.then(|| item.metadata().ok()).flatten();
+        let id = id.map(|metadata| metadata.id());
+        if let Some(same) = id.and_then(|id| level_with(above, id)) {
+            let [path, same] = [item.path(), &same.path()].map(escape);
+            let text = format!(
+                "file system loop detected; '{path}' is part of the same file system loop as '{same}'"
+            );
+            self.output.fail(&text);
+            return ControlFlow::Continue(None);
+        }
         let is_later = options.is_depth_first && is_directory;
         let mut outcome = Outcome::default();
         if !is_later && item.depth() >= options.min_depth {
@@ -83,7 +98,7 @@ impl<T: Tree + Send + 'static> Finder<T> {
         if !is_walked && is_later && item.depth() >= options.min_depth {
             self.evaluate(item, text)?;
         }
-        ControlFlow::Continue(is_walked.then_some(FoundDirectory { file_system }))
+        ControlFlow::Continue(is_walked.then_some(FoundDirectory { file_system, id }))
     }
 
     fn evaluate(&self, item: &Item<'_, T>, text: &mut Vec<u8>) -> ControlFlow<(), Outcome> {
@@ -96,6 +111,15 @@ impl<T: Tree + Send + 'static> Finder<T> {
         }
         ControlFlow::Continue(outcome)
     }
+}
+
+/// The directory `id`, if `level` is it or is below it.
+fn level_with<T: Tree>(
+    level: Option<&Arc<Level<T, FoundDirectory>>>,
+    id: FileId,
+) -> Option<&Arc<Level<T, FoundDirectory>>> {
+    let mut levels = std::iter::successors(level, |level| level.parent.as_ref());
+    levels.find(|level| level.state.id == Some(id))
 }
 
 impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
@@ -112,7 +136,7 @@ impl<T: Tree + Send + 'static> Visitor<T> for Finder<T> {
     ) -> ControlFlow<()> {
         let mut text = Vec::new();
         let flow = names.items().try_for_each(|(number, item)| {
-            let found = self.examine(&item, names.level.state.file_system, &mut text)?;
+            let found = self.examine(&item, Some(names.level), &mut text)?;
             descend.extend(found.map(|found| (number, found)));
             ControlFlow::Continue(())
         });

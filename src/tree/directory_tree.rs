@@ -78,6 +78,8 @@ pub struct DirectoryTree {
     names: AccountNames,
     /// Whether mount points can be neither opened nor examined.
     pub is_one_file_system: bool,
+    /// Whether links are followed.
+    follows_links: bool,
     /// Whether directories get the permissions of the owner when they are opened.
     unlocks: bool,
     /// Most directories that a walk keeps open, if that is fewer than usual.
@@ -99,6 +101,26 @@ impl DirectoryTree {
             is_one_file_system: true,
             ..Self::new()
         }
+    }
+
+    /// The same files, with those behind links in the places of the links.
+    #[must_use]
+    pub fn following_links(self) -> Self {
+        Self {
+            follows_links: true,
+            ..self
+        }
+    }
+
+    fn stat(&self, directory: impl AsFd, name: &[u8], mask: StatxFlags) -> io::Result<Metadata> {
+        if self.follows_links {
+            match stat(&directory, name, AtFlags::empty(), mask) {
+                // A link that leads to nothing is itself.
+                Err(error) if is_broken(&error) => {}
+                found => return found,
+            }
+        }
+        stat(directory, name, AtFlags::SYMLINK_NOFOLLOW, mask)
     }
 
     /// Files that are removed whatever their modes are, except for what is mounted below. It keeps few directories open.
@@ -133,7 +155,7 @@ impl Tree for DirectoryTree {
     type Directory = OpenDirectory;
 
     fn open(&self, parent: &OpenDirectory, name: Name<'_>) -> io::Result<OpenDirectory> {
-        let open = || open_directory(parent, name.name, self.is_one_file_system);
+        let open = || open_directory(parent, name.name, self);
         if !self.unlocks {
             return Ok(open()?.into());
         }
@@ -172,17 +194,19 @@ impl Tree for DirectoryTree {
             directory.position.store(*position, Ordering::Relaxed);
             let name = entry.file_name().to_bytes();
             if name != b"." && name != b".." {
-                let kind = match FileKind::from_mode(entry.file_type().as_raw_mode()) {
-                    Some(kind) => kind,
-                    None => match stat(directory, name, AtFlags::empty(), StatxFlags::TYPE) {
-                        Ok(found) => found.kind,
+                let kind = FileKind::from_mode(entry.file_type().as_raw_mode());
+                let is_known = !(self.follows_links && kind == Some(FileKind::Symlink));
+                let (kind, inode) = match kind.filter(|_| is_known) {
+                    Some(kind) => (kind, entry.ino()),
+                    None => match self.stat(directory, name, StatxFlags::TYPE | StatxFlags::INO) {
+                        Ok(found) => (found.kind, found.inode),
                         Err(error) => {
                             batch.fail(name, error);
                             continue;
                         }
                     },
                 };
-                batch.push(name, kind, entry.ino());
+                batch.push(name, kind, inode);
             }
             // The two names alone are not the end.
             if entries.is_buffer_empty() && !batch.is_empty() {
@@ -197,8 +221,7 @@ impl Tree for DirectoryTree {
         if self.is_one_file_system && name != b"." && is_mount(directory, name) {
             return Err(Errno::XDEV.into());
         }
-        let mask = StatxFlags::BASIC_STATS;
-        stat(directory, name, AtFlags::empty(), mask)
+        self.stat(directory, name, StatxFlags::BASIC_STATS)
     }
 
     fn xattrs(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Vec<Xattr>> {
@@ -209,6 +232,10 @@ impl Tree for DirectoryTree {
         let target = AttributeTarget::named(directory, name.name);
         let is_acl = |name: &[u8]| posix_acl::Kind::of(name).is_some();
         Ok(name.kind != FileKind::Symlink && target.has_xattr(is_acl).unwrap_or(false))
+    }
+
+    fn follows_links(&self) -> bool {
+        self.follows_links
     }
 
     fn max_open(&self) -> Option<usize> {
@@ -275,10 +302,11 @@ impl Content for File {
 fn open_directory(
     parent: &OpenDirectory,
     name: &[u8],
-    is_one_file_system: bool,
+    tree: &DirectoryTree,
 ) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    if is_one_file_system {
+    let mut flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    flags.set(OFlags::NOFOLLOW, !tree.follows_links);
+    if tree.is_one_file_system {
         match openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV) {
             // Linux before 5.6, or a filter of system calls that is older.
             Err(Errno::NOSYS | Errno::PERM) => {}
@@ -286,10 +314,18 @@ fn open_directory(
         }
     }
     let opened = openat(parent, name, flags, Mode::empty())?;
-    if is_one_file_system && are_on_different_mounts(&opened, parent)? {
+    if tree.is_one_file_system && are_on_different_mounts(&opened, parent)? {
         return Err(Errno::XDEV);
     }
     Ok(opened)
+}
+
+/// Whether a link leads to nothing.
+fn is_broken(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
 }
 
 /// The attributes of the file at `path`, without following a link.
@@ -298,7 +334,21 @@ fn open_directory(
 /// As lstat(2).
 pub fn metadata_of(path: &Path) -> io::Result<Metadata> {
     let path = path.as_os_str().as_bytes();
-    stat(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS)
+    stat(
+        CWD,
+        path,
+        AtFlags::SYMLINK_NOFOLLOW,
+        StatxFlags::BASIC_STATS,
+    )
+}
+
+/// The attributes of the file at `path`, or behind the link there unless that leads to nothing.
+///
+/// # Errors
+/// As stat(2).
+pub fn followed_metadata_of(path: &Path) -> io::Result<Metadata> {
+    let tree = DirectoryTree::default().following_links();
+    tree.stat(CWD, path.as_os_str().as_bytes(), StatxFlags::BASIC_STATS)
 }
 
 /// The attributes of an open file.
@@ -321,7 +371,7 @@ fn stat(
     flags: AtFlags,
     mask: StatxFlags,
 ) -> io::Result<Metadata> {
-    let found = statx(directory, name, flags | AtFlags::SYMLINK_NOFOLLOW, mask)?;
+    let found = statx(directory, name, flags, mask)?;
     let mode = u32::from(found.stx_mode);
     Ok(Metadata {
         kind: FileKind::from_mode(mode).unwrap_or(FileKind::File),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes};
 
 use crate::base::passwd::Accounts;
+use crate::base::resolve::PathError;
 use crate::base::xattr::posix_acl::{self, Kind};
 use crate::index::{Entry, EntryKind, Index, Ino, LazyIndex};
 
@@ -43,6 +44,7 @@ pub struct ResolvedFile {
 pub struct IndexTree<I = Arc<Index>> {
     index: LazyIndex<I>,
     is_sorted: bool,
+    follows_links: bool,
     /// The device of the mount that shows the entries, if there is one.
     file_system: u64,
     read_content: Option<ReadContent>,
@@ -74,6 +76,7 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
         Self {
             index,
             is_sorted,
+            follows_links: false,
             file_system: 0,
             read_content: None,
         }
@@ -97,6 +100,15 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
         let read_content = Some(Box::new(read) as _);
         Self {
             read_content,
+            ..self
+        }
+    }
+
+    /// The same entries, with those behind links in the places of the links.
+    #[must_use]
+    pub fn following_links(self) -> Self {
+        Self {
+            follows_links: true,
             ..self
         }
     }
@@ -135,8 +147,17 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
             let names = index.names(*directory, from, self.is_sorted);
             for child in names.take(READ_NAMES) {
                 *position = u64::from(child.number) + 1;
-                if let Some(kind) = FileKind::from_mode(child.file_type.into()) {
+                let Some(kind) = FileKind::from_mode(child.file_type.into()) else {
+                    continue;
+                };
+                if !self.follows_links || kind != FileKind::Symlink {
                     batch.push(child.name, kind, child.ino.0.into());
+                    continue;
+                }
+                match follow(index, *directory, child.name) {
+                    Ok(Some((kind, ino))) => batch.push(child.name, kind, ino.0.into()),
+                    Ok(None) => batch.push(child.name, kind, child.ino.0.into()),
+                    Err(error) => batch.fail(child.name, io::Error::other(error)),
                 }
             }
         })
@@ -200,6 +221,10 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
         self.entry(name.inode, first)
     }
 
+    fn follows_links(&self) -> bool {
+        self.follows_links
+    }
+
     fn is_in_memory(&self) -> bool {
         self.read_content.is_none()
     }
@@ -216,6 +241,21 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
     fn group(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
         let name = self.entry(metadata.inode, |entry| entry.group().to_vec())?;
         Ok(Some(name).filter(|name| !name.is_empty()).map(Cow::Owned))
+    }
+}
+
+/// The entry behind the link `name` in `directory`. `None` if the link leads to nothing in the archive.
+fn follow(
+    index: &Index,
+    directory: Ino,
+    name: &[u8],
+) -> Result<Option<(FileKind, Ino)>, PathError> {
+    let mut path = index.path(directory).unwrap_or_default();
+    path.push(name);
+    match index.resolve(path.as_bytes(), true) {
+        Ok(found) => Ok(found.map(|entry| (kind(entry.kind()), entry.ino()))),
+        Err(PathError::TooManyLinks) => Err(PathError::TooManyLinks),
+        Err(_) => Ok(None),
     }
 }
 

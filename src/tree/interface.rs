@@ -229,12 +229,27 @@ pub trait Content: Read {
     fn skip(&mut self, len: u64) -> io::Result<()>;
 }
 
-/// A tree of files. Several threads use it at the same time.
+/// Which symbolic links a verb follows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FollowedLinks {
+    /// None.
+    #[default]
+    None,
+    /// Starting points that lead to directories.
+    StartDirectories,
+    /// Starting points.
+    Starts,
+    /// All. A link that leads to nothing is itself.
+    All,
+}
+
+/// A tree of files. Several threads use it at the same time. A tree that follows links has the files behind them in
+/// their places.
 pub trait Tree: Sync {
     /// An open directory.
     type Directory: Send + Sync;
 
-    /// Opens the directory `name` in `parent`. A symbolic link in its place is an error.
+    /// Opens the directory `name` in `parent`. A symbolic link in its place is an error, unless links are followed.
     ///
     /// # Errors
     /// It is gone, no directory, or may not be read.
@@ -252,7 +267,7 @@ pub trait Tree: Sync {
         batch: &mut Batch,
     ) -> io::Result<()>;
 
-    /// The attributes of a file in `directory`, without following links.
+    /// The attributes of a file in `directory`.
     ///
     /// # Errors
     /// It is gone, or its attributes cannot be read.
@@ -319,6 +334,11 @@ pub trait Tree: Sync {
 
     /// Whether its use takes no system calls.
     fn is_in_memory(&self) -> bool {
+        false
+    }
+
+    /// Whether links are followed, so that a directory may be below itself.
+    fn follows_links(&self) -> bool {
         false
     }
 

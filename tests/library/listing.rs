@@ -13,6 +13,7 @@ use rustix::fs::{CWD, Mode, OFlags, XattrFlags, mkdirat, openat, setxattr};
 use crate::support::cli::Place;
 use crate::support::fixture::PROGRAM;
 use crate::support::http::{Resource, Response, Server};
+use crate::support::program::stderr_text;
 use crate::support::random_tree::make_tree;
 use crate::support::raw::Archive;
 use crate::support::rng::Rng;
@@ -952,23 +953,156 @@ fn wrong_expression_is_named() {
     for (words, expected) in [
         (&["-foo"][..], "unknown predicate '-foo'"),
         (&["-exec", "rm"], "xargs"),
-        (&["-used", "1"], "'-used' is not supported"),
         (&["-follow"], "'-follow' is not supported"),
-        (&["-L"], "'-L' is not supported"),
+        (&["-true", "-L"], "'-L' is not supported"),
     ] {
         let outcome = place.run(&[&["find", "a.tar"], words].concat());
         assert_eq!(outcome.code, 1, "as GNU find");
         assert!(outcome.complaints.contains(expected), "{words:?}");
     }
-    for flag in ["-H", "-L"] {
-        let outcome = place.run(&["find", flag, "tree"]);
-        let expected = format!("'{flag}' is not supported");
-        assert!(outcome.complaints.contains(&expected), "{flag}");
-        assert_eq!((outcome.code, outcome.output), (1, Vec::new()), "{flag}");
+}
+
+/// Makes `t` with links of each kind, a link to it, and `a.tar` with what is in it.
+fn make_links(place: &Place) {
+    let script = "mkdir -p t/d/sub outside; echo inside > t/d/f; ln t/d/f t/hard; echo g > t/d/sub/g
+        ln -s d t/l; ln -s d/f t/lf; ln -s none t/dangling; ln -s self t/self; ln -s . t/loop; ln -s .. t/d/up
+        ln -s f/x t/d/not; ln -s t tl; ln -s t/d/f tf; ln -s none tn; tar cf a.tar -C t .
+        head -c 100000 /dev/zero > outside/o; ln -s ../outside t/out";
+    let made = place.command("sh").args(["-c", script]).status();
+    assert!(made.expect("a shell").success());
+}
+
+/// The words of a command line of `find`.
+fn words_of<'a>(starts: &'a str, words: &[&'a str]) -> Vec<&'a str> {
+    let starts = starts.split(' ').filter(|word| !word.is_empty());
+    ["find"]
+        .into_iter()
+        .chain(starts)
+        .chain(words.iter().copied())
+        .collect()
+}
+
+// Promises: find-links
+#[test]
+fn find_follows_the_links_that_gnu_find_follows() {
+    let place = Place::new();
+    make_links(&place);
+    // GNU find shows it as a link, and has an error, too.
+    fs::remove_file(place.path("t/d/not")).expect("ours");
+    run(&place, "", &["tar", "--delete", "-f", "a.tar", "./d/not"]);
+    let print = ["-printf", "%p %y %d %l\\n"];
+    for (starts, archive, words) in [
+        ("-L t", "-L", &print[..]),
+        ("-H t", "-H", &print),
+        ("-P t", "-P", &print),
+        ("-H tl t/l tf tn", "", &print),
+        ("-P tl tf", "", &print),
+        ("-L tl/d", "", &print),
+        ("-H -L t", "-H -L", &print),
+        ("-L -P t", "-L -P", &print),
+        ("-L t", "-L", &["-depth"]),
+        ("-L t", "-L", &["-type", "l"]),
+        ("-L t", "-L", &["-lname", "*n*"]),
+        ("-L t", "-L", &["-xdev", "-empty"]),
+        (
+            "-L t",
+            "-L",
+            &["-maxdepth", "1", "-size", "-2", "!", "-type", "d"],
+        ),
+        ("-L t", "", &["-samefile", "t/lf"]),
+        ("-H t", "", &["-samefile", "t/lf"]),
+        ("-P t", "", &["-samefile", "t/lf"]),
+    ] {
+        let compare = |theirs: Output, ours: Output| {
+            let lines = |output: &Output| sorted(&output.stdout, b'\n');
+            assert_eq!(lines(&ours), lines(&theirs), "{starts} {words:?}");
+            let (found, expected) = (stderr_text(&ours), stderr_text(&theirs));
+            let counts = [&found, &expected].map(|text| text.lines().count());
+            assert_eq!(
+                counts[0], counts[1],
+                "{starts} {words:?}: {found} {expected}"
+            );
+            assert_eq!(
+                ours.status.code(),
+                theirs.status.code(),
+                "{starts} {words:?}"
+            );
+        };
+        let find = words_of(starts, words);
+        compare(run(&place, "", &find), tarfs(&place, &find));
+        if !archive.is_empty() {
+            fs::rename(place.path("t/out"), place.path("kept")).expect("ours");
+            let find = format!("{archive} .");
+            let theirs = run(&place, "t", &words_of(&find, words));
+            fs::rename(place.path("kept"), place.path("t/out")).expect("ours");
+            let find = format!("{archive} a.tar");
+            compare(theirs, tarfs(&place, &words_of(&find, words)));
+        }
     }
-    let theirs = run(&place, "", &["find", "-P", "tree"]);
-    let ours = tarfs(&place, &["find", "-P", "tree"]);
-    assert_eq!(sorted(&ours.stdout, b'\n'), sorted(&theirs.stdout, b'\n'));
+    let told = stderr_text(&tarfs(&place, &["find", "-L", "t/d"]));
+    let expected =
+        "file system loop detected; 't/d/up/d' is part of the same file system loop as 't/d'";
+    assert!(told.contains(expected), "{told}");
+}
+
+// Promises: du-links
+#[test]
+fn du_follows_the_links_that_gnu_du_follows() {
+    let place = Place::new();
+    make_links(&place);
+    // It is an error of GNU du, too, but its directories then come in another order.
+    fs::remove_file(place.path("t/self")).expect("ours");
+    for line in [
+        "-sL t",
+        "-sL --inodes t",
+        "-csL --apparent-size t tl outside",
+        "-H tl tf",
+        "-D tl tf",
+        "--dereference-args tl",
+        "-P tl t",
+        "tl t",
+        "-sD tl -P",
+        "-s -P tl -D",
+        "-s -D tl -L",
+        "-s -L tl -D",
+    ] {
+        let words: Vec<_> = ["du"].into_iter().chain(line.split(' ')).collect();
+        let (theirs, ours) = (run(&place, "", &words), tarfs(&place, &words));
+        let lines = |output: &Output| sorted(&output.stdout, b'\n');
+        assert_eq!(
+            lines(&ours),
+            lines(&theirs),
+            "{line}: {}",
+            stderr_text(&ours)
+        );
+        assert_eq!(ours.status.code(), theirs.status.code(), "{line}");
+    }
+    let ours = tarfs(&place, &["du", "-sL", "--inodes", "a.tar"]);
+    fs::remove_file(place.path("t/out")).expect("ours");
+    let theirs = run(&place, "t", &["du", "-sL", "--inodes", "."]);
+    assert_eq!(ours.stdout, theirs.stdout);
+}
+
+// Promises: find-used
+#[test]
+fn find_compares_times_of_access_with_times_of_change() {
+    let place = Place::new();
+    let script = "mkdir t; touch t/now t/later; touch -a -d '+5 days +1 hour' t/later";
+    let made = place.command("sh").args(["-c", script]).status();
+    assert!(made.expect("a shell").success());
+    for age in ["+3", "+5", "+6", "-5", "-6", "-1", "+0"] {
+        let words = ["find", "t", "-type", "f", "-used", age];
+        let (theirs, ours) = (run(&place, "", &words), tarfs(&place, &words));
+        assert_eq!(
+            sorted(&ours.stdout, b'\n'),
+            sorted(&theirs.stdout, b'\n'),
+            "{age}"
+        );
+    }
+    // GNU find 4.9 finds nothing with a number alone.
+    let found = |age| tarfs(&place, &["find", "t", "-type", "f", "-used", age]).stdout;
+    assert_eq!(found("5"), b"t/later\n");
+    assert_eq!(found("6"), b"");
 }
 
 // Promises: du-gnu

@@ -24,5 +24,5 @@ pub(crate) use size::{Size, count_parser, seconds_parser};
 pub(crate) use source::SourceArgs;
 #[cfg(test)]
 pub(crate) use source::tests::parse_source;
-pub(crate) use walk::{JobsArg, TreeArgs};
+pub(crate) use walk::{JobsArg, LinkFlags, TreeArgs};
 pub(crate) use xattrs::XattrArgs;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::number::{Comparison, Size, TimeRange};
+use super::number::{Comparison, DAY, Size, TimeRange, nanoseconds};
 use super::pattern::{Pattern, Regex};
 use super::permissions::Permissions;
 use super::printf::{self, Format};
@@ -41,6 +41,8 @@ pub(super) enum Test {
     NoGroup,
     Number(fn(&Metadata) -> u64, Comparison),
     SameFile(FileId),
+    /// Days between the last change of the attributes and the last access.
+    Used(Comparison),
 }
 
 /// A time of a file.
@@ -206,5 +208,10 @@ fn matches(test: &Test, item: &Item<'_, impl Tree>) -> io::Result<bool> {
         Test::NoGroup => item.group()?.is_none(),
         Test::Number(number, wanted) => wanted.matches(number(&metadata()?)),
         Test::SameFile(id) => metadata()?.id() == *id,
+        Test::Used(wanted) => {
+            let found = metadata()?;
+            let age = nanoseconds(found.atime) - nanoseconds(found.ctime);
+            wanted.matches_age(age, DAY)
+        }
     })
 }

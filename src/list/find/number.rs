@@ -40,6 +40,18 @@ impl Comparison {
     }
 }
 
+impl Comparison {
+    /// Whether this many units of time are wanted. A part of a unit is more than none, and less than one.
+    pub(super) fn matches_age(self, age: i128, unit: i128) -> bool {
+        let time = |count: u64| i128::from(count) * unit;
+        match self {
+            Self::Equal(wanted) => (time(wanted)..time(wanted) + unit).contains(&age),
+            Self::More(wanted) => age > time(wanted),
+            Self::Less(wanted) => age < time(wanted),
+        }
+    }
+}
+
 /// Parses a decimal number without a sign.
 pub(super) fn parse_digits(text: &str) -> Option<u64> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());

@@ -28,13 +28,14 @@ fn refusal(primary: &str) -> Option<&'static str> {
         "-fprint" | "-fprint0" | "-fprintf" | "-fls" => {
             "tarfs find writes only to its standard output"
         }
-        "-H" | "-L" | "-follow" | "-xtype" => "tarfs find follows no links",
+        "-H" | "-L" => "it comes before SOURCE",
+        "-follow" => "-L before SOURCE follows links",
+        "-xtype" => "-type examines the files behind links with -L before SOURCE",
         "-readable" | "-writable" | "-executable" => {
             "access depends on the mount and its caller; test the bits with -perm"
         }
         "-fstype" => "an archive has no file system type",
         "-context" => "labels of SELinux are not examined",
-        "-used" => "an archive has no times of last access",
         "-files0-from" => "starting points are arguments before the expression",
         _ => return None,
     })
@@ -146,6 +147,10 @@ impl Parser<'_> {
             "-nogroup" => Test::NoGroup,
             "-links" => number(self, |it| it.links)?,
             "-inum" => number(self, |it| it.inode)?,
+            "-used" => {
+                let wanted = self.parsed(name, "expected N, +N or -N", Comparison::parse)?;
+                Test::Used(wanted)
+            }
             "-empty" => Test::Empty,
             "-samefile" => Test::SameFile(self.reference(name)?.id()),
             _ => return Ok(None),

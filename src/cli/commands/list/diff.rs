@@ -11,7 +11,7 @@ use crate::cli::exit_status;
 use tarfs::index::Ino;
 use tarfs::list::DiffPrinter;
 use tarfs::locate::SourceSpec;
-use tarfs::tree::{Comparison, Name, SharedOutput, Tree};
+use tarfs::tree::{Comparison, FollowedLinks, Name, SharedOutput, Tree};
 
 /// Arguments of `tarfs diff`.
 #[derive(clap::Args, Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct DiffArgs {
 pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let needs = Needs {
         contents: args.checksum,
-        follows_links: true,
+        links: FollowedLinks::StartDirectories,
         ..Needs::default()
     };
     let first = Place::open(&args.tree, &[], needs)?;

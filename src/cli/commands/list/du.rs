@@ -1,16 +1,17 @@
 //! `tarfs du`: sums the space that directories use.
 
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::open_place::{Needs, OpenTree, Place};
-use crate::cli::args::{HumanReadableArg, TreeArgs};
+use crate::cli::args::{HumanReadableArg, LinkFlags, TreeArgs};
 use crate::cli::exit_status;
 use tarfs::index::Ino;
 use tarfs::list::{DiskUsage, DuOptions, Measure, human_size};
-use tarfs::tree::{Item, Tree};
+use tarfs::tree::{FollowedLinks, Item, Tree};
 
 /// Arguments of `tarfs du`.
 #[derive(clap::Args, Debug)]
@@ -51,13 +52,47 @@ pub(crate) struct DuArgs {
 
     #[command(flatten)]
     human_readable: HumanReadableArg,
+
+    #[command(flatten)]
+    links: LinkFlags,
+
+    /// Follow links that are PATHs, as -H
+    #[arg(short = 'D', long, overrides_with_all = LinkFlags::NAMES, hide_short_help = true)]
+    dereference_args: bool,
 }
 
 pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
-    let place = Place::open(&args.tree, &args.paths, Needs::default())?;
+    // Flags that come before it are overridden.
+    let links = args.links.followed(if args.dereference_args {
+        FollowedLinks::Starts
+    } else {
+        FollowedLinks::None
+    });
+    let needs = Needs {
+        links,
+        ..Needs::default()
+    };
+    let mut tree = args.tree.clone();
+    if links == FollowedLinks::All {
+        tree.jobs.jobs = NonZeroUsize::new(1);
+    }
+    let place = Place::open(&tree, &args.paths, needs)?;
+    let options = DuOptions {
+        has_several_starts: place.starts.len() > 1,
+        links,
+        ..options(args)
+    };
+    let usage = Arc::new(DiskUsage::new(options, Arc::clone(&place.output)));
     match &place.tree {
-        OpenTree::Index(tree) => sum(args, &place, tree, &Ino::ROOT),
-        OpenTree::Directory(tree, base) => sum(args, &place, tree, base),
+        OpenTree::Index(tree) => sum(&usage, &place, (tree, tree), &Ino::ROOT),
+        OpenTree::Directory(tree, base) => {
+            let start_tree = place.start_tree.as_ref().unwrap_or(tree);
+            sum(&usage, &place, (start_tree, tree), base);
+        }
+    }
+    if args.total {
+        let line = usage.line(usage.grand_total(), b"total");
+        place.output.write_last(&line);
     }
     Ok(place.finish(exit_status::PARTIAL))
 }
@@ -77,6 +112,7 @@ fn options(args: &DuArgs) -> DuOptions {
             args.max_depth.unwrap_or(usize::MAX)
         },
         has_several_starts: false,
+        links: FollowedLinks::None,
         format: match (args.human_readable.is_set, args.inodes) {
             (true, _) => human_size,
             (false, true) => |count| count.to_string(),
@@ -85,28 +121,23 @@ fn options(args: &DuArgs) -> DuOptions {
     }
 }
 
-fn sum<T: Tree + Send + 'static>(args: &DuArgs, place: &Place, tree: &Arc<T>, base: &T::Directory) {
-    let options = DuOptions {
-        has_several_starts: place.starts.len() > 1,
-        ..options(args)
-    };
-    let usage = DiskUsage::new(options, Arc::clone(&place.output));
-    let usage = Arc::new(usage);
+fn sum<T: Tree + Send + 'static>(
+    usage: &Arc<DiskUsage>,
+    place: &Place,
+    (start_tree, tree): (&Arc<T>, &Arc<T>),
+    base: &T::Directory,
+) {
     // One after the other, so that their lines are in order.
     for start in &place.starts {
         let name = start.name();
-        let item = Item::at_start(&**tree, base, name);
+        let item = Item::at_start(&**start_tree, base, name);
         let Some(state) = usage.start(&item) else {
             continue;
         };
-        match place.walk(tree, &usage, (&item, name.name), state) {
+        match place.walk(tree, usage, (&item, name.name), state) {
             ControlFlow::Continue(None) => {}
             ControlFlow::Continue(Some(state)) => usage.end_closed(&state, name.name),
             ControlFlow::Break(()) => break,
         }
-    }
-    if args.total {
-        let line = usage.line(usage.grand_total(), b"total");
-        place.output.write_last(&line);
     }
 }

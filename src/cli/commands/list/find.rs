@@ -1,15 +1,16 @@
 //! `tarfs find`: prints the files for which an expression is true.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, stdout};
+use std::io::{self, IsTerminal, stdout};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::open_place::{Needs, OpenTree, Place};
-use crate::cli::args::TreeArgs;
+use crate::cli::args::{LinkFlags, TreeArgs};
 use crate::cli::exit_status;
 use crate::cli::ui::output;
 use tarfs::index::Ino;
@@ -19,7 +20,7 @@ use tarfs::list::Finder;
 use tarfs::list::find::{Expression, ParseContext};
 use tarfs::locate::SourceSpec;
 use tarfs::tar::Timestamp;
-use tarfs::tree::{Item, Tree, metadata_of};
+use tarfs::tree::{FollowedLinks, Item, Metadata, Tree, followed_metadata_of, metadata_of};
 
 /// Arguments of `tarfs find`.
 #[derive(clap::Args, Debug)]
@@ -29,9 +30,8 @@ pub(crate) struct FindArgs {
     #[command(flatten)]
     tree: TreeArgs,
 
-    /// Follow no links, which is the default
-    #[arg(short = 'P', overrides_with = "no_dereference", hide_short_help = true)]
-    no_dereference: bool,
+    #[command(flatten)]
+    links: LinkFlags,
 
     /// Entries of an archive, or more files if SOURCE is a directory, and then an expression as for find(1)
     ///
@@ -64,6 +64,11 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
     let (paths, words) = words.split_at(first.unwrap_or(words.len()));
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default();
+    let links = args.links.followed(FollowedLinks::None);
+    let metadata: fn(&Path) -> io::Result<Metadata> = match links {
+        FollowedLinks::None => metadata_of,
+        _ => followed_metadata_of,
+    };
     let context = ParseContext {
         now: Timestamp {
             seconds: now.as_secs().cast_signed(),
@@ -71,7 +76,7 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         },
         accounts: &Accounts::load_system(),
         is_terminal: stdout().is_terminal(),
-        metadata: &|path| metadata_of(path),
+        metadata: &metadata,
     };
     let expression = match Expression::parse(words, &context) {
         Ok(expression) => expression,
@@ -81,6 +86,7 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let needs = Needs {
+        links,
         rows: if expression.needs_metadata() {
             RowsToLoad::All
         } else {
@@ -94,8 +100,11 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(exit_status::PARTIAL));
     }
     match &place.tree {
-        OpenTree::Index(tree) => search(expression, &place, tree, &Ino::ROOT),
-        OpenTree::Directory(tree, base) => search(expression, &place, tree, base),
+        OpenTree::Index(tree) => search(expression, &place, (tree, tree), &Ino::ROOT),
+        OpenTree::Directory(tree, base) => {
+            let start_tree = place.start_tree.as_ref().unwrap_or(tree);
+            search(expression, &place, (start_tree, tree), base);
+        }
     }
     Ok(place.finish(exit_status::PARTIAL))
 }
@@ -103,14 +112,14 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
 fn search<T: Tree + Send + 'static>(
     expression: Expression,
     place: &Place,
-    tree: &Arc<T>,
+    (start_tree, tree): (&Arc<T>, &Arc<T>),
     base: &T::Directory,
 ) {
     let finder = Finder::new(Arc::clone(tree), expression, Arc::clone(&place.output));
     let finder = Arc::new(finder);
     for start in &place.starts {
         let name = start.name();
-        let item = Item::at_start(&**tree, base, name);
+        let item = Item::at_start(&**start_tree, base, name);
         let state = match finder.start(&item) {
             ControlFlow::Continue(Some(state)) => state,
             ControlFlow::Continue(None) => continue,

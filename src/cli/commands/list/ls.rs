@@ -18,7 +18,7 @@ use crate::cli::ui::output;
 use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
 use tarfs::list::{ListOptions, Lister, Order, Style};
-use tarfs::tree::{FileKind, Item, Tree};
+use tarfs::tree::{FileKind, FollowedLinks, Item, Tree};
 
 /// Arguments of `tarfs ls`.
 #[derive(clap::Args, Debug)]
@@ -134,7 +134,11 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         } else {
             RowsToLoad::Names
         },
-        follows_links: !(args.is_long() || args.directory_itself),
+        links: if args.is_long() || args.directory_itself {
+            FollowedLinks::None
+        } else {
+            FollowedLinks::StartDirectories
+        },
         is_written: args.format.is_some(),
         contents: false,
     };

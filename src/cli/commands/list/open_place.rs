@@ -28,8 +28,8 @@ use tarfs::index::{Index, LazyIndex, MemoryLimit, ShardPlan};
 use tarfs::internal::resolve::without_dots;
 use tarfs::locate::SourceSpec;
 use tarfs::tree::{
-    DirectoryTree, FileKind, IndexTree, Item, Name, OpenDirectory, SharedOutput, Start, Tree,
-    Visitor, metadata_of, walk_parallel,
+    DirectoryTree, FileKind, FollowedLinks, IndexTree, Item, Name, OpenDirectory, SharedOutput,
+    Start, Tree, Visitor, followed_metadata_of, metadata_of, walk_parallel,
 };
 
 /// Number of FUSE as a type of file systems, as in statfs(2).
@@ -72,8 +72,8 @@ pub(crate) struct Needs {
     pub rows: RowsToLoad,
     /// The contents of files, which an index alone does not have.
     pub contents: bool,
-    /// Whether a link to a directory, as SOURCE or PATH, is that directory.
-    pub follows_links: bool,
+    /// The links that are followed.
+    pub links: FollowedLinks,
     /// Whether a tree is made of the output, so that it comes only from those who may choose one.
     pub is_written: bool,
 }
@@ -92,6 +92,8 @@ impl Needs {
 /// SOURCE as a tree of files, and the files at which a verb starts.
 pub(crate) struct Place {
     pub tree: OpenTree,
+    /// The tree of the starting points, if links are followed only there.
+    pub start_tree: Option<Arc<DirectoryTree>>,
     pub starts: Vec<StartPoint>,
     pub output: Arc<SharedOutput>,
     /// Whether more than one file was named at which to start.
@@ -116,7 +118,7 @@ impl Place {
     /// Opens SOURCE of `args`, and finds `paths` in it, or its root. If SOURCE is a directory of this machine, `paths` are
     /// more of its files, as of the namesakes of a verb. Prints those that are missing.
     pub(crate) fn open(args: &TreeArgs, paths: &[OsString], needs: Needs) -> anyhow::Result<Self> {
-        let (mut archive, mut starts) = (None, Vec::new());
+        let (mut archive, mut starts, mut start_tree) = (None, Vec::new(), None);
         let directory = local_start(&args.source.source, paths);
         if let Some(directory) = directory {
             let (source, layers, saved) = (&args.source, &args.layers, &args.cache.saved);
@@ -125,10 +127,12 @@ impl Place {
         let operands = operands(directory, paths);
         let has_several = operands.len() > 1;
         let tree = if let Some(directory) = directory {
-            let start = |path| start_here(Path::new(path), has_several, needs.follows_links);
+            let start = |path| start_here(Path::new(path), has_several, needs.links);
             let found = operands.iter().map(start);
             starts.extend(found.flatten());
-            let index = (!needs.contents).then(|| mounted_index(directory, &starts, args));
+            // The index of a mount does not know what links lead to outside.
+            let has_index = !needs.contents && needs.links != FollowedLinks::All;
+            let index = has_index.then(|| mounted_index(directory, &starts, args));
             if let Some(index) = index.flatten() {
                 needs.check(&index, args)?;
                 let device = starts.first().map_or(0, |start| start.file_system);
@@ -138,6 +142,13 @@ impl Place {
             } else {
                 let tree = DirectoryTree::new();
                 let base = tree.base().context("cannot open the current directory")?;
+                if needs.links == FollowedLinks::Starts {
+                    start_tree = Some(Arc::new(DirectoryTree::new().following_links()));
+                }
+                let tree = match needs.links {
+                    FollowedLinks::All => tree.following_links(),
+                    _ => tree,
+                };
                 OpenTree::Directory(Arc::new(tree), base)
             }
         } else {
@@ -157,15 +168,20 @@ impl Place {
                 archive = Some((volume, network));
                 tree
             };
-            let start = |path| start_in_archive(&tree, path, needs.follows_links);
+            let start = |path| start_in_archive(&tree, path, needs.links);
             let found = operands.iter().map(start);
             starts.extend(found.flatten());
+            let tree = match needs.links {
+                FollowedLinks::All => tree.following_links(),
+                _ => tree,
+            };
             OpenTree::Index(Arc::new(tree))
         };
         Ok(Self {
             has_several,
             has_all_paths: starts.len() == operands.len(),
             tree,
+            start_tree,
             starts,
             output: standard_output(false)?,
             jobs: args.jobs.jobs,
@@ -322,18 +338,23 @@ pub(super) fn without_slashes(path: &[u8]) -> &[u8] {
 }
 
 /// The file of this machine at `path`.
-fn start_here(path: &Path, is_one_of_several: bool, follows_links: bool) -> Option<StartPoint> {
+fn start_here(path: &Path, is_one_of_several: bool, links: FollowedLinks) -> Option<StartPoint> {
     let label = match path.as_os_str().as_bytes() {
         _ if !is_one_of_several => b"",
         path => path,
     };
     let (label, mut path) = (label.to_owned(), path.to_owned());
     let mut found = metadata_of(&path);
-    if follows_links && found.as_ref().is_ok_and(|it| it.kind == FileKind::Symlink) && path.is_dir()
-    {
-        // With a slash the kernel follows it.
-        path.push("");
-        found = metadata_of(&path);
+    if found.as_ref().is_ok_and(|it| it.kind == FileKind::Symlink) {
+        match links {
+            FollowedLinks::StartDirectories if path.is_dir() => {
+                // With a slash the kernel follows it.
+                path.push("");
+                found = metadata_of(&path);
+            }
+            FollowedLinks::Starts | FollowedLinks::All => found = followed_metadata_of(&path),
+            FollowedLinks::StartDirectories | FollowedLinks::None => {}
+        }
     }
     match found {
         Ok(found) => {
@@ -396,16 +417,17 @@ fn local_start<'a>(source: &'a SourceSpec, paths: &[OsString]) -> Option<&'a Pat
     local_directory(source).or_else(missing)
 }
 
-fn start_in_archive(tree: &IndexTree, path: &OsString, follows_links: bool) -> Option<StartPoint> {
+fn start_in_archive(tree: &IndexTree, path: &OsString, links: FollowedLinks) -> Option<StartPoint> {
     let shown = match path.as_bytes() {
         b"" => b".",
         path => path,
     };
     let found = match tree.resolve(path.as_bytes(), false) {
-        Ok(link) if follows_links && link.kind == FileKind::Symlink => {
+        Ok(link) if links != FollowedLinks::None && link.kind == FileKind::Symlink => {
             let target = tree.resolve(path.as_bytes(), true).ok();
-            let directory = target.filter(|target| target.kind == FileKind::Directory);
-            Ok(directory.unwrap_or(link))
+            let only_directories = links == FollowedLinks::StartDirectories;
+            let target = target.filter(|it| !only_directories || it.kind == FileKind::Directory);
+            Ok(target.unwrap_or(link))
         }
         found => found,
     };
