@@ -199,7 +199,7 @@ mod tests {
             .expect_err("which?")
             .to_string();
         assert!(
-            told.ends_with(&format!("only 'a:1', 'sha256:{hex}'")),
+            told.ends_with(&format!(": 'a:1', 'sha256:{hex}'")),
             "{told}"
         );
         let chosen = |wanted: String| choose_image(images.clone(), Some(&wanted));

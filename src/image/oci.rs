@@ -415,7 +415,12 @@ mod tests {
         ];
         let told = chosen(&found, None).expect_err("which?").to_string();
         let digest = |byte: u8| format!("'sha256:{}'", format!("{byte:02x}").repeat(32));
-        let expected = format!("there is {}, {}, 'c', {}", digest(1), digest(2), digest(4));
+        let expected = format!(
+            "there are several images: {}, {}, 'c', {}",
+            digest(1),
+            digest(2),
+            digest(4)
+        );
         assert!(told.ends_with(&expected), "{told}");
     }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::UNPLACED_DIRECTORY;
 use crate::index::MemoryLimit;
-use crate::index::{Builder, EntryKind, Index, Ino, Options, Origin};
+use crate::index::{Builder, Entry, EntryKind, Index, Ino, Options, Origin};
 use crate::layers::{WhiteoutFormat, merge};
 use crate::materialize::test_support::{feed, member};
 use crate::materialize::{Materializer, Summary};
@@ -15,7 +15,11 @@ use crate::tar::Member;
 use crate::tar::{self, Timestamp};
 
 /// For each path: kind with size or target, mtime, owner and group, link count.
-type TreeListing = BTreeMap<String, (String, i64, (u32, u32), u64)>;
+/// Later times of directories are those of writing.
+const LATEST_MEMBER_TIME: i64 = 1_600_000_000;
+
+/// Type and attributes, time if a member gives one, owner, and number of links, by path.
+type TreeListing = BTreeMap<String, (String, Option<i64>, (u32, u32), u64)>;
 
 fn list_index(index: &Index) -> TreeListing {
     let mut listing = TreeListing::new();
@@ -25,8 +29,8 @@ fn list_index(index: &Index) -> TreeListing {
         rustix::process::getgid().as_raw(),
     );
     let is_root = rustix::process::geteuid().is_root();
-    let time = root.mtime().seconds;
-    listing.insert(String::new(), ("d".to_owned(), time, own, 0));
+    let time = |entry: Entry<'_>| (!entry.is_implied()).then(|| entry.mtime().seconds);
+    listing.insert(String::new(), ("d".to_owned(), time(root), own, 0));
     let mut pending = vec![(String::new(), Ino::ROOT)];
     while let Some((path, ino)) = pending.pop() {
         for child in index.children(ino, 0) {
@@ -49,7 +53,7 @@ fn list_index(index: &Index) -> TreeListing {
             } else {
                 own
             };
-            listing.insert(path, (what, entry.mtime().seconds, owner, links));
+            listing.insert(path, (what, time(entry), owner, links));
         }
     }
     listing
@@ -59,7 +63,11 @@ fn list_disk(root: &Path) -> TreeListing {
     let mut listing = TreeListing::new();
     let stat = fs::metadata(root).expect("there");
     let owner = (stat.uid(), stat.gid());
-    listing.insert(String::new(), ("d".to_owned(), stat.mtime(), owner, 0));
+    let time = |stat: &fs::Metadata| {
+        let is_given = !stat.is_dir() || stat.mtime() <= LATEST_MEMBER_TIME;
+        is_given.then(|| stat.mtime())
+    };
+    listing.insert(String::new(), ("d".to_owned(), time(&stat), owner, 0));
     let mut pending = vec![(String::new(), root.to_owned())];
     while let Some((above, directory)) = pending.pop() {
         for entry in fs::read_dir(directory).expect("listed") {
@@ -80,7 +88,7 @@ fn list_disk(root: &Path) -> TreeListing {
                 (format!("f {}", stat.len()), stat.nlink())
             };
             let owner = (stat.uid(), stat.gid());
-            listing.insert(path, (what, stat.mtime(), owner, links));
+            listing.insert(path, (what, time(&stat), owner, links));
         }
     }
     listing

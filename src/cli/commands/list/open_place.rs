@@ -64,7 +64,6 @@ impl StartPoint {
 
 /// Needs of a verb.
 #[derive(Clone, Copy, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a need of its own")]
 pub(crate) struct Needs {
     /// Names in the order of their bytes, where they are stored in that order, too.
     pub order: bool,
