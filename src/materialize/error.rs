@@ -76,10 +76,12 @@ pub enum Cause {
     #[error("{0}")]
     LeftOut(String),
     /// No shard has written the entry.
-    #[error("missing (write its shard with --shard first)")]
+    #[error("missing (write its shard first, with `tarfs shard write`)")]
     NotWritten,
     /// The entry on disk is not that of the archive.
-    #[error("of another type or size than in the archive (write its shard again with --shard)")]
+    #[error(
+        "of another type or size than in the archive (write its shard again, with `tarfs shard write`)"
+    )]
     Differs,
     /// The directory that is copied cannot be read there.
     // The errno is not `#[source]`, because the text contains it.

@@ -6,6 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
+use rustix::io::Errno;
 
 use crate::base::passwd::Accounts;
 use crate::base::resolve::PathError;
@@ -56,19 +57,17 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
     /// # Errors
     /// The path does not exist, leads out of the archive, or cannot be loaded.
     pub fn resolve(&self, path: &[u8], follows_last: bool) -> io::Result<ResolvedFile> {
-        let found = self.read(|index| {
-            let found = index.resolve_with_path(path, follows_last);
-            found.map(|found| {
-                found.map(|found| ResolvedFile {
-                    kind: kind(found.entry.kind()),
-                    inode: found.entry.ino().0.into(),
-                    parent: found.parent.0.into(),
-                    path: found.path.as_bytes().to_vec(),
-                })
-            })
-        })?;
+        let found = self.read(|index| resolve(index, path, follows_last))?;
         let found = found.map_err(io::Error::other)?;
         found.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// The entry behind the link at `path`. `None` if the link leads to nothing in the archive.
+    ///
+    /// # Errors
+    /// There are too many links, or it cannot be loaded.
+    pub fn resolve_link(&self, path: &[u8]) -> io::Result<Option<ResolvedFile>> {
+        Ok(self.read(|index| follow(index, path))??)
     }
 
     /// The entries of `index`, in the order of the archive, or if `is_sorted` of the names' bytes.
@@ -154,10 +153,12 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
                     batch.push(child.name, kind, child.ino.0.into());
                     continue;
                 }
-                match follow(index, *directory, child.name) {
-                    Ok(Some((kind, ino))) => batch.push(child.name, kind, ino.0.into()),
+                let mut path = index.path(*directory).unwrap_or_default();
+                path.push(child.name);
+                match follow(index, path.as_bytes()) {
+                    Ok(Some(found)) => batch.push(child.name, found.kind, found.inode),
                     Ok(None) => batch.push(child.name, kind, child.ino.0.into()),
-                    Err(error) => batch.fail(child.name, io::Error::other(error)),
+                    Err(error) => batch.fail(child.name, error.into()),
                 }
             }
         })
@@ -244,18 +245,26 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
     }
 }
 
-/// The entry behind the link `name` in `directory`. `None` if the link leads to nothing in the archive.
-fn follow(
+fn resolve(
     index: &Index,
-    directory: Ino,
-    name: &[u8],
-) -> Result<Option<(FileKind, Ino)>, PathError> {
-    let mut path = index.path(directory).unwrap_or_default();
-    path.push(name);
-    match index.resolve(path.as_bytes(), true) {
-        Ok(found) => Ok(found.map(|entry| (kind(entry.kind()), entry.ino()))),
-        Err(PathError::TooManyLinks) => Err(PathError::TooManyLinks),
-        Err(_) => Ok(None),
+    path: &[u8],
+    follows_last: bool,
+) -> Result<Option<ResolvedFile>, PathError> {
+    let found = index.resolve_with_path(path, follows_last)?;
+    Ok(found.map(|found| ResolvedFile {
+        kind: kind(found.entry.kind()),
+        inode: found.entry.ino().0.into(),
+        parent: found.parent.0.into(),
+        path: found.path.as_bytes().to_vec(),
+    }))
+}
+
+/// The entry behind the link at `path`. `None` if the link leads to nothing in the archive.
+fn follow(index: &Index, path: &[u8]) -> Result<Option<ResolvedFile>, Errno> {
+    match resolve(index, path, true) {
+        Ok(found) => Ok(found),
+        Err(PathError::EscapesRoot | PathError::AboveRoot | PathError::NotADirectory) => Ok(None),
+        Err(PathError::TooManyLinks) => Err(Errno::LOOP),
     }
 }
 

@@ -1039,6 +1039,19 @@ fn find_follows_the_links_that_gnu_find_follows() {
             compare(theirs, tarfs(&place, &words_of(&find, words)));
         }
     }
+    // The same error for a starting point, in a directory and in an archive.
+    for words in [
+        ["find", "-H", "t", "t/self"],
+        ["find", "-H", "a.tar", "self"],
+    ] {
+        let ours = tarfs(&place, &words);
+        assert_eq!(ours.status.code(), Some(1), "{words:?}");
+        let told = stderr_text(&ours);
+        assert!(
+            told.contains("self: Too many levels of symbolic links"),
+            "{told}"
+        );
+    }
     let told = stderr_text(&tarfs(&place, &["find", "-L", "t/d"]));
     let expected =
         "file system loop detected; 't/d/up/d' is part of the same file system loop as 't/d'";

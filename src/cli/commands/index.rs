@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 
 use crate::cli::args::{CacheArgs, LayerArgs, QuietArg, SourceArgs};
 use crate::cli::open_archive;
-use crate::cli::ui::output;
+use crate::cli::ui::output::{self, UsageError};
 use tarfs::archive::scan::Digest;
 use tarfs::archive::{Archive, TRUNCATED_NOTE};
 use tarfs::index::store;
@@ -41,7 +41,9 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let is_image = args.source.source.is_image();
     ensure!(
         args.output.is_none() || !is_image,
-        "each layer of an image has an index of its own (leave out --output, or use --publish)"
+        UsageError(
+            "each layer of an image has an index of its own (leave out --output, or use --publish)"
+        )
     );
     let layers = LayerArgs::default();
     let mut cache = args.cache.clone();

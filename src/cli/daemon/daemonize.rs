@@ -17,6 +17,7 @@ use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use super::inherited_fds::InheritedFds;
 use crate::cli::args::headers;
 use crate::cli::environment::{self, Role};
+use crate::cli::exit_status;
 use crate::cli::ui::logging;
 use tarfs::internal::trusted_dir;
 
@@ -61,7 +62,9 @@ pub(crate) fn spawn_daemon(
     let status = child.wait()?;
     match status.code() {
         Some(0) => bail!("the background process ended before it was ready"),
-        Some(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(2))),
+        Some(code) => Ok(ExitCode::from(
+            u8::try_from(code).unwrap_or(exit_status::FAILURE),
+        )),
         None => bail!(
             "the background process was ended by signal {}",
             status.signal().unwrap_or_default()

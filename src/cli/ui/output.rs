@@ -62,8 +62,13 @@ pub(crate) fn binary_stdout() -> io::Result<BufWriter<File>> {
     Ok(BufWriter::with_capacity(OUTPUT_BUFFER_BYTES, output))
 }
 
-/// Prints an error with its causes and its hint on one line. Returns [`exit_status::FAILURE`]. A reader of the
-/// output that has ended is no error.
+/// A command line that is invalid, whatever the files are that it names. `clap` cannot refuse it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UsageError(pub &'static str);
+
+/// Prints an error with its causes and its hint on one line. Returns the exit status. A reader of the output that has
+/// ended is no error.
 pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
     if let Some(materialize::Error::Output(error)) = error.downcast_ref()
         && error.kind() == io::ErrorKind::BrokenPipe
@@ -76,7 +81,11 @@ pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
         "{prefix}tarfs: {}",
         format_with_hint(error)
     ));
-    ExitCode::from(exit_status::FAILURE)
+    ExitCode::from(if error.is::<UsageError>() {
+        exit_status::USAGE
+    } else {
+        exit_status::FAILURE
+    })
 }
 
 /// Formats an error with its causes and its hint on one line.

@@ -14,7 +14,7 @@ use crate::cli::args::{HumanReadableArg, JsonArg, ShardArg, TreeArgs};
 use crate::cli::environment;
 use crate::cli::exit_status;
 use crate::cli::open_archive;
-use crate::cli::ui::output;
+use crate::cli::ui::output::{self, UsageError};
 use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
 use tarfs::list::{ListOptions, Lister, Order, Style};
@@ -162,7 +162,9 @@ fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
         || args.tree.layers.is_set();
     ensure!(
         !has_flag,
-        "SOURCE is a directory of archives, of which only the names are listed (name one of them)"
+        UsageError(
+            "SOURCE is a directory of archives, of which only the names are listed (name one of them)"
+        )
     );
     let network = open_archive::start_network_runtime()?;
     let TreeArgs {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
+use rustix::io::Errno;
 use tokio::runtime::Runtime;
 
 use crate::cli::args::{LayerArgs, SavedIndexArgs, SourceArgs, TreeArgs};
@@ -28,8 +29,8 @@ use tarfs::index::{Index, LazyIndex, MemoryLimit, ShardPlan};
 use tarfs::internal::resolve::without_dots;
 use tarfs::locate::SourceSpec;
 use tarfs::tree::{
-    DirectoryTree, FileKind, FollowedLinks, IndexTree, Item, Name, OpenDirectory, SharedOutput,
-    Start, Tree, Visitor, followed_metadata_of, metadata_of, walk_parallel,
+    DirectoryTree, FileKind, FollowedLinks, IndexTree, Item, Name, OpenDirectory, ResolvedFile,
+    SharedOutput, Start, Tree, Visitor, followed_metadata_of, metadata_of, walk_parallel,
 };
 
 /// Number of FUSE as a type of file systems, as in statfs(2).
@@ -423,10 +424,13 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, links: FollowedLinks) -> 
     };
     let found = match tree.resolve(path.as_bytes(), false) {
         Ok(link) if links != FollowedLinks::None && link.kind == FileKind::Symlink => {
-            let target = tree.resolve(path.as_bytes(), true).ok();
             let only_directories = links == FollowedLinks::StartDirectories;
-            let target = target.filter(|it| !only_directories || it.kind == FileKind::Directory);
-            Ok(target.unwrap_or(link))
+            let wanted =
+                |found: &ResolvedFile| !only_directories || found.kind == FileKind::Directory;
+            match tree.resolve_link(path.as_bytes()) {
+                Err(error) if only_directories && is_loop(&error) => Ok(link),
+                target => target.map(|target| target.filter(wanted).unwrap_or(link)),
+            }
         }
         found => found,
     };
@@ -450,6 +454,11 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, links: FollowedLinks) -> 
         inode: found.inode,
         file_system: 0,
     })
+}
+
+/// Whether links lead to each other.
+fn is_loop(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::LOOP.raw_os_error())
 }
 
 /// Prints an error about the entry at `path` of an archive.

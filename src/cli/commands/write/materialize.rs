@@ -526,10 +526,7 @@ impl Run<'_> {
             work: Work::Read,
             stats: Arc::clone(&self.output.stats),
         };
-        let _progress = Progress::start(
-            task,
-            self.args.write.quiet.is_set || self.args.write.verbose,
-        );
+        let _progress = Progress::start(task, self.output.shows_no_progress());
         scan::scan(
             source,
             options,

@@ -132,7 +132,12 @@ impl<'a> Output<'a> {
             work: Work::Written,
             stats: Arc::clone(&self.stats),
         };
-        Progress::start(options, self.is_quiet || self.prints_entries)
+        Progress::start(options, self.shows_no_progress())
+    }
+
+    /// Whether lines about entries take the place of the progress, or the user wants neither.
+    pub(super) fn shows_no_progress(&self) -> bool {
+        self.is_quiet || self.prints_entries
     }
 
     pub(super) fn report_summary(&self, summary: &Summary) {
