@@ -1,7 +1,7 @@
 //! Removal of files and directories that are given by their paths.
 
 use std::ffi::OsStr;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -45,9 +45,12 @@ impl RemovalLog for ChangeLog {
 /// As reading and writing.
 pub fn ask(question: &str) -> io::Result<bool> {
     io::stderr().write_all(format!("tarfs: {question}? ").as_bytes())?;
-    let mut answer = String::new();
-    io::stdin().read_line(&mut answer)?;
-    Ok(answer.starts_with(['y', 'Y']))
+    let (mut first, mut bytes) = (None, io::stdin().lock().bytes());
+    // The rest of the line may be of any length.
+    while let Some(byte) = bytes.next().transpose()?.filter(|&byte| byte != b'\n') {
+        first.get_or_insert(byte);
+    }
+    Ok(matches!(first, Some(b'y' | b'Y')))
 }
 
 impl Remover<ChangeLog> {
@@ -73,9 +76,7 @@ impl Remover<ChangeLog> {
                 return Err(Errno::NOTDIR.into());
             }
             let above = open_above(above)?;
-            if self.may_unlink(&above, name, path) {
-                self.note(self.unlink(&above, name, AtFlags::empty()), "", path);
-            }
+            self.remove(&above, name, (AtFlags::empty(), ""), path);
             return Ok(None);
         }
         if !self.options.recursive && !self.options.empty_directories {
@@ -92,17 +93,18 @@ impl Remover<ChangeLog> {
         }
         let name = if name.is_empty() { b"." } else { name };
         let parent = open_above(above)?;
-        let is_empty =
-            || std::fs::read_dir(as_path(path)).is_ok_and(|mut names| names.next().is_none());
+        // `None` if it cannot be read.
+        let has_names = || Some(std::fs::read_dir(as_path(path)).ok()?.next().is_some());
         if !self.options.recursive {
-            // One with files in it is an error without a question.
-            if !is_empty() || self.may_unlink(&parent, name, path) {
-                let result = self.unlink(&parent, name, AtFlags::REMOVEDIR);
-                self.note(result, "directory ", path);
+            if self.options.asks && has_names() == Some(true) {
+                // That needs no question.
+                self.note(Err(Errno::NOTEMPTY.into()), "", path);
+            } else {
+                self.remove(&parent, name, (AtFlags::REMOVEDIR, "directory "), path);
             }
             return Ok(None);
         }
-        if !self.may_descend(is_empty, path) {
+        if !self.may_descend(|| has_names() == Some(false), path) {
             return Ok(None);
         }
         let opened = self.tree.open(&parent, Name::directory(name, found.inode));

@@ -88,6 +88,7 @@ struct Frame<T: Tree> {
     level: Arc<Level<T, ()>>,
     /// The open directory, while none below it is listed.
     directory: Option<Arc<T::Directory>>,
+    /// Its path; empty while a directory below it is listed, so that a deep tree needs no memory for each level.
     path: Vec<u8>,
     batch: Batch,
     /// Attributes of the names in `batch`, if they were read for the order.
@@ -97,8 +98,10 @@ struct Frame<T: Tree> {
     /// Where the next names are read; `None` if all are.
     position: Option<u64>,
     columns: Columns,
-    /// Lines of a drawing before each name.
+    /// Lines of a drawing before each name; empty as the path.
     indent: String,
+    /// Lengths of the path and of these lines.
+    lens: (usize, usize),
 }
 
 impl<T: Tree + Send + 'static> Lister<T> {
@@ -234,8 +237,11 @@ impl<T: Tree + Send + 'static> Lister<T> {
         while let Some(frame) = frames.last_mut() {
             let Some(number) = frame.order.pop() else {
                 let has_more = self.read(frame);
-                if !has_more {
-                    frames.pop();
+                if !has_more
+                    && let Some(done) = frames.pop()
+                    && let Some(above) = frames.last_mut()
+                {
+                    above.resume(done);
                 }
                 continue;
             };
@@ -244,10 +250,10 @@ impl<T: Tree + Send + 'static> Lister<T> {
                 self.output.write(&lines)?;
                 lines.clear();
             }
-            if below.is_some() {
-                frame.directory = None;
+            if let Some(below) = below {
+                frame.pause();
+                frames.push(below);
             }
-            frames.extend(below);
         }
         self.output.write(&lines)?;
         ControlFlow::Continue(true)
@@ -264,6 +270,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
             position: Some(0),
             columns: self.columns,
             indent: String::new(),
+            lens: (0, 0),
         };
         if self.is_streamed() && self.needs_widths() {
             // A second reading is cheaper than keeping all.
@@ -439,6 +446,20 @@ impl<T: Tree + Send + 'static> Lister<T> {
 }
 
 impl<T: Tree> Frame<T> {
+    /// Closes the directory, and forgets what [`Self::resume`] gives back.
+    fn pause(&mut self) {
+        self.directory = None;
+        self.lens = (self.path.len(), self.indent.len());
+        (self.path, self.indent) = (Vec::new(), String::new());
+    }
+
+    /// Goes on after `below`, a directory in this one.
+    fn resume(&mut self, below: Self) {
+        (self.path, self.indent) = (below.path, below.indent);
+        self.path.truncate(self.lens.0);
+        self.indent.truncate(self.lens.1);
+    }
+
     /// A file, if the directory is open.
     fn item<'a>(&'a self, tree: &'a T, number: usize) -> Option<Item<'a, T>> {
         let name = self.batch.get(number)?;

@@ -128,15 +128,27 @@ impl<L: RemovalLog> Remover<L> {
         Self { tree, options, log }
     }
 
-    /// Whether the file `name` in `directory` may be removed.
-    pub(crate) fn may_unlink(&self, directory: &OpenDirectory, name: &[u8], path: &[u8]) -> bool {
-        if !self.options.asks {
-            return true;
+    /// Removes the file `name` in `directory`, unless the answer to a question is no. Returns whether it is gone.
+    pub(crate) fn remove(
+        &self,
+        directory: &OpenDirectory,
+        name: &[u8],
+        (flags, kind): (AtFlags, &str),
+        path: &[u8],
+    ) -> bool {
+        match self.may_unlink(directory, name, path) {
+            Ok(true) => self.note(self.unlink(directory, name, flags), kind, path),
+            Ok(false) => false,
+            Err(error) => self.note(Err(error), kind, path),
         }
-        // An error is reported by the removal.
-        let Ok(file) = self.tree.metadata(directory, Name::directory(name, 0)) else {
-            return true;
-        };
+    }
+
+    /// Whether the file `name` in `directory` may be removed.
+    fn may_unlink(&self, directory: &OpenDirectory, name: &[u8], path: &[u8]) -> io::Result<bool> {
+        if !self.options.asks {
+            return Ok(true);
+        }
+        let file = self.tree.metadata(directory, Name::directory(name, 0))?;
         let kind = match file.kind {
             FileKind::File if file.size == 0 => "regular empty file",
             FileKind::File => "regular file",
@@ -150,7 +162,7 @@ impl<L: RemovalLog> Remover<L> {
         let is_protected = file.kind != FileKind::Symlink
             && accessat(directory, name, Access::WRITE_OK, AtFlags::EACCESS).is_err();
         let protection = if is_protected { "write-protected " } else { "" };
-        self.log.agrees(&format!("remove {protection}{kind}"), path)
+        Ok(self.log.agrees(&format!("remove {protection}{kind}"), path))
     }
 
     /// Whether a directory may be walked. For an empty one, only its removal is a question.
@@ -196,9 +208,12 @@ impl<L: RemovalLog> Remover<L> {
         error: io::Error,
     ) -> bool {
         let is_denied = error.kind() == io::ErrorKind::PermissionDenied;
-        let removed = is_denied.then(|| self.unlink(directory, name, AtFlags::REMOVEDIR));
-        let result = removed.and_then(Result::ok).ok_or(error);
-        self.note(result, "directory ", path)
+        let result = match is_denied.then(|| self.may_unlink(directory, name, path)) {
+            Some(Ok(true)) => self.unlink(directory, name, AtFlags::REMOVEDIR),
+            Some(Ok(false)) => return false,
+            _ => Err(io::ErrorKind::PermissionDenied.into()),
+        };
+        self.note(result.map_err(|_| error), "directory ", path)
     }
 
     /// Whether the file does not exist, which is no error.
@@ -232,12 +247,8 @@ impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
                 continue;
             }
             let directory = names.place.directory;
-            let is_gone = self.may_unlink(directory, item.name(), item.path())
-                && self.note(
-                    self.unlink(directory, item.name(), AtFlags::empty()),
-                    "",
-                    item.path(),
-                );
+            let how = (AtFlags::empty(), "");
+            let is_gone = self.remove(directory, item.name(), how, item.path());
             names.level.state.note(is_gone);
         }
         ControlFlow::Continue(())
@@ -249,9 +260,13 @@ impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
             return true;
         }
         let remove = |above: &OpenDirectory, name: &[u8]| {
-            let is_agreed = state.is_agreed.load(Ordering::Relaxed)
-                || self.may_unlink(above, name, &level.path());
-            state.is_agreed.store(is_agreed, Ordering::Relaxed);
+            if !state.is_agreed.load(Ordering::Relaxed) {
+                match self.may_unlink(above, name, &level.path()) {
+                    Ok(is_agreed) => state.is_agreed.store(is_agreed, Ordering::Relaxed),
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+            let is_agreed = state.is_agreed.load(Ordering::Relaxed);
             is_agreed.then(|| self.unlink(above, name, AtFlags::REMOVEDIR))
         };
         let result = match (&level.parent, &state.start) {

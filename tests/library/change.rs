@@ -12,6 +12,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::support::cli::Place;
 use crate::support::fixture::PROGRAM;
+use crate::support::program::stderr_text;
 
 /// Makes the tree that is changed, and a link to it.
 fn make_tree(place: &Place) {
@@ -286,6 +287,7 @@ fn rm_asks_about_each_file_as_gnu_rm_does() {
             "y\ny\ny\ny\ny\ny\ny\ny\n",
             "y\nn\ny\n",
             "y\ny\ny\nn\n",
+            "y\ny\ny\ny\nn\n",
             "n\n",
             "",
         ] {
@@ -301,13 +303,55 @@ fn rm_asks_about_each_file_as_gnu_rm_does() {
                 questions.collect::<Vec<_>>()
             });
             let [said, mut expected] = said;
+            let all_agree = !answers.contains('n') && !answers.is_empty();
             // GNU rm also asks about a directory in which a file stays, and then cannot remove it.
             expected.retain(|question| {
-                !question.starts_with("remove directory") || said.contains(question)
+                !question.starts_with("remove directory") || said.contains(question) || all_agree
             });
             assert_eq!(said, expected, "{operands}, {answers}");
         }
     }
+}
+
+// Promises: rm-asks
+#[test]
+fn rm_removes_no_closed_directory_without_an_answer() {
+    let place = Place::new();
+    place.give_to_user();
+    let script = r#"mkdir -p closed above/closed; chmod 0 closed above/closed
+        "$0" rm -di closed </dev/null; printf 'y\n' | "$0" rm -ri closed; printf 'y\ny\n' | "$0" rm -ri above
+        ls -d closed above/closed"#;
+    let mut shell = place.command_of_user("bash");
+    let ended = shell
+        .args(["-c", script, "./tarfs"])
+        .output()
+        .expect("bash");
+    let told = stderr_text(&ended);
+    assert_eq!(
+        String::from_utf8_lossy(&ended.stdout),
+        "above/closed\nclosed\n",
+        "{told}"
+    );
+    assert!(
+        told.contains("remove write-protected directory 'closed'? "),
+        "{told}"
+    );
+}
+
+// Promises: rm-asks
+#[test]
+fn rm_reads_an_answer_of_any_length_in_little_memory() {
+    let place = Place::new();
+    place.put("f", "kept");
+    let script = r#"ulimit -v 400000; head -c 500000000 /dev/zero | "$0" rm -i f; echo $?; ls f"#;
+    let mut shell = place.command("bash");
+    let ended = shell.args(["-c", script, PROGRAM]).output().expect("bash");
+    assert_eq!(
+        String::from_utf8_lossy(&ended.stdout),
+        "0\nf\n",
+        "{}",
+        stderr_text(&ended)
+    );
 }
 
 // Promises: rm-asks

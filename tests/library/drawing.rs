@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use crate::support::cli::{Outcome, Place};
+use crate::support::fixture::PROGRAM;
+use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
 use crate::support::terminal::on_terminal;
 
@@ -37,6 +39,35 @@ fn drawn(place: &Place, locale: &str, source: &str) -> String {
         "{source}"
     );
     outcome.text().to_owned()
+}
+
+// Promises: ls-tree
+#[test]
+fn memory_of_a_drawing_does_not_grow_with_the_square_of_the_depth() {
+    let place = Place::new();
+    let chain = ["a"; 1900].join("/");
+    let archive = Archive::new().pax(&[("path", &chain)]).directory("d");
+    let (mut archive, mut above) = (archive, chain.clone());
+    // Through links, members are deeper than a path can be long.
+    for number in 0..14 {
+        let link = format!("l{number}");
+        archive = archive.pax(&[("linkpath", &above)]).symlink(&link, "t");
+        above = format!("{link}/{chain}");
+        archive = archive.pax(&[("path", &above)]).directory("d");
+    }
+    place.put("a.tar", archive.end());
+    for verb in ["ls --tree", "ls -R"] {
+        let line = format!("ulimit -v 1000000; {PROGRAM} {verb} --memory 32MiB a.tar | wc -l");
+        let output = place.command("bash").args(["-c", &line]).output();
+        let output = output.expect("a shell");
+        let lines = String::from_utf8_lossy(&output.stdout);
+        let count: usize = lines.trim().parse().expect("a number");
+        assert!(
+            count > 15 * 1900,
+            "{verb}: {count}, {}",
+            stderr_text(&output)
+        );
+    }
 }
 
 // Promises: ls-tree

@@ -181,7 +181,8 @@ fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
     }
     let mut text = format!("{}{detached}\n", format_mountpoint(status));
     for (name, value) in lines {
-        let line = format!("  {name:<20} {value}\n");
+        // Values name sources and files, which others may have named.
+        let line = format!("  {name:<20} {}\n", escape_controls(&value));
         text.push_str(&line);
     }
     text
@@ -335,6 +336,18 @@ mod tests {
 ";
         assert_eq!(to_text(&status, false, now), summary);
         assert_eq!(to_text(&status, true, now), format!("{summary}{details}"));
+    }
+
+    // Promises: status-shows
+    #[test]
+    fn names_in_a_status_reach_no_terminal_raw() {
+        let mut status = Status::example();
+        status.source = "http://host/\u{1b}[31m\na.tar".to_owned();
+        let text = to_text(&status, true, UNIX_EPOCH);
+        assert!(
+            !text.contains('\u{1b}') && !text.contains("\na.tar"),
+            "{text}"
+        );
     }
 
     #[test]
