@@ -23,7 +23,9 @@ use crate::base::passwd::AccountNames;
 use crate::base::xattr::posix_acl;
 use crate::tar::Timestamp;
 
-use super::interface::{Batch, Content, FileId, FileKind, Metadata, Name, Tree, Xattr};
+use super::interface::{
+    Batch, Content, FileId, FileKind, FollowedLinks, Metadata, Name, Tree, Xattr,
+};
 
 /// Room for the names that one system call reads, in bytes. Half a page less than what the allocator maps anew.
 const READ_BYTES: usize = 126 << 10;
@@ -103,11 +105,11 @@ impl DirectoryTree {
         }
     }
 
-    /// The same files, with those behind links in the places of the links.
+    /// The same files, with those behind `links` in the places of the links if they are all.
     #[must_use]
-    pub fn following_links(self) -> Self {
+    pub fn following(self, links: FollowedLinks) -> Self {
         Self {
-            follows_links: true,
+            follows_links: links == FollowedLinks::All,
             ..self
         }
     }
@@ -347,7 +349,7 @@ pub fn metadata_of(path: &Path) -> io::Result<Metadata> {
 /// # Errors
 /// As stat(2).
 pub fn followed_metadata_of(path: &Path) -> io::Result<Metadata> {
-    let tree = DirectoryTree::default().following_links();
+    let tree = DirectoryTree::default().following(FollowedLinks::All);
     tree.stat(CWD, path.as_os_str().as_bytes(), StatxFlags::BASIC_STATS)
 }
 

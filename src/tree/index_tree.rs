@@ -6,14 +6,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
-use rustix::io::Errno;
 
 use crate::base::passwd::Accounts;
 use crate::base::resolve::PathError;
 use crate::base::xattr::posix_acl::{self, Kind};
 use crate::index::{Entry, EntryKind, Index, Ino, LazyIndex};
 
-use super::interface::{Batch, Content, FileKind, Metadata, Name, Tree, Xattr};
+use super::interface::{Batch, Content, FileKind, FollowedLinks, Metadata, Name, Tree, Xattr};
 
 /// Names that are read at once.
 const READ_NAMES: usize = 32 << 10;
@@ -103,11 +102,11 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
         }
     }
 
-    /// The same entries, with those behind links in the places of the links.
+    /// The same entries, with those behind `links` in the places of the links if they are all.
     #[must_use]
-    pub fn following_links(self) -> Self {
+    pub fn following(self, links: FollowedLinks) -> Self {
         Self {
-            follows_links: true,
+            follows_links: links == FollowedLinks::All,
             ..self
         }
     }
@@ -260,11 +259,10 @@ fn resolve(
 }
 
 /// The entry behind the link at `path`. `None` if the link leads to nothing in the archive.
-fn follow(index: &Index, path: &[u8]) -> Result<Option<ResolvedFile>, Errno> {
+fn follow(index: &Index, path: &[u8]) -> Result<Option<ResolvedFile>, PathError> {
     match resolve(index, path, true) {
-        Ok(found) => Ok(found),
         Err(PathError::EscapesRoot | PathError::AboveRoot | PathError::NotADirectory) => Ok(None),
-        Err(PathError::TooManyLinks) => Err(Errno::LOOP),
+        found => found,
     }
 }
 

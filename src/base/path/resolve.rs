@@ -4,6 +4,9 @@
 //! not followed. The kernel follows none, because each step names one component in an open directory.
 
 use std::fmt::Debug;
+use std::io;
+
+use rustix::io::Errno;
 
 use super::archive_path::ArchivePath;
 
@@ -61,6 +64,16 @@ pub enum PathError {
     /// More than [`MAX_LINKS`] links.
     #[error("too many levels of symbolic links")]
     TooManyLinks,
+}
+
+impl From<PathError> for io::Error {
+    /// With the error number of links in a circle, as the kernel has it.
+    fn from(error: PathError) -> Self {
+        match error {
+            PathError::TooManyLinks => Errno::LOOP.into(),
+            _ => Self::other(error),
+        }
+    }
 }
 
 impl PathError {

@@ -51,15 +51,20 @@ pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         (OpenTree::Index(a), OpenTree::Index(b)) => {
             compare(args, output, names, (a, root), (b, root))
         }
-        (OpenTree::Index(a), OpenTree::Directory(b, base)) => {
+        (OpenTree::Index(a), OpenTree::Directory { tree: b, base, .. }) => {
             compare(args, output, names, (a, root), (b, base))
         }
-        (OpenTree::Directory(a, base), OpenTree::Index(b)) => {
+        (OpenTree::Directory { tree: a, base, .. }, OpenTree::Index(b)) => {
             compare(args, output, names, (a, base), (b, root))
         }
-        (OpenTree::Directory(a, base), OpenTree::Directory(b, other)) => {
-            compare(args, output, names, (a, base), (b, other))
-        }
+        (
+            OpenTree::Directory { tree: a, base, .. },
+            OpenTree::Directory {
+                tree: b,
+                base: other,
+                ..
+            },
+        ) => compare(args, output, names, (a, base), (b, other)),
     }?;
     let codes = [
         second.finish(exit_status::PARTIAL),

@@ -85,9 +85,8 @@ pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
     let usage = Arc::new(DiskUsage::new(options, Arc::clone(&place.output)));
     match &place.tree {
         OpenTree::Index(tree) => sum(&usage, &place, (tree, tree), &Ino::ROOT),
-        OpenTree::Directory(tree, base) => {
-            let start_tree = place.start_tree.as_ref().unwrap_or(tree);
-            sum(&usage, &place, (start_tree, tree), base);
+        OpenTree::Directory { tree, starts, base } => {
+            sum(&usage, &place, (starts, tree), base);
         }
     }
     if args.total {

@@ -62,18 +62,13 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
     }
     let first = words.iter().position(is_expression);
     let (paths, words) = words.split_at(first.unwrap_or(words.len()));
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.unwrap_or_default();
     let links = args.links.followed(FollowedLinks::None);
     let metadata: fn(&Path) -> io::Result<Metadata> = match links {
         FollowedLinks::None => metadata_of,
         _ => followed_metadata_of,
     };
     let context = ParseContext {
-        now: Timestamp {
-            seconds: now.as_secs().cast_signed(),
-            nanoseconds: now.subsec_nanos(),
-        },
+        now: now(),
         accounts: &Accounts::load_system(),
         is_terminal: stdout().is_terminal(),
         metadata: &metadata,
@@ -95,18 +90,26 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         ..Needs::default()
     };
     let place = Place::open(&tree, paths, needs)?;
-    if let (OpenTree::Directory(..), Some(reason)) = (&place.tree, &expression.unknown_owner) {
+    if let (OpenTree::Directory { .. }, Some(reason)) = (&place.tree, &expression.unknown_owner) {
         output::print_error(reason);
         return Ok(ExitCode::from(exit_status::PARTIAL));
     }
     match &place.tree {
         OpenTree::Index(tree) => search(expression, &place, (tree, tree), &Ino::ROOT),
-        OpenTree::Directory(tree, base) => {
-            let start_tree = place.start_tree.as_ref().unwrap_or(tree);
-            search(expression, &place, (start_tree, tree), base);
+        OpenTree::Directory { tree, starts, base } => {
+            search(expression, &place, (starts, tree), base);
         }
     }
     Ok(place.finish(exit_status::PARTIAL))
+}
+
+fn now() -> Timestamp {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    Timestamp {
+        seconds: now.as_secs().cast_signed(),
+        nanoseconds: now.subsec_nanos(),
+    }
 }
 
 fn search<T: Tree + Send + 'static>(

@@ -145,7 +145,7 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let mut place = Place::open(&args.tree, &args.paths, needs)?;
     let are_open = match &place.tree {
         OpenTree::Index(tree) => list(args, &place, tree, &Ino::ROOT)?,
-        OpenTree::Directory(tree, base) => list(args, &place, tree, base)?,
+        OpenTree::Directory { tree, base, .. } => list(args, &place, tree, base)?,
     };
     place.has_all_paths &= are_open;
     Ok(place.finish(exit_status::FAILURE))

@@ -79,6 +79,18 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
+    /// Opens SOURCE of `args`, with the threads for its network.
+    fn open_volume(self, args: &TreeArgs) -> anyhow::Result<(Arc<dyn Volume>, Runtime)> {
+        let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
+        let origin = if self.is_written {
+            TreeOrigin::WRITTEN
+        } else {
+            TreeOrigin::SHOWN
+        };
+        let opened = open_archive::open_tree(source, layers, cache, origin, self.rows)?;
+        Ok((opened.1, opened.0))
+    }
+
     /// Checks that the tree of `index` may be written if it is to be.
     fn check(self, index: &Index, args: &TreeArgs) -> anyhow::Result<()> {
         ensure!(
@@ -92,8 +104,6 @@ impl Needs {
 /// SOURCE as a tree of files, and the files at which a verb starts.
 pub(crate) struct Place {
     pub tree: OpenTree,
-    /// The tree of the starting points, if links are followed only there.
-    pub start_tree: Option<Arc<DirectoryTree>>,
     pub starts: Vec<StartPoint>,
     pub output: Arc<SharedOutput>,
     /// Whether more than one file was named at which to start.
@@ -110,15 +120,32 @@ pub(crate) struct Place {
 /// A tree that a verb walks.
 pub(crate) enum OpenTree {
     Index(Arc<IndexTree>),
-    /// With the current directory.
-    Directory(Arc<DirectoryTree>, OpenDirectory),
+    Directory {
+        tree: Arc<DirectoryTree>,
+        /// The tree of the starting points, at which more links may be followed.
+        starts: Arc<DirectoryTree>,
+        /// The current directory.
+        base: OpenDirectory,
+    },
+}
+
+impl OpenTree {
+    fn of_directory(links: FollowedLinks) -> anyhow::Result<Self> {
+        let tree = Arc::new(DirectoryTree::new().following(links));
+        let base = tree.base().context("cannot open the current directory")?;
+        let starts = match links {
+            FollowedLinks::Starts => Arc::new(DirectoryTree::new().following(FollowedLinks::All)),
+            _ => Arc::clone(&tree),
+        };
+        Ok(Self::Directory { tree, starts, base })
+    }
 }
 
 impl Place {
     /// Opens SOURCE of `args`, and finds `paths` in it, or its root. If SOURCE is a directory of this machine, `paths` are
     /// more of its files, as of the namesakes of a verb. Prints those that are missing.
     pub(crate) fn open(args: &TreeArgs, paths: &[OsString], needs: Needs) -> anyhow::Result<Self> {
-        let (mut archive, mut starts, mut start_tree) = (None, Vec::new(), None);
+        let (mut archive, mut starts) = (None, Vec::new());
         let directory = local_start(&args.source.source, paths);
         if let Some(directory) = directory {
             let (source, layers, saved) = (&args.source, &args.layers, &args.cache.saved);
@@ -140,30 +167,14 @@ impl Place {
                     IndexTree::new(LazyIndex::new(index), needs.order).with_file_system(device);
                 OpenTree::Index(Arc::new(tree))
             } else {
-                let tree = DirectoryTree::new();
-                let base = tree.base().context("cannot open the current directory")?;
-                if needs.links == FollowedLinks::Starts {
-                    start_tree = Some(Arc::new(DirectoryTree::new().following_links()));
-                }
-                let tree = match needs.links {
-                    FollowedLinks::All => tree.following_links(),
-                    _ => tree,
-                };
-                OpenTree::Directory(Arc::new(tree), base)
+                OpenTree::of_directory(needs.links)?
             }
         } else {
             let tree = if let Some(index) = saved_index(args)? {
                 needs.check(&index, args)?;
                 IndexTree::new(LazyIndex::new(Arc::new(index)), needs.order)
             } else {
-                let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
-                let origin = if needs.is_written {
-                    TreeOrigin::WRITTEN
-                } else {
-                    TreeOrigin::SHOWN
-                };
-                let (network, volume) =
-                    open_archive::open_tree(source, layers, cache, origin, needs.rows)?;
+                let (volume, network) = needs.open_volume(args)?;
                 let tree = volume_tree(&volume, needs)?;
                 archive = Some((volume, network));
                 tree
@@ -171,17 +182,12 @@ impl Place {
             let start = |path| start_in_archive(&tree, path, needs.links);
             let found = operands.iter().map(start);
             starts.extend(found.flatten());
-            let tree = match needs.links {
-                FollowedLinks::All => tree.following_links(),
-                _ => tree,
-            };
-            OpenTree::Index(Arc::new(tree))
+            OpenTree::Index(Arc::new(tree.following(needs.links)))
         };
         Ok(Self {
             has_several,
             has_all_paths: starts.len() == operands.len(),
             tree,
-            start_tree,
             starts,
             output: standard_output(false)?,
             jobs: args.jobs.jobs,
