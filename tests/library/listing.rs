@@ -982,7 +982,7 @@ fn words_of<'a>(starts: &'a str, words: &[&'a str]) -> Vec<&'a str> {
         .collect()
 }
 
-// Promises: find-links
+// Promises: walk-links
 #[test]
 fn find_follows_the_links_that_gnu_find_follows() {
     let place = Place::new();
@@ -1058,7 +1058,7 @@ fn find_follows_the_links_that_gnu_find_follows() {
     assert!(told.contains(expected), "{told}");
 }
 
-// Promises: du-links
+// Promises: walk-links
 #[test]
 fn du_follows_the_links_that_gnu_du_follows() {
     let place = Place::new();
