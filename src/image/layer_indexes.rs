@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use tokio::runtime::Handle;
 
+use super::layout::MAX_DOCUMENT_LEN;
 use crate::archive::sha256;
 use crate::base::sha256::Sha256;
 use crate::source::documents::{
@@ -15,9 +16,6 @@ use crate::source::{
     ArtifactLayer, Cause, Error, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE, Repository, Source,
     UploadContent,
 };
-
-/// Maximum bytes of the manifest that lists the indexes.
-const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 
 /// Artifact type of a SOCI index of the first version, which refers to the image.
 const SOCI_ARTIFACT_TYPE: &str = "application/vnd.amazon.soci.index.v1+json";
@@ -146,9 +144,9 @@ impl LayerIndexes {
     }
 
     fn manifest(&self, digest: Sha256) -> Result<Manifest, Error> {
-        let reading = self.repository.manifest(Some(digest), MAX_MANIFEST_BYTES);
+        let reading = self.repository.manifest(Some(digest), MAX_DOCUMENT_LEN);
         let bytes = self.network.block_on(reading)?;
-        let is_valid = bytes.len() as u64 <= MAX_MANIFEST_BYTES && sha256(&bytes) == digest;
+        let is_valid = bytes.len() as u64 <= MAX_DOCUMENT_LEN && sha256(&bytes) == digest;
         let manifest = documents::parse_blobs(&bytes).ok().filter(|_| is_valid);
         let text = "a manifest for its indexes is damaged";
         manifest.ok_or_else(|| self.error(Cause::Damaged(text.to_owned())))
@@ -175,7 +173,7 @@ impl LayerIndexes {
     pub(crate) fn publish(&self, indexes: Vec<(Sha256, UploadContent)>) -> Result<(), Error> {
         let reading = self
             .repository
-            .manifest(Some(self.subject), MAX_MANIFEST_BYTES);
+            .manifest(Some(self.subject), MAX_DOCUMENT_LEN);
         let bytes = self.network.block_on(reading)?;
         let subject = documents::describe(&bytes, self.subject);
         let subject = subject.map_err(|cause| self.error(Cause::Damaged(cause.to_string())))?;

@@ -16,7 +16,7 @@ use crate::source::documents::{self, Descriptor, DescriptorKind};
 use crate::source::{self, Repository, Revalidation, Source, SourceDirectory};
 
 /// Maximum bytes of one document. The specification suggests 4 MiB for registries.
-const MAX_DOCUMENT_LEN: u64 = 4 << 20;
+pub(super) const MAX_DOCUMENT_LEN: u64 = 4 << 20;
 
 /// Name in errors of the document that a name in a registry means.
 const MANIFEST: &str = "manifest";

@@ -3,13 +3,13 @@
 use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
 
-use indicatif::HumanBytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::cli::args::{CacheDirArgs, JsonArg, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output;
+use crate::cli::ui::units::format_bytes;
 use tarfs::image::{Image, Layer};
 use tarfs::internal::escape::escape_controls;
 
@@ -118,10 +118,10 @@ fn to_text(image: &Image) -> String {
         line("platform", platform.to_string());
     }
     line("created", image.config.created.clone().unwrap_or_default());
-    line("layers", format!("{count}, {} packed", HumanBytes(bytes)));
+    line("layers", format!("{count}, {} packed", format_bytes(bytes)));
     for layer in &image.layers {
         let digest = digest(layer).unwrap_or_else(|| "without a digest".to_owned());
-        line("", format!("{digest} {}", HumanBytes(layer.size)));
+        line("", format!("{digest} {}", format_bytes(layer.size)));
     }
     line("entry point", shell_quote(&execution.entrypoint));
     line("command", shell_quote(&execution.cmd));

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use reqwest::Method;
 use reqwest::header::HeaderMap;
+use reqwest::{Method, Url};
 
 use super::target::Target;
-use super::{Client, Message};
+use super::{Client, Message, resolve_redirect};
 use crate::source::network::Transport;
 use crate::source::retry::attempts::repeat;
 use crate::source::retry::{Failure, Jitter};
@@ -36,6 +36,14 @@ pub(crate) struct Answer {
 }
 
 impl Sender {
+    /// Resolves the address `target`, to which the answer for `from` refers.
+    ///
+    /// # Errors
+    /// As [`resolve_redirect`].
+    pub(crate) fn resolve(&self, from: &Url, target: &str) -> Result<Url, Cause> {
+        resolve_redirect(from, target, self.options.allow_insecure_redirects)
+    }
+
     /// Sends requests for `target` through `transport`.
     ///
     /// # Errors

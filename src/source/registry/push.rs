@@ -10,7 +10,7 @@ use super::documents::{Annotations, Descriptor, OCI_INDEX, OCI_MANIFEST};
 use super::referrers::{fallback_tag, with_referrer};
 use super::repository::{Repository, Server};
 use crate::base::sha256::Sha256;
-use crate::source::client::{Answer, Message, Sender, UploadContent, resolve_redirect};
+use crate::source::client::{Answer, Message, Sender, UploadContent};
 use crate::source::retry::Failure;
 use crate::source::upload::STORED;
 use crate::source::{Cause, Error};
@@ -142,7 +142,7 @@ impl Push<'_> {
         let headers = begun.await?.headers;
         let address = headers.get(LOCATION).and_then(|url| url.to_str().ok());
         let unnamed = || Cause::Protocol("the registry names no address to upload to".to_owned());
-        let mut url = resolve_redirect(&url, address.ok_or_else(unnamed)?, false)?;
+        let mut url = self.sender.resolve(&url, address.ok_or_else(unnamed)?)?;
         url.query_pairs_mut().append_pair("digest", id);
         let message = put(url, content, "application/octet-stream");
         let sent = self.sender.send(&message, STORED);
