@@ -28,6 +28,11 @@ pub trait Reporter: Send + Sync + fmt::Debug {
         let _ = path;
     }
 
+    /// An entry is about to be removed, because the source lacks it.
+    fn deletion(&self, path: &ArchivePath) {
+        let _ = path;
+    }
+
     /// An entry could not be written completely.
     fn problem(&self, problem: &Problem);
 
@@ -396,6 +401,12 @@ impl Problems {
     pub(super) fn entry(&self, path: &ArchivePath) {
         if let Some(reporter) = &self.reporter {
             reporter.entry(path);
+        }
+    }
+
+    pub(super) fn report_deletion(&self, path: &ArchivePath) {
+        if let Some(reporter) = &self.reporter {
+            reporter.deletion(path);
         }
     }
 

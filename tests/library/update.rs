@@ -478,6 +478,10 @@ fn update_deletes_only_on_request() {
     assert!(place.path("out/sub/c/below").exists());
     assert!(place.path("out/extra/file").exists());
     assert_updated(&place, "one.tar", &["--delete"], "with --delete");
+    fs::create_dir(place.path("out/extra")).expect("made");
+    fs::write(place.path("out/extra/file"), "x").expect("written");
+    let outcome = update(&place, "one.tar", &["--delete", "-v"]);
+    assert_eq!(outcome.text(), "./\ndeleting extra\n");
 }
 
 // Promises: sync-result

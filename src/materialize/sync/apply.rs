@@ -156,6 +156,7 @@ impl Materializer {
         }
         self.open_directories(parents(plan.extra.iter()), &BTreeMap::new());
         for path in &plan.extra {
+            self.tree.context.problems.report_deletion(path);
             self.remove(path);
         }
     }

@@ -1,5 +1,6 @@
 //! Destination of a run, and its reports.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{IsTerminal, Write, stdout};
@@ -256,20 +257,29 @@ impl TerminalReporter {
             reports_truncation,
         }
     }
+
+    fn print_entry(&self, action: &[u8], path: &ArchivePath) {
+        if !self.prints_entries {
+            return;
+        }
+        let name = match path.as_bytes() {
+            // As tar and rsync show it.
+            b"" => b"./".into(),
+            name if self.escapes_names => escape(name).into_bytes().into(),
+            name => Cow::Borrowed(name),
+        };
+        // Ignored, because a closed pipe is no failure.
+        drop(stdout().write_all(&[action, &name, b"\n"].concat()));
+    }
 }
 
 impl Reporter for TerminalReporter {
     fn entry(&self, path: &ArchivePath) {
-        if self.prints_entries {
-            let mut line = if self.escapes_names {
-                escape(path.as_bytes()).into_bytes()
-            } else {
-                path.as_bytes().to_vec()
-            };
-            line.push(b'\n');
-            // Ignored, because a closed pipe is no failure.
-            drop(stdout().write_all(&line));
-        }
+        self.print_entry(b"", path);
+    }
+
+    fn deletion(&self, path: &ArchivePath) {
+        self.print_entry(b"deleting ", path);
     }
 
     fn problem(&self, problem: &Problem) {
