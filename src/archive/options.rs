@@ -39,7 +39,6 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// The parts of the memory.
     pub(crate) fn budget(&self) -> Budget {
         Budget::new(self.scan.memory)
     }

@@ -50,7 +50,6 @@ impl ChangeLog {
             .fail("use --no-preserve-root to override this failsafe");
     }
 
-    /// Reports an error.
     pub(super) fn fail_with(&self, text: &str) {
         self.output.fail(text);
     }

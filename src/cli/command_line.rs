@@ -76,10 +76,8 @@ pub(crate) fn command() -> Command {
     help::arrange(Cli::command())
 }
 
-/// Parses `words`, the program's name first.
-///
-/// # Errors
-/// The words are no valid command line, or ask for help. The error holds no [secret](without_secret).
+/// Parses `words`, the program's name first. A request for help is an error, too. The error holds no
+/// [secret](without_secret).
 pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Verb, clap::Error> {
     let mut command = command();
     command

@@ -6,7 +6,6 @@ use clap::{Arg, Command};
 
 use super::args::heading;
 
-/// Forms of SOURCE.
 pub(crate) const SOURCES: [(&str, &str); 12] = [
     (
         "PATH",

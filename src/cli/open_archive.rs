@@ -193,10 +193,7 @@ fn read_pem(flag: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(pem)
 }
 
-/// Opens the image that SOURCE names.
-///
-/// # Errors
-/// SOURCE names no image, or the image is unreachable or invalid.
+/// Opens the image that SOURCE names. A SOURCE that names no image is an error.
 pub(crate) fn open_image(
     args: &SourceArgs,
     cache_dir: &CacheDirArgs,

@@ -78,9 +78,6 @@ pub fn read(
 }
 
 /// As [`read`], if earlier bytes were corrupt (see [`ReadMode::Uncached`]).
-///
-/// # Errors
-/// As [`read`].
 pub(crate) fn read_uncached(
     handle: &Handle,
     source: &Arc<dyn Source>,

@@ -29,7 +29,6 @@ const MAX_INDEX_BYTES: u64 = 1 << 40;
 /// Digest and length of each layer's index, by the digest of the layer.
 type Blobs = HashMap<Sha256, (Sha256, u64)>;
 
-/// Blobs and annotations of a manifest.
 type Manifest = (Vec<Descriptor>, Annotations);
 
 /// The indexes of the layers of one image or artifact, searched when the first of them is needed.
@@ -59,9 +58,6 @@ impl LayerIndexes {
     }
 
     /// Opens the index of the layer with digest `layer`. Only for threads outside the runtime.
-    ///
-    /// # Errors
-    /// There is none, or the registry is unreachable.
     pub(crate) fn open(&self, layer: Sha256) -> Result<Arc<dyn Source>, Error> {
         self.open_blob(self.found.get_or_init(|| self.find()), layer)
     }
@@ -92,9 +88,6 @@ impl LayerIndexes {
     }
 
     /// The digest of the eStargz TOC in the layer, by its annotation in the image's manifest.
-    ///
-    /// # Errors
-    /// There is none, or the registry is unreachable.
     pub(crate) fn toc_digest(&self, layer: Sha256) -> Result<Sha256, Error> {
         let (layers, _) = self.image()?;
         let layer = layers.iter().find(|one| one.digest == layer);
@@ -167,9 +160,6 @@ impl LayerIndexes {
     }
 
     /// Publishes `indexes`, each with the digest of its layer.
-    ///
-    /// # Errors
-    /// The registry is unreachable, or the login may not push.
     pub(crate) fn publish(&self, indexes: Vec<(Sha256, UploadContent)>) -> Result<(), Error> {
         let reading = self
             .repository

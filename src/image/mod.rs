@@ -44,11 +44,9 @@ pub use crate::source::documents::{DescriptorKind, Manifest, parse_index, parse_
 #[doc(hidden)]
 pub use docker::{DockerImage, parse_docker_manifest};
 
-/// Opens the image `name` in `layout`, for `platform` or else for this machine. Without a name, there must be
-/// one image only. Layers that are elsewhere are requested with `options`. Only for threads outside the runtime.
-///
-/// # Errors
-/// When it is missing, invalid, or does not match its digests.
+/// Opens the image `name` in `layout` for `platform`, or else for this machine, and verifies its digests. Without a
+/// name, there must be one image only. Layers that are elsewhere are requested with `options`. Only for threads
+/// outside the runtime.
 pub(crate) fn open(
     transport: Transport,
     name: Option<&str>,
@@ -71,10 +69,7 @@ pub(crate) fn open(
 }
 
 /// Opens the image for `platform`, or else for this machine, or the artifact that `repository` names. Only for
-/// threads outside the runtime. `store` has the documents of earlier runs.
-///
-/// # Errors
-/// When it is missing, invalid, or does not match its digests.
+/// threads outside the runtime. `store` has the documents of earlier runs. Digests are verified.
 pub(crate) fn open_in_registry(
     repository: Arc<Repository>,
     store: Option<Store>,

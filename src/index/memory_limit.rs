@@ -68,17 +68,11 @@ pub(crate) struct Charge {
 
 impl Charge {
     /// Counts `bytes` more, before the caller allocates them.
-    ///
-    /// # Errors
-    /// When they exceed the limit.
     pub(crate) fn add(&mut self, bytes: usize) -> Result<(), TooMuchMemory> {
         self.set(self.bytes.saturating_add(bytes as u64))
     }
 
     /// Makes room for exactly `more` rows, and counts it before the allocation.
-    ///
-    /// # Errors
-    /// When it exceeds the limit.
     pub(crate) fn reserve<T>(
         &mut self,
         rows: &mut Vec<T>,
@@ -92,9 +86,6 @@ impl Charge {
     }
 
     /// Appends `row`, and counts the growth of `rows` before the allocation.
-    ///
-    /// # Errors
-    /// When it exceeds the limit.
     pub(crate) fn push<T>(&mut self, rows: &mut Vec<T>, row: T) -> Result<(), TooMuchMemory> {
         if rows.len() == rows.capacity() {
             self.reserve(rows, (rows.len() / 4).max(64))?;

@@ -106,10 +106,8 @@ fn table_bytes(numbers: &[Vec<u32>], layer_inos: &Vec<LayerIno>) -> usize {
 
 /// Merges `layers`, from the bottom, as `plan` says. Leaves out attributes whose names `hides`. `origin`
 /// identifies the merged index, but this function sets its plain bytes. Index and tables count against
-/// `limit` while the index lives. Numbers depend only on the order of the layers and their entries.
-///
-/// # Errors
-/// When the merge does not fit into an index, or exceeds the limit.
+/// `limit` while the index lives. Numbers depend only on the order of the layers and their entries. A merge that does
+/// not fit into an index is an error.
 pub(crate) fn merge(
     layers: &[&Index],
     plan: &MergePlan<'_>,
@@ -297,7 +295,6 @@ impl Merger<'_> {
         self.charge.set(bytes as u64)
     }
 
-    /// Adds an inode for each of `layer_inos`.
     fn add_inodes(
         &mut self,
         layers: &mut [SourceLayer<'_>],

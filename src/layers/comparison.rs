@@ -144,7 +144,6 @@ impl Comparison {
         self.compare_parts(parts.into_iter(), Box::new(compared));
     }
 
-    /// Compares `parts` one after the other.
     fn compare_parts(self: &Arc<Self>, mut parts: vec::IntoIter<LayerPart>, done: Compared) {
         while let Some(part) = parts.next() {
             let layer = self.layers.get(part.layer as usize);

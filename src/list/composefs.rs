@@ -15,10 +15,8 @@ pub(super) struct Dump {
 }
 
 impl Dump {
-    /// Appends the line of `item` at `path`, without a leading slash. `path` of the root is empty.
-    ///
-    /// # Errors
-    /// Its attributes or its target cannot be read; then nothing is appended.
+    /// Appends the line of `item` at `path`, without a leading slash. `path` of the root is empty. If its attributes or
+    /// its target cannot be read, nothing is appended.
     pub(super) fn write<T: Tree>(
         &mut self,
         output: &mut Vec<u8>,

@@ -11,10 +11,7 @@ use crate::source::{self, Cause};
 /// Returns the files that match `location`, if it is a path with a pattern in its last component.
 ///
 /// A shorter name is first, and names of one length are in the order of their bytes, so `x.10` is after
-/// `x.9`. An existing path is not a pattern.
-///
-/// # Errors
-/// No file matches, or too many, or the directory cannot be read.
+/// `x.9`. An existing path is not a pattern. It is an error if no file matches, or too many.
 pub(super) fn expand(location: &OsStr) -> Result<Vec<OsString>, Error> {
     let path = Path::new(location);
     let unchanged = || Ok(vec![location.to_owned()]);

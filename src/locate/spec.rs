@@ -270,7 +270,6 @@ impl SourceSpec {
         Self::Plain(source::canonical_os_name(location))
     }
 
-    /// The sources in it.
     fn parts(&self) -> &[Self] {
         match self {
             Self::Plain(_) | Self::Registry(_) => &[],

@@ -81,9 +81,7 @@ pub fn read_entries<S: Sink>(
 }
 
 /// Checks that names lead where listings say, if others may have made the index, whose names are compared by look-ups.
-///
-/// # Errors
-/// When the index contradicts itself.
+/// It fails if the index contradicts itself.
 pub(super) fn check_names<E>(volume: &dyn Volume, index: &Index) -> Result<(), EntryError<E>> {
     let is_consistent = !volume.is_compared() || index.finds_what_it_lists();
     let contradiction = || EntryError::Read(ArchivePath::root(), ReadError::Index);

@@ -30,10 +30,8 @@ impl<'a> ShardRecords<'a> {
         }
     }
 
-    /// Records the version before a shard is written, and proves afterwards that no other one came meanwhile.
-    ///
-    /// # Errors
-    /// [`Error::OtherVersion`], and [`Error::ShardRecord`] when the destination cannot be written.
+    /// Records the version before a shard is written, and proves afterwards that no other one came meanwhile. Otherwise
+    /// the error is [`Error::OtherVersion`].
     pub(super) fn add(&self) -> Result<(), Error> {
         self.check()?;
         let name = format!("{PREFIX}{}", self.version);
@@ -48,9 +46,6 @@ impl<'a> ShardRecords<'a> {
     }
 
     /// Checks that no other version is recorded.
-    ///
-    /// # Errors
-    /// As [`add`](Self::add).
     pub(super) fn check(&self) -> Result<(), Error> {
         let versions = self.recorded().map_err(Error::ShardRecord)?;
         let mut others = versions.iter().filter(|it| !it.is_same(self.version));
@@ -85,10 +80,7 @@ impl<'a> ShardRecords<'a> {
     }
 }
 
-/// Makes the file `name`, unless it exists, and returns whether it is new.
-///
-/// # Errors
-/// `EEXIST` if something else has the name.
+/// Makes the file `name`, unless it exists, and returns whether it is new. Anything else there is `EEXIST`.
 fn make_record(top: &Directory, name: &str) -> Result<bool, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NONBLOCK;
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;

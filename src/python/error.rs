@@ -27,7 +27,6 @@ const UNREACHABLE: Class = "Unreachable";
 const TIMED_OUT: Class = "TimedOut";
 const CHANGED: Class = "Changed";
 
-/// An exception of `class` with `text`.
 pub(super) fn exception(py: Python<'_>, class: Class, text: &str) -> PyErr {
     let errors = py.import("tarfs._errors");
     let made = errors.and_then(|errors| errors.getattr(class)?.call1((text,)));

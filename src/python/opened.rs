@@ -27,7 +27,6 @@ pub(super) const MAX_READ_BYTES: usize = 8 << 20;
 /// Number of archives of a process that are scanned at once. The scans share the memory.
 const MAX_SCANS: u64 = 2;
 
-/// An archive and its index.
 pub(super) struct Opened {
     pub(super) volume: Arc<dyn Volume>,
     pub(super) index: Arc<Index>,

@@ -67,7 +67,6 @@ fn of_threads(py: Python<'_>, error: &std::io::Error) -> PyErr {
     exception(py, ERROR, &format!("cannot start a thread: {error}"))
 }
 
-/// Returns the runtime of this process.
 pub(super) fn runtime(py: Python<'_>) -> PyResult<&'static Handle> {
     let runtime = Process::with(py, |process| Ok(process.runtime.handle()));
     runtime.map_err(|error| of_threads(py, &error))

@@ -28,12 +28,10 @@ pub(super) struct Row(
 );
 
 impl Row {
-    /// The entry at `path`.
     pub(super) fn of_entry(path: &[u8], entry: Entry<'_>) -> Self {
         Self::new(path, &member_of(entry), entry.ino().0)
     }
 
-    /// A member of the archive.
     pub(super) fn of_member(member: &Member) -> Self {
         let name = member.name.strip_suffix(b"/").unwrap_or(&member.name);
         Self::new(if name == b"." { b"" } else { name }, member, 0)

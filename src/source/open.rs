@@ -41,9 +41,6 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
 
 /// As [`open`], for an index beside `archive`. A local file is opened only if no user can write it but root, this user
 /// and the owner of `archive`.
-///
-/// # Errors
-/// As `open`, and if another user can write it.
 pub(crate) async fn open_beside(
     archive: &str,
     spec: &str,
@@ -76,10 +73,7 @@ pub fn own_name(spec: &str) -> Option<String> {
     (is_server || credentials::is_object(&name)).then(|| name.into_owned())
 }
 
-/// Returns the path of the local file `spec`, which is a path or a URL.
-///
-/// # Errors
-/// Its scheme is unknown, or it names another host.
+/// Returns the path of the local file `spec`, which is a path or a URL. An unknown scheme or another host is an error.
 pub(super) fn file_path(spec: &str) -> Result<PathBuf, Error> {
     let spec = canonical_name(spec);
     if !spec.contains("://") {
@@ -128,9 +122,6 @@ fn parse_url(spec: &str) -> Result<Url, Error> {
 }
 
 /// Returns the target of a URL of a server, and the options for it; `None` for files.
-///
-/// # Errors
-/// The URL is malformed, or the credentials for it.
 pub(super) async fn http_target(
     spec: &str,
     options: &Options,

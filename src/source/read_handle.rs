@@ -127,7 +127,6 @@ impl ReadHandle {
         }
     }
 
-    /// Whether a request is in flight.
     pub(super) fn is_in_flight(&self) -> bool {
         self.state.lock().is_in_flight
     }

@@ -80,7 +80,6 @@ pub struct DirectoryTree {
     names: AccountNames,
     /// Whether mount points can be neither opened nor examined.
     pub is_one_file_system: bool,
-    /// Whether links are followed.
     follows_links: bool,
     /// Whether directories get the permissions of the owner when they are opened.
     unlocks: bool,
@@ -353,10 +352,6 @@ pub fn followed_metadata_of(path: &Path) -> io::Result<Metadata> {
     tree.stat(CWD, path.as_os_str().as_bytes(), StatxFlags::BASIC_STATS)
 }
 
-/// The attributes of an open file.
-///
-/// # Errors
-/// As fstat(2).
 pub(crate) fn metadata_of_open(file: impl AsFd) -> io::Result<Metadata> {
     stat(file, b"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }

@@ -14,10 +14,8 @@ use crate::index::{Entry, EntryKind, Index, Ino, LazyIndex};
 
 use super::interface::{Batch, Content, FileKind, FollowedLinks, Metadata, Name, Tree, Xattr};
 
-/// Names that are read at once.
 const READ_NAMES: usize = 32 << 10;
 
-/// Bytes that are read at once.
 const READ_BYTES: u32 = 256 << 10;
 
 /// Reads up to so many bytes of an entry at an offset.

@@ -79,7 +79,6 @@ impl<'a, T: Tree> Item<'a, T> {
         }
     }
 
-    /// Replaces its attributes.
     pub(crate) fn set_metadata(&mut self, metadata: Metadata) {
         self.metadata = OnceCell::from(metadata);
     }
@@ -142,7 +141,6 @@ impl<'a, T: Tree> Item<'a, T> {
         })
     }
 
-    /// Appends the path to `output`.
     pub(crate) fn push_path(&self, output: &mut Vec<u8>) {
         let start = output.len();
         output.extend_from_slice(self.above.unwrap_or_default());

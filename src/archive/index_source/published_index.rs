@@ -178,10 +178,8 @@ fn open_packed(
     Ok((packed, location, len))
 }
 
-/// Reads all of the table of contents that `find` finds, of at most `limit` bytes, and returns it with its location.
-///
-/// # Errors
-/// When it is unreadable or too long, or does not have the digest by which it was found.
+/// Reads all of the table of contents that `find` finds, of at most `limit` bytes, and returns it with its location. It
+/// must have the digest by which it was found.
 pub(crate) fn read_toc(
     published: &PublishedIndex,
     find: &FindIndex,

@@ -218,7 +218,6 @@ impl Opener {
         max_entries(&self.options)
     }
 
-    /// As [`check_limits`].
     pub(super) fn check_limits(
         &self,
         index: &LazyIndex<impl Deref<Target = Index>>,

@@ -20,10 +20,8 @@ use crate::source::{Access, Cause, Class};
 const MAX_BACKGROUND_BYTES: u64 = 16 << 20;
 
 impl Opener {
-    /// Opens the archive by the first of the published indexes that matches.
-    ///
-    /// # Errors
-    /// When the user requires one, and it is missing, unusable or does not match.
+    /// Opens the archive by the first of the published indexes that matches. It fails only if the user requires one
+    /// that is missing, unusable or does not match.
     pub(super) fn open_published_index(&self) -> Result<Option<Reader>, OpenError> {
         let Some(published) = &self.options.published_index else {
             return Ok(None);
@@ -71,10 +69,7 @@ impl Opener {
     }
 
     /// Whether the archive is within the user's limits by its index. The claims of a publisher only make the index
-    /// unusable.
-    ///
-    /// # Errors
-    /// When it exceeds them by an index that the user or the image's manifest names.
+    /// unusable. If the user or the image's manifest names the index, exceeding them is an error.
     fn is_within_limits(&self, reader: &Reader) -> Result<bool, OpenError> {
         let checked = self.check_limits(&reader.live_index.lock());
         match checked.and_then(|()| self.check_decoder_memory(reader)) {

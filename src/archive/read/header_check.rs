@@ -62,9 +62,6 @@ impl Reader {
 
     /// Compares the header of `ino`, and those of the directories above, and remembers that they match. May wait for the
     /// source.
-    ///
-    /// # Errors
-    /// When they differ, or the header or rows of the index are unavailable.
     pub(crate) fn check_header(&self, ino: Ino) -> Result<(), ReadError> {
         self.compare(|comparison| {
             let path = || comparison.index.path(ino);
@@ -74,9 +71,6 @@ impl Reader {
     }
 
     /// Compares `name` in `parent` as well as its entry, or a link called so to an entry of a lower layer.
-    ///
-    /// # Errors
-    /// As [`Self::check_header`].
     pub(crate) fn check_name(&self, parent: Ino, name: &[u8]) -> Result<(), ReadError> {
         self.compare(|comparison| {
             let index = comparison.index;

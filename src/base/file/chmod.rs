@@ -12,9 +12,6 @@ pub(crate) const OWNER_RWX: u32 = 0o700;
 
 /// Sets the mode of the file `name` in `directory`, or with an empty name of the open file `directory` itself. Symbolic
 /// links have none, so they are an error.
-///
-/// # Errors
-/// As chmod(2).
 pub(crate) fn chmod_at(directory: impl AsFd, name: &[u8], mode: u32) -> Result<(), Errno> {
     let directory = directory.as_fd();
     match fchmodat2(directory, name, mode) {

@@ -23,9 +23,6 @@ pub(crate) fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
 }
 
 /// Whether two open files are on different mounts.
-///
-/// # Errors
-/// As fstat(2).
 pub(crate) fn are_on_different_mounts(one: impl AsFd, other: impl AsFd) -> Result<bool, Errno> {
     Ok(match (mount_id(&one), mount_id(&other)) {
         (Ok(Some(one)), Ok(Some(other))) => one != other,

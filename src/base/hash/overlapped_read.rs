@@ -10,9 +10,6 @@ use crate::base::thread::scoped_thread;
 const PIECE_BYTES: usize = 512 << 10;
 
 /// Fills `bytes` from `input`, and passes them to `consume` in order, on another thread if there are many.
-///
-/// # Errors
-/// As [`Read::read_exact`], or if the system has no thread for it.
 pub(crate) fn read_overlapped(
     input: &mut impl Read,
     bytes: &mut [u8],

@@ -147,7 +147,6 @@ impl MemoryShare {
     }
 }
 
-/// Use of a decoder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DecoderUse {
     /// A scan without caches, such as that of `materialize`.
@@ -163,7 +162,6 @@ pub(crate) enum DecoderUse {
 pub(crate) struct DecoderMemory {
     /// The archive's part.
     pub(crate) share: MemoryShare,
-    /// The use of the decoder.
     pub(crate) used_by: DecoderUse,
 }
 

@@ -85,9 +85,6 @@ impl<T> Drop for Thread<T> {
 }
 
 /// Spawns a thread called `name` that `scope` joins. The caller waits for `work` at the end of the scope.
-///
-/// # Errors
-/// If the system cannot create a thread.
 pub(crate) fn scoped_thread<'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,

@@ -24,10 +24,8 @@ pub(crate) struct CacheDirArgs {
 }
 
 impl CacheDirArgs {
-    /// Returns the absolute path of the cache directory, which may not exist yet.
-    ///
-    /// # Errors
-    /// Neither a flag nor the environment names a directory.
+    /// Returns the absolute path of the cache directory, which may not exist yet. It fails if neither a flag nor the
+    /// environment names one.
     pub(crate) fn directory(&self) -> anyhow::Result<PathBuf> {
         let directory = match &self.cache_dir {
             Some(directory) => directory.clone(),

@@ -18,7 +18,6 @@ use crate::cli::environment;
 /// Maximum length of a text with headers, in bytes. Servers accept less.
 const MAX_HEADERS_BYTES: u64 = 1 << 20;
 
-/// The value of one `--header`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum HeaderArg {
     Inline(Header),
@@ -94,9 +93,6 @@ pub(crate) fn redact_arguments(words: &[OsString]) -> Vec<OsString> {
 }
 
 /// Loads all headers in the order of `args`, those of a file in its place, then those of the environment.
-///
-/// # Errors
-/// A file cannot be read, or a line is not a header.
 pub(crate) fn load_all(args: &[HeaderArg]) -> anyhow::Result<Vec<(String, String)>> {
     load(&with_environment(args)?)
 }

@@ -69,14 +69,12 @@ fn parse_size_at_least(min: u64, text: &str) -> Result<Size, String> {
     Ok(size)
 }
 
-/// Returns a parser of whole seconds within `range`.
 pub(crate) fn seconds_parser(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<u64, String> + Clone {
     move |text| parse_whole_number(text, &range, " of seconds")
 }
 
-/// Returns a parser of whole numbers within `range`.
 pub(crate) fn count_parser<T: TryFrom<u64>>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone {

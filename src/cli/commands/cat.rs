@@ -18,7 +18,6 @@ use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
 use tarfs::tree::{FileKind, IndexTree};
 
-/// Maximum bytes of one read.
 const READ_BYTES: u32 = 1 << 20;
 
 /// Arguments of `tarfs cat`.
@@ -94,7 +93,6 @@ fn find(tree: &IndexTree, path: &[u8]) -> Result<Ino, Failure> {
     }
 }
 
-/// Prints the contents of `ino`.
 fn print(volume: &Arc<dyn Volume>, ino: Ino, output: &mut impl Write) -> Result<(), Failure> {
     let mut offset = 0;
     loop {

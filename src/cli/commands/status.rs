@@ -57,10 +57,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     interval.ok_or_else(|| format!("expected seconds, at least {MIN_INTERVAL}"))
 }
 
-/// Prints the statuses.
-///
-/// # Errors
-/// No process serves an archive at the given mountpoint.
+/// Prints the statuses. It fails if no process serves an archive at the given mountpoint.
 pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let mountpoint = args.mountpoint.as_deref().map(|path| {
         fuse::canonical_mountpoint(path).with_context(|| format!("cannot find {}", path.display()))

@@ -27,7 +27,6 @@ pub(crate) enum ProfileError {
     InvalidLine(usize),
 }
 
-/// A range of a profile.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ProfileRange {
     pub path: ArchivePath,

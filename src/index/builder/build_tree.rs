@@ -84,10 +84,8 @@ pub enum MemberError {
     TooManyEntries,
 }
 
-/// Checks what a member of `kind` says beside its name. With an error it does not replace what is in its place.
-///
-/// # Errors
-/// If the target of a symbolic link, or the number of a device, is none that Linux can hold.
+/// Checks what a member of `kind` says beside its name. With an error it does not replace what is in its place. The
+/// target of a symbolic link, and the number of a device, must be such as Linux can hold.
 pub(crate) fn check_kind(kind: &MemberKind) -> Result<(), MemberError> {
     match kind {
         MemberKind::Symlink(target)

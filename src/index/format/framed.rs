@@ -209,9 +209,6 @@ pub fn open(
 /// Opens the index `packed` of `packed_len` bytes, and loads its front only.
 ///
 /// Its whole length counts against `limit`, although only rows that are used take memory.
-///
-/// # Errors
-/// When it cannot be read, is damaged, or too long for the limit.
 pub(crate) fn open_saved(
     packed: Box<dyn PackedIndex>,
     packed_len: u64,

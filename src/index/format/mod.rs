@@ -208,10 +208,8 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
 }
 
 /// Opens the index file of `len` bytes in `file`, and loads only its first sections and its problems.
-/// The frames are verified when they are loaded, so the digest at the end is not.
-///
-/// # Errors
-/// When they cannot be loaded, or are not as [`write()`] writes them.
+/// The frames are verified when they are loaded, so the digest at the end is not. An index that is not as [`write()`]
+/// writes it is an error.
 fn open(file: &Arc<OnDemand>, len: u64) -> Result<Index, Error> {
     file.load(&(0..size_of::<Header>().min(file.len())))?;
     let header_bytes = file.bytes(0..size_of::<Header>());

@@ -57,7 +57,6 @@ impl FrameMemory {
         self.layout.size()
     }
 
-    /// Number of frames.
     pub(crate) fn frame_count(&self) -> usize {
         self.states.len()
     }

@@ -39,9 +39,6 @@ impl Drop for Outer {
 }
 
 /// The result of `access`, or the row that it missed. It waits for rows if `may_wait`, unless an access around it may not.
-///
-/// # Errors
-/// When a row was missing.
 pub(crate) fn find_missing<T>(may_wait: bool, access: impl FnOnce() -> T) -> Result<T, MissingRow> {
     let _outer = Outer {
         may_wait: MAY_WAIT.get(),

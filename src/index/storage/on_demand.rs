@@ -84,7 +84,6 @@ impl OnDemand {
         self.loaded_bytes() == self.len() as u64
     }
 
-    /// Length of the file.
     pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }
@@ -116,9 +115,6 @@ impl OnDemand {
     }
 
     /// Loads the first missing frames, at most one request of them. Returns whether it found any.
-    ///
-    /// # Errors
-    /// When they cannot be read or are damaged.
     pub(crate) fn load_next(&self) -> io::Result<bool> {
         let count = self.memory.frame_count();
         let Some(first) = (0..count).find(|&frame| self.is_missing(frame)) else {
@@ -129,9 +125,6 @@ impl OnDemand {
     }
 
     /// Reads the packed bytes of all frames that are not loaded, and compares their checksums.
-    ///
-    /// # Errors
-    /// When they cannot be read or are damaged.
     pub(crate) fn verify(&self) -> io::Result<()> {
         let count = self.memory.frame_count();
         let mut frames = 0..count;
@@ -185,10 +178,7 @@ impl OnDemand {
         !self.memory.is_written(frame)
     }
 
-    /// Loads the frames that hold the bytes of `range`.
-    ///
-    /// # Errors
-    /// When they cannot be read or are damaged.
+    /// Loads the frames that hold the bytes of `range`. Damaged frames are an error.
     pub(crate) fn load(&self, range: &Range<usize>) -> io::Result<()> {
         let frames = self.memory.frames(range);
         let mut rest = frames.clone();

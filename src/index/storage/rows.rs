@@ -64,7 +64,6 @@ impl<T: Row> Rows<T> {
         }
     }
 
-    /// Number of rows.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::InMemory(rows) => rows.len(),

@@ -51,18 +51,12 @@ impl Index {
             .map_or(Ok(false), |file| file.load_next())
     }
 
-    /// Loads the bytes of `range` of its file.
-    ///
-    /// # Errors
-    /// When they cannot be read, or are damaged.
+    /// Loads the bytes of `range` of its file. Damaged bytes are an error.
     pub(in crate::index) fn load_bytes(&self, range: &Range<usize>) -> io::Result<()> {
         self.file.as_ref().map_or(Ok(()), |file| file.load(range))
     }
 
     /// Verifies the packed rows that are not loaded, without unpacking them.
-    ///
-    /// # Errors
-    /// When they cannot be read, or are damaged.
     pub(in crate::index) fn verify_packed_rows(&self) -> io::Result<()> {
         self.file.as_ref().map_or(Ok(()), |file| file.verify())
     }

@@ -258,7 +258,6 @@ impl Index {
         None
     }
 
-    /// The entry that `dirent` names.
     pub(crate) fn named_ino(&self, dirent: DirentNumber) -> Option<Ino> {
         Some(Ino(self.arrays.dirent(dirent.0)?.ino.get()))
     }
@@ -270,7 +269,6 @@ impl Index {
             .map(DirentNumber)
     }
 
-    /// The path of a name.
     pub(crate) fn path_of(&self, dirent: DirentNumber) -> Option<ArchivePath> {
         self.arrays.path(dirent.0)
     }

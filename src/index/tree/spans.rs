@@ -141,9 +141,6 @@ impl Index {
     }
 
     /// Checksums of the blocks of span `number`; `None` without checksums, or in a damaged index.
-    ///
-    /// # Errors
-    /// When rows cannot be loaded.
     pub(crate) fn span_checksums(
         &self,
         number: u32,

@@ -91,10 +91,7 @@ impl<'a> Layers<'a> {
         kind == Some(EntryKind::Directory)
     }
 
-    /// Applies `action` to `parts`, the entries of `name` so far.
-    ///
-    /// # Errors
-    /// The reason, for the user, why the name has no entry of this layer.
+    /// Applies `action` to `parts`, the entries of `name` so far. The error says why the layer adds no entry.
     pub(super) fn apply(
         &self,
         parts: &mut Parts,

@@ -88,7 +88,6 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Parses all words.
     pub(super) fn parse(&mut self) -> Result<Node, Error> {
         if self.words.is_empty() {
             return Ok(Node::Constant(true));

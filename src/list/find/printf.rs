@@ -265,7 +265,6 @@ fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
     (directory, name)
 }
 
-/// Writes the line of `-ls`.
 pub(super) fn write_ls_line(
     item: &Item<'_, impl Tree>,
     now: Timestamp,

@@ -57,7 +57,6 @@ impl From<StepError> for RestoreError {
     }
 }
 
-/// Time of last modification.
 pub(crate) fn mtime_of(stat: &Stat) -> Timestamp {
     Timestamp {
         seconds: stat.st_mtime,

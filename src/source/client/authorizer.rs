@@ -148,10 +148,7 @@ impl HeaderLoader {
         Self(Arc::new(load))
     }
 
-    /// Loads the headers.
-    ///
-    /// # Errors
-    /// The text of the loader.
+    /// Loads the headers. The error is the text of the loader.
     pub(crate) fn load(&self) -> Result<Vec<(String, String)>, String> {
         (self.0)()
     }
@@ -163,10 +160,7 @@ impl fmt::Debug for HeaderLoader {
     }
 }
 
-/// Parses headers, each a name and a value, as sensitive ones.
-///
-/// # Errors
-/// [`Cause::Malformed`], without the value.
+/// Parses headers, each a name and a value, as sensitive ones. The error leaves out the value.
 pub(crate) fn parse_headers(headers: &[(String, String)]) -> Result<HeaderMap, Cause> {
     let mut map = HeaderMap::new();
     for (name, value) in headers {

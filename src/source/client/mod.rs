@@ -366,7 +366,6 @@ impl Client {
         }
     }
 
-    /// The authorizer of requests to `url`.
     fn authorizer_of(&self, url: &Url) -> Option<Arc<dyn Authorizer>> {
         if may_identify(url, &self.original) {
             return self.authorizer.clone();
@@ -479,10 +478,8 @@ fn header_value(text: &str) -> Result<HeaderValue, Cause> {
         .map_err(|_| Cause::Protocol("a header's value cannot be sent".to_owned()))
 }
 
-/// Resolves the address `target`, to which the answer for `from` refers.
-///
-/// # Errors
-/// It is not HTTP, or leads from HTTPS to HTTP although that is not allowed.
+/// Resolves the address `target`, to which the answer for `from` refers. It must be HTTP, and lead from HTTPS to HTTP
+/// only if that is allowed.
 pub(crate) fn resolve_redirect(
     from: &Url,
     target: &str,

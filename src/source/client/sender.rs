@@ -36,18 +36,12 @@ pub(crate) struct Answer {
 }
 
 impl Sender {
-    /// Resolves the address `target`, to which the answer for `from` refers.
-    ///
-    /// # Errors
-    /// As [`resolve_redirect`].
+    /// Resolves the address `target`, to which the answer for `from` refers, as [`resolve_redirect`] does.
     pub(crate) fn resolve(&self, from: &Url, target: &str) -> Result<Url, Cause> {
         resolve_redirect(from, target, self.options.allow_insecure_redirects)
     }
 
-    /// Sends requests for `target` through `transport`.
-    ///
-    /// # Errors
-    /// A header of `options` is malformed.
+    /// Sends requests for `target` through `transport`. Malformed headers of `options` are an error.
     pub(crate) fn new(
         target: &Target,
         transport: Box<dyn Transport>,
@@ -63,10 +57,8 @@ impl Sender {
         })
     }
 
-    /// Repeats `attempt`, which sends requests, until it succeeds. `progress` counts the bytes that it sends.
-    ///
-    /// # Errors
-    /// It fails finally, or too often, or too late.
+    /// Repeats `attempt`, which sends requests, until it succeeds, or fails finally, too often or too late. `progress`
+    /// counts the bytes that it sends.
     pub(crate) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
         &self,
         progress: &AtomicU64,
@@ -77,9 +69,6 @@ impl Sender {
     }
 
     /// Repeats [`send`](Self::send) until it succeeds.
-    ///
-    /// # Errors
-    /// As [`repeat`](Self::repeat).
     pub(crate) async fn request(
         &self,
         message: Message<'_>,
@@ -91,10 +80,7 @@ impl Sender {
         self.repeat(progress, attempt).await
     }
 
-    /// Sends `message` once, and receives the answer.
-    ///
-    /// # Errors
-    /// The status of the answer is not one of `accepted`, or there is none in time.
+    /// Sends `message` once, and receives the answer. A status not in `accepted` is an error.
     pub(crate) async fn send(
         &self,
         message: &Message<'_>,

@@ -16,7 +16,6 @@ const MAX_WORD_LEN: usize = 40;
 /// The same for a URL without a query.
 const MAX_URL_LEN: usize = 80;
 
-/// An error that a server describes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ServerError {
     /// Its code, such as `AccessDenied`.

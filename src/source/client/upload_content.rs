@@ -79,10 +79,7 @@ impl UploadContent {
         &self.progress
     }
 
-    /// Computes the digest of the bytes.
-    ///
-    /// # Errors
-    /// The file cannot be read, or has become shorter.
+    /// Computes the digest of the bytes. It fails if the file has become shorter.
     pub(crate) async fn sha256(&self) -> Result<Sha256, Cause> {
         let content = self.clone();
         let hashing = tokio::task::spawn_blocking(move || {
@@ -99,9 +96,6 @@ impl UploadContent {
     }
 
     /// Passes all bytes to `consume`. Blocks on the disk.
-    ///
-    /// # Errors
-    /// As [`sha256`](Self::sha256), or as `consume`.
     pub(crate) fn for_each_piece(
         &self,
         mut consume: impl FnMut(&[u8]) -> io::Result<()>,

@@ -51,10 +51,7 @@ pub(super) fn configured_endpoint(object: &Object<'_>) -> Option<String> {
     })
 }
 
-/// URL of `object`, and the authorizer of its requests.
-///
-/// # Errors
-/// [`Cause::Malformed`] for an invalid endpoint.
+/// URL of `object`, and the authorizer of its requests. An invalid endpoint is [`Cause::Malformed`].
 pub(super) fn open(
     object: &Object<'_>,
     endpoint: &Endpoint,

@@ -30,7 +30,6 @@ const RELOAD_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum length of the description of a failure.
 const MAX_DESCRIPTION_CHARS: usize = 500;
 
-/// A provider of credentials.
 pub(super) struct Provider<C> {
     name: String,
     is_optional: bool,
@@ -169,10 +168,8 @@ impl<C: SigningCredential> CredentialCache<C> {
 
     /// Returns the credentials with their generation, or `None` if no provider has any.
     ///
-    /// It renews credentials that expire soon in the background.
-    ///
-    /// # Errors
-    /// A provider is configured and fails, and no earlier credentials are valid.
+    /// It renews credentials that expire soon in the background. It fails only if a configured provider fails and no
+    /// earlier credentials are valid.
     pub(super) async fn get(&self) -> Result<(Option<C>, u64), Cause> {
         let (usable, is_fresh) = self.0.usable();
         match usable {
@@ -189,10 +186,8 @@ impl<C: SigningCredential> CredentialCache<C> {
         }
     }
 
-    /// Whether other credentials than those of `generation`, which a server refused, are there now.
-    ///
-    /// # Errors
-    /// A failure of their provider that may end, because it may have others.
+    /// Whether other credentials than those of `generation`, which a server refused, are there now. A temporary failure
+    /// of their provider is an error, because it may have others.
     pub(super) async fn renew(&self, generation: u64) -> Result<bool, Cause> {
         let has_others = || self.0.state.lock().generation != generation;
         if has_others() {

@@ -27,7 +27,6 @@ const NOT_FOUND: &str = "credentials not found";
 /// How to identify oneself to a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Login {
-    /// User and password.
     Password(String, String),
     /// A token that the token server exchanges for others.
     IdentityToken(String),
@@ -59,7 +58,6 @@ struct Entry {
     registrytoken: Option<String>,
 }
 
-/// A helper's answer.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct HelperAnswer {

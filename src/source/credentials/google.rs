@@ -34,9 +34,6 @@ pub(super) fn configured_endpoint() -> Option<String> {
 }
 
 /// URL that accepts uploads of `object`, because an emulator takes none at the URL of the object.
-///
-/// # Errors
-/// [`Cause::Malformed`] for an invalid endpoint.
 pub(super) fn upload_url(object: &Object<'_>, endpoint: &Endpoint) -> Result<Url, Cause> {
     let path = format!("upload/storage/v1/b/{}/o", object.bucket);
     let mut url = url_below(&endpoint.url_or(ENDPOINT)?, &path);
@@ -46,10 +43,7 @@ pub(super) fn upload_url(object: &Object<'_>, endpoint: &Endpoint) -> Result<Url
     Ok(url)
 }
 
-/// URL of `object`, and the authorizer of its requests.
-///
-/// # Errors
-/// [`Cause::Malformed`] for an invalid endpoint.
+/// URL of `object`, and the authorizer of its requests. An invalid endpoint is [`Cause::Malformed`].
 pub(super) fn open(
     object: &Object<'_>,
     endpoint: &Endpoint,

@@ -44,10 +44,8 @@ pub fn registry_login(
 /// Returns the target of the object that `spec` names, and the options for it; `None` unless it has the scheme of an
 /// object store.
 ///
-/// Those for S3 also trust the certificates of the AWS CLI's configuration.
-///
-/// # Errors
-/// [`Cause::Malformed`] for an invalid name, endpoint or setting.
+/// Those for S3 also trust the certificates of the AWS CLI's configuration. An invalid name, endpoint or setting is
+/// [`Cause::Malformed`].
 pub(super) async fn object_target(
     spec: &str,
     options: &Options,

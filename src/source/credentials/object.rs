@@ -101,10 +101,7 @@ pub(super) struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
-    /// Parses `spec`; `None` unless it has the scheme of an object store.
-    ///
-    /// # Errors
-    /// [`Cause::Malformed`] for an invalid name.
+    /// Parses `spec`; `None` unless it has the scheme of an object store. An invalid name is [`Cause::Malformed`].
     pub(super) fn parse(spec: &'a str) -> Option<Result<Self, Cause>> {
         let (scheme, name) = spec.split_once("://")?;
         let store = Store::from_scheme(scheme)?;
@@ -265,10 +262,7 @@ impl Endpoint {
         }
     }
 
-    /// The user's URL, if there is one.
-    ///
-    /// # Errors
-    /// [`Cause::Malformed`] if it is not an HTTP URL without secrets.
+    /// The user's URL, if there is one. A URL that is not HTTP, or that has secrets, is [`Cause::Malformed`].
     pub(super) fn url(&self) -> Result<Option<Url>, Cause> {
         let is_valid = |url: &Url| is_server_url(url) && url.fragment().is_none();
         let text = "the endpoint of an object store must be an http:// or https:// URL";
@@ -278,9 +272,6 @@ impl Endpoint {
     }
 
     /// The user's URL, or else `default`.
-    ///
-    /// # Errors
-    /// As [`url`](Self::url).
     pub(super) fn url_or(&self, default: &str) -> Result<Url, Cause> {
         let default = || Url::parse(default).map_err(|error| Cause::Malformed(error.to_string()));
         self.url()?.map_or_else(default, Ok)

@@ -22,7 +22,6 @@ pub(super) const DEFAULT_REGION: &str = "us-east-1";
 /// Maximum number of roles of which each is assumed with the next. Profiles may name each other.
 const MAX_ROLES: usize = 8;
 
-/// Name of the profile.
 pub(super) fn name(context: &Context) -> String {
     selected(|name| context.env_var(name)).unwrap_or_else(|| "default".to_owned())
 }

@@ -42,10 +42,7 @@ struct S3 {
     region: Mutex<String>,
 }
 
-/// URL of `object`, and the authorizer of its requests.
-///
-/// # Errors
-/// [`Cause::Malformed`] for an invalid endpoint or region.
+/// URL of `object`, and the authorizer of its requests. An invalid endpoint or region is [`Cause::Malformed`].
 pub(super) async fn open(
     object: &Object<'_>,
     endpoint: &Endpoint,

@@ -11,10 +11,8 @@ use super::cache::CredentialCache;
 use crate::source::Cause;
 use crate::source::client::authorizer::{Authorizer, Refusal, Request};
 
-/// Signs `request` with `credential` of `cache`, and with those of its headers that `is_signed` selects.
-///
-/// # Errors
-/// [`Cause::Malformed`] if it cannot be signed, and [`Cause::Credentials`] if they have just expired.
+/// Signs `request` with `credential` of `cache`, and with those of its headers that `is_signed` selects. A request that
+/// cannot be signed is [`Cause::Malformed`]. Credentials that have just expired are [`Cause::Credentials`].
 pub(super) async fn sign<S: SignRequest<Credential: SigningCredential>>(
     signer: &S,
     cache: &CredentialCache<S::Credential>,
@@ -60,9 +58,7 @@ pub(super) async fn sign<S: SignRequest<Credential: SigningCredential>>(
 pub(super) struct SignedRequests<S: SignRequest> {
     pub(super) signer: S,
     pub(super) cache: CredentialCache<S::Credential>,
-    /// Headers of each request.
     pub(super) headers: &'static [(&'static str, &'static str)],
-    /// Headers of each upload.
     pub(super) upload_headers: &'static [(&'static str, &'static str)],
 }
 

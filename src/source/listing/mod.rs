@@ -93,10 +93,8 @@ impl ArchivePlace {
         }
     }
 
-    /// As [`open_file`](Self::open_file), for a file that vouches for the file `archive`.
-    ///
-    /// # Errors
-    /// As `open_file`, and if users can write it who are not trusted.
+    /// As [`open_file`](Self::open_file), for a file that vouches for the file `archive`. It is an error if users who
+    /// are not trusted can write it.
     pub(crate) fn open_beside(&self, archive: &str, path: &str) -> Result<Arc<dyn Source>, Error> {
         match &self.kind {
             Kind::Local(directory) => directory.open_beside(archive, path),

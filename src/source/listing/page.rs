@@ -37,7 +37,6 @@ pub struct Listing {
     pub notes: Vec<String>,
     /// Number of archives with paths that no directory can have, and the first of them.
     skipped: (usize, Option<String>),
-    /// Bytes of all paths.
     path_bytes: usize,
 }
 

@@ -78,7 +78,6 @@ impl S3Place {
         format!("{}{path}", self.spec)
     }
 
-    /// Lists all pages.
     pub(super) async fn list(&self, listing: &mut Listing) -> Result<(), Cause> {
         let mut token = String::new();
         for _ in 0..MAX_PAGES {

@@ -26,10 +26,6 @@ pub(crate) struct SourceDirectory {
 }
 
 impl SourceDirectory {
-    /// Opens the directory at `path`.
-    ///
-    /// # Errors
-    /// If it is missing or may not be read.
     pub(crate) fn open(path: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
         let name = location_text(path.as_os_str());
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
@@ -62,19 +58,13 @@ impl SourceDirectory {
             .ok()
     }
 
-    /// Opens the regular file at the relative path `name`.
-    ///
-    /// # Errors
-    /// If it is not below this directory, or cannot be opened.
+    /// Opens the regular file at the relative path `name`. A path that is not below this directory is an error.
     pub(crate) fn open_file(&self, name: &str) -> Result<Arc<dyn Source>, Error> {
         self.open_checked(name, None)
     }
 
     /// As [`open_file`](Self::open_file), for a file that vouches for the file `archive`. Only root, this user and the
     /// owner of `archive` may be able to write it.
-    ///
-    /// # Errors
-    /// As `open_file`, and if another user can write it.
     pub(crate) fn open_beside(&self, archive: &str, name: &str) -> Result<Arc<dyn Source>, Error> {
         self.open_checked(name, Some(archive))
     }

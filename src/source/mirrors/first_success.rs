@@ -6,10 +6,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::Instant;
 
 /// Runs `attempts` until one succeeds, and returns its number, too. Each starts when the one before it has run for
-/// `head_start`, or when one fails.
-///
-/// # Errors
-/// All fail: their errors, in the order of the attempts.
+/// `head_start`, or when one fails. If all fail, it returns their errors in the order of the attempts.
 pub(in crate::source) async fn first_success<T, E, F: Future<Output = Result<T, E>>>(
     attempts: impl IntoIterator<Item = F>,
     head_start: Duration,

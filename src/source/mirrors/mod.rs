@@ -65,7 +65,6 @@ struct Mirror {
     reads: Arc<()>,
 }
 
-/// A mirror that serves a read.
 pub(in crate::source) struct ReadingMirror {
     number: usize,
     mirror: Arc<Mirror>,

@@ -64,9 +64,6 @@ impl Certificates {
     }
 
     /// Also trusts the certificates in `pem`.
-    ///
-    /// # Errors
-    /// As [`from_pem`](Self::from_pem).
     pub(crate) fn with_trusted(&self, pem: &[u8]) -> Result<Self, CertificatesError> {
         let mut certificates = self.clone();
         certificates.trusted.extend(Self::from_pem(pem)?.trusted);

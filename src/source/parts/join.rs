@@ -31,10 +31,7 @@ struct Part {
 }
 
 impl Join {
-    /// Joins `parts` in this order.
-    ///
-    /// # Errors
-    /// If there is none, or one can be read only once or has no known length.
+    /// Joins `parts` in this order. There must be at least one, each of known length and readable more than once.
     pub(crate) fn new(parts: Vec<Arc<dyn Source>>) -> Result<Self, Error> {
         let (mut len, mut joined) = (0_u64, Vec::new());
         for source in parts {

@@ -22,10 +22,8 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    /// The bytes `extent` of `whole`, named `name`, with a canonical location and a version derived from it.
-    ///
-    /// # Errors
-    /// If `whole` can be read only once, has no known length, or ends before `extent` does.
+    /// The bytes `extent` of `whole`, named `name`, with a canonical location and a version derived from it. `whole`
+    /// must be readable more than once, have a known length, and not end before `extent` does.
     pub(crate) fn new(
         whole: Arc<dyn Source>,
         extent: Extent<Packed>,

@@ -151,10 +151,7 @@ impl Descriptor {
         }
     }
 
-    /// Parses one.
-    ///
-    /// # Errors
-    /// When it is none, or its digest is no SHA-256.
+    /// Parses one. Its digest must be a SHA-256.
     pub(super) fn parse(text: &str) -> Result<Self, DocumentError> {
         let raw: RawDescriptor = serde_json::from_str(text).map_err(|error| json_error(&error))?;
         raw.validate()
@@ -327,10 +324,7 @@ pub fn parse_index(bytes: &[u8]) -> Result<Vec<Descriptor>, DocumentError> {
     }
 }
 
-/// Describes the index or manifest in `bytes`, which have this digest.
-///
-/// # Errors
-/// When it is neither.
+/// Describes the index or manifest in `bytes`, which have this digest. Any other document is an error.
 pub(crate) fn describe(bytes: &[u8], digest: Sha256) -> Result<Descriptor, DocumentError> {
     let document = RawDocument::parse(bytes)?;
     let media_type = match document.manifests {
@@ -340,10 +334,8 @@ pub(crate) fn describe(bytes: &[u8], digest: Sha256) -> Result<Descriptor, Docum
     Ok(Descriptor::new(media_type, digest, bytes.len() as u64))
 }
 
-/// The only file of the artifact whose manifest is `bytes`; `None` for an image.
-///
-/// # Errors
-/// When it is no manifest, or the artifact has several files.
+/// The only file of the artifact whose manifest is `bytes`; `None` for an image. An artifact of several files is an
+/// error.
 pub(crate) fn parse_artifact(bytes: &[u8]) -> Result<Option<Descriptor>, DocumentError> {
     let document = RawDocument::parse(bytes)?;
     let config = document.config.as_ref();
@@ -416,10 +408,7 @@ fn validate_layers(
     layers.map(RawDescriptor::validate).collect()
 }
 
-/// The blobs and the annotations of the manifest in `bytes`, of an image or an artifact.
-///
-/// # Errors
-/// When it is no manifest, or has too many blobs.
+/// The blobs and the annotations of the manifest in `bytes`, of an image or an artifact. Too many blobs are an error.
 pub(crate) fn parse_blobs(bytes: &[u8]) -> Result<(Vec<Descriptor>, Annotations), DocumentError> {
     let document = RawDocument::parse(bytes)?;
     let layers = document.layers.map(validate_layers).transpose()?;

@@ -36,10 +36,7 @@ pub(super) fn servers(
 }
 
 /// Opens the content with `digest` and `len` bytes at `urls`, without a request. Users see `name`. Its readers compare the
-/// digest.
-///
-/// # Errors
-/// None of the URLs may be asked.
+/// digest. It fails if none of the URLs may be asked.
 pub(crate) fn open_foreign(
     (digest, len): (Sha256, u64),
     urls: &[String],

@@ -36,7 +36,6 @@ pub(super) struct Host {
     pub(super) can_resolve: bool,
     /// Whether images and artifacts may be uploaded to it.
     pub(super) can_push: bool,
-    /// Headers of each request.
     pub(super) headers: Vec<(String, String)>,
     /// How TLS trusts it.
     pub(super) certificates: Certificates,
@@ -45,10 +44,7 @@ pub(super) struct Host {
 }
 
 /// Loads the servers of `reference` from `directory`: the mirrors in their order, and then the registry itself.
-/// TLS trusts `certificates`, too.
-///
-/// # Errors
-/// [`Cause::Malformed`], with the path of a file that cannot be used.
+/// TLS trusts `certificates`, too. A file that cannot be used is [`Cause::Malformed`], with its path.
 pub(super) async fn load(
     reference: &Reference,
     directory: &Path,

@@ -109,7 +109,6 @@ impl Push<'_> {
         Error::new(self.name, cause)
     }
 
-    /// Describes the bytes of `content`.
     async fn describe(
         &self,
         content: &UploadContent,
@@ -174,7 +173,6 @@ impl Push<'_> {
     }
 }
 
-/// A PUT of `content`.
 fn put<'a>(url: Url, content: &'a UploadContent, media_type: &'static str) -> Message<'a> {
     let mut message = Message::new(Method::PUT, url);
     let media_type = HeaderValue::from_static(media_type);

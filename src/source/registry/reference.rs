@@ -30,7 +30,6 @@ const MAX_TAG_LEN: usize = 128;
 pub(super) struct Reference {
     /// Host of the registry in the name, with its port if it is given.
     pub(super) registry: String,
-    /// Repository in the registry.
     pub(super) repository: String,
     /// Which of its images.
     pub(super) version: Version,
@@ -56,10 +55,8 @@ impl Version {
 }
 
 impl Reference {
-    /// Parses `spec` as Docker does: a first part without a dot, a colon or `localhost` is no registry.
-    ///
-    /// # Errors
-    /// [`Cause::Malformed`], without the text, which may have secrets.
+    /// Parses `spec` as Docker does: a first part without a dot, a colon or `localhost` is no registry. The error
+    /// leaves out the text, which may have secrets.
     pub(super) fn parse(spec: &str) -> Result<Self, Cause> {
         let malformed = "a name in a registry is oci://REGISTRY/REPOSITORY[:TAG|@sha256:DIGEST]";
         Self::try_parse(spec).ok_or_else(|| Cause::Malformed(malformed.to_owned()))

@@ -70,10 +70,8 @@ pub(super) fn fallback_tag(subject: Sha256) -> String {
     format!("sha256-{subject}")
 }
 
-/// Returns the list `old`, or an empty one, with `entry` in place of the entries of its type.
-///
-/// # Errors
-/// [`Cause::Damaged`] if `old` is no list.
+/// Returns the list `old`, or an empty one, with `entry` in place of the entries of its type. If `old` is no list, the
+/// error is [`Cause::Damaged`].
 pub(super) fn with_referrer(old: Option<&[u8]>, entry: &Descriptor) -> Result<Vec<u8>, Cause> {
     let old = old.unwrap_or(EMPTY_LIST);
     let mut list = List::parse(old).ok_or_else(|| {

@@ -57,7 +57,6 @@ pub(super) struct Server {
     can_pull: bool,
     can_resolve: bool,
     can_push: bool,
-    /// Headers of each request.
     headers: HeaderMap,
     transport: NetworkTransport,
     login: Arc<RegistryLogin>,

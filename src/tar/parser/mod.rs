@@ -141,10 +141,7 @@ impl Parser {
     }
 
     /// A parser that resumes at the header of a member at `at`. `sums` are the totals of the members before
-    /// it, and `globals` the bodies of the global pax headers.
-    ///
-    /// # Errors
-    /// When the bodies exceed a limit.
+    /// it, and `globals` the bodies of the global pax headers. Bodies that exceed a limit are an error.
     pub(crate) fn resume(
         options: Options,
         at: Plain,

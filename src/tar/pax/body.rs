@@ -51,10 +51,7 @@ impl Body {
         }
     }
 
-    /// Adds the next bytes.
-    ///
-    /// # Errors
-    /// When more bytes than the limit have to be collected.
+    /// Adds the next bytes, unless more than the limit have to be collected.
     pub(crate) fn push(&mut self, mut bytes: &[u8], limits: &Limits) -> Result<(), Cause> {
         while let Some((&first, behind)) = bytes.split_first() {
             match self.part {

@@ -107,10 +107,6 @@ impl<T: Tree, S> Level<T, S> {
         Arc::new(level)
     }
 
-    /// Opens the directory `name` in `self`.
-    ///
-    /// # Errors
-    /// As [`Tree::open`].
     pub(crate) fn open_child(
         self: &Arc<Self>,
         tree: &T,

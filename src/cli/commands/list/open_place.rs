@@ -196,7 +196,6 @@ impl Place {
         })
     }
 
-    /// Cuts SOURCE into `count` shards.
     pub(crate) fn plan(&self, count: u32) -> anyhow::Result<ShardPlan> {
         match (&self.archive, &self.tree) {
             (None, OpenTree::Index(tree)) => Ok(ShardPlan::new(tree.index().tree()?, count)),
@@ -255,7 +254,6 @@ impl Place {
     }
 }
 
-/// The entries of `volume`.
 fn volume_tree(volume: &Arc<dyn Volume>, needs: Needs) -> anyhow::Result<IndexTree> {
     let index = volume.complete_index();
     let index = index.context("the index is not complete")?;

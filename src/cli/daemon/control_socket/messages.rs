@@ -200,7 +200,6 @@ impl Status {
         }
     }
 
-    /// The path of the mountpoint.
     pub(crate) fn mountpoint_bytes(&self) -> &[u8] {
         let bytes = self.mountpoint_bytes.as_deref();
         bytes.unwrap_or(self.mountpoint.as_bytes())
