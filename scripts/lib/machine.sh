@@ -15,7 +15,9 @@ readonly machine_parts=(sysinit.target basic.target multi-user.target network.ta
 # Starts it, with the units that the arguments are besides, and waits until it is up.
 machine_start() {
     local part group=/sys/fs/cgroup/tarfs-machine.$$
-    machine_dir=$work/machine
+    # More than one may be started, one after the other.
+    machine_dir=$(mktemp --directory "$work/machine.XXXXXX")
+    chmod 755 "$machine_dir"
     mkdir -p "$machine_dir"/{dev,units,generators} "$group" || fail "there is no control group to be had"
     for part in "${machine_parts[@]}"; do ln -s "/lib/systemd/system/$part" "$machine_dir/units/"; done
     cp "$@" "$machine_dir/units/"
