@@ -44,7 +44,7 @@ pub struct DuOptions {
     pub max_depth: usize,
     /// Whether there are several starting points, of which one may be below another.
     pub has_several_starts: bool,
-    /// The links that are followed. With all of them, each file counts once, and the walk must have one thread.
+    /// The links that are followed. With all of them, each file counts once, where it is found first.
     pub links: FollowedLinks,
     /// Formats a sum.
     pub format: fn(u64) -> String,
@@ -297,6 +297,10 @@ impl DiskUsage {
 
 impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage {
     type State = Sum;
+
+    fn is_sequential(&self) -> bool {
+        self.options.links == FollowedLinks::All
+    }
 
     fn visit(&self, names: &Visit<'_, T, Sum>, descend: &mut Vec<(usize, Sum)>) -> ControlFlow<()> {
         let level = names.level;

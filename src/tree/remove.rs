@@ -94,7 +94,7 @@ pub struct RemoveOptions {
     pub force: bool,
     /// Whether `/` may be removed.
     pub root: bool,
-    /// Whether [`RemovalLog::agrees`] is asked about each file. The walk must have one thread, for the order.
+    /// Whether [`RemovalLog::agrees`] is asked about each file.
     pub asks: bool,
 }
 
@@ -225,6 +225,10 @@ impl<L: RemovalLog> Remover<L> {
 
 impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
     type State = Removed;
+
+    fn is_sequential(&self) -> bool {
+        self.options.asks
+    }
 
     fn chunk(&self) -> usize {
         // A question about a directory is followed by those about the files in it.

@@ -29,7 +29,7 @@ pub(super) const MIN_WAIT: Duration = Duration::from_micros(200);
 /// directory is visited before what is below it. Returns whether a visitor ended the walk.
 ///
 /// It has at most `jobs` threads with the caller's, or one for each processor, and more while they mostly wait for the
-/// file system, up to 64.
+/// file system, up to 64. A sequential visitor has one.
 ///
 /// # Panics
 /// If `visitor` panics.
@@ -40,6 +40,7 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
     jobs: Option<NonZeroUsize>,
 ) -> ControlFlow<()> {
     let (threads, max_threads) = match jobs {
+        _ if visitor.is_sequential() => (1, 1),
         None => {
             let count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
             (count.min(MAX_THREADS), MAX_THREADS)

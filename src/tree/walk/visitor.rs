@@ -55,6 +55,11 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
         true
     }
 
+    /// Whether one thread visits all names, whatever number of threads is asked for.
+    fn is_sequential(&self) -> bool {
+        false
+    }
+
     /// Number of trees in which a directory is open for each one of the walk, which is one of them.
     fn open_trees(&self) -> usize {
         1

@@ -1,7 +1,6 @@
 //! `tarfs du`: sums the space that directories use.
 
 use std::ffi::OsString;
-use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -72,11 +71,7 @@ pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
         links,
         ..Needs::default()
     };
-    let mut tree = args.tree.clone();
-    if links == FollowedLinks::All {
-        tree.jobs.jobs = NonZeroUsize::new(1);
-    }
-    let place = Place::open(&tree, &args.paths, needs)?;
+    let place = Place::open(&args.tree, &args.paths, needs)?;
     let options = DuOptions {
         has_several_starts: place.starts.len() > 1,
         links,

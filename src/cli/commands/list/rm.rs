@@ -1,7 +1,6 @@
 //! `tarfs rm`: removes files.
 
 use std::ffi::OsString;
-use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -12,6 +11,9 @@ use tarfs::tree::{DirectoryTree, RemoveOptions, Remover};
 
 /// Maximum number of files that `-I` removes without a question.
 const MAX_UNASKED: usize = 3;
+
+/// Flags of which the last one holds.
+const QUESTIONS: [&str; 4] = ["asks", "asks_once", "interactive", "force"];
 
 /// When a removal needs an answer.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,15 +38,15 @@ pub(crate) struct RmArgs {
     recursive: bool,
 
     /// Ignore files that do not exist
-    #[arg(short, long, overrides_with_all = ["asks", "asks_once", "interactive", "force"])]
+    #[arg(short, long, overrides_with_all = QUESTIONS)]
     force: bool,
 
     /// Ask before each removal
-    #[arg(short = 'i', overrides_with_all = ["asks", "asks_once", "interactive", "force"])]
+    #[arg(short = 'i', overrides_with_all = QUESTIONS)]
     asks: bool,
 
     /// Ask once before more than three files are removed, or any with -r
-    #[arg(short = 'I', overrides_with_all = ["asks", "asks_once", "interactive", "force"])]
+    #[arg(short = 'I', overrides_with_all = QUESTIONS)]
     asks_once: bool,
 
     /// Ask as -i, as -I, or never
@@ -54,7 +56,7 @@ pub(crate) struct RmArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "always",
-        overrides_with_all = ["asks", "asks_once", "interactive", "force"]
+        overrides_with_all = QUESTIONS
     )]
     interactive: Option<When>,
 
@@ -106,13 +108,9 @@ pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
         root: args.no_preserve_root,
         asks,
     };
-    let mut jobs = args.jobs;
-    if asks {
-        jobs.jobs = NonZeroUsize::new(1);
-    }
     let run = Run {
         tree: Arc::new(tree),
-        jobs,
+        jobs: args.jobs,
         verbosity: if args.verbose {
             Verbosity::All
         } else {
