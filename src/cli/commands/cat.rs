@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
-use super::list::open_place::{self, local_directory};
+use super::list::operands::{self, local_directory};
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
 use crate::cli::exit_status;
 use crate::cli::open_archive;
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
             }
             Err(Failure::File(error)) => {
                 is_complete = false;
-                open_place::report_entry(path, &error);
+                operands::report_entry(path, &error);
             }
         }
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use super::open_place;
+use super::operands;
 use crate::cli::args::JobsArg;
 use crate::cli::exit_status;
 use crate::cli::ui::output;
@@ -111,7 +111,7 @@ impl Run {
         visitor: impl FnOnce(Arc<DirectoryTree>, Arc<ChangeLog>) -> V,
         start: impl Fn(&V, &[u8]) -> Option<Start<DirectoryTree, V::State>>,
     ) -> anyhow::Result<ExitCode> {
-        let output = open_place::standard_output(self.quiet)?;
+        let output = operands::standard_output(self.quiet)?;
         let log = Arc::new(ChangeLog::new(self.verbosity, Arc::clone(&output)));
         let visitor = Arc::new(visitor(Arc::clone(&self.tree), log));
         // One after the other, because one path may be below another.
@@ -121,7 +121,7 @@ impl Run {
                 let _never_broken = walk_parallel(&self.tree, &visitor, vec![start], jobs);
             }
         }
-        open_place::finish(&output);
+        operands::finish(&output);
         Ok(if output.has_failed() {
             ExitCode::from(exit_status::PARTIAL)
         } else {

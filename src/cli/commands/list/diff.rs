@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::open_place::{Needs, OpenTree, Place};
+use super::operands::{Needs, OpenTree, Operands};
 use crate::cli::args::{JsonArg, LayerArgs, TreeArgs};
 use crate::cli::exit_status;
 use tarfs::index::Ino;
@@ -40,8 +40,8 @@ pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         links: FollowedLinks::StartDirectories,
         ..Needs::default()
     };
-    let first = Place::open(&args.tree, &[], needs)?;
-    let second = Place::open(&second_tree(args), &[], needs)?;
+    let first = Operands::open(&args.tree, &[], needs)?;
+    let second = Operands::open(&second_tree(args), &[], needs)?;
     let (Some(one), Some(other)) = (first.starts.first(), second.starts.first()) else {
         return Ok(ExitCode::from(exit_status::FAILURE));
     };

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use super::open_place::{Needs, OpenTree, Place};
+use super::operands::{Needs, OpenTree, Operands};
 use crate::cli::args::{HumanReadableArg, LinkFlags, TreeArgs};
 use crate::cli::exit_status;
 use tarfs::index::Ino;
@@ -71,24 +71,24 @@ pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
         links,
         ..Needs::default()
     };
-    let place = Place::open(&args.tree, &args.paths, needs)?;
+    let operands = Operands::open(&args.tree, &args.paths, needs)?;
     let options = DuOptions {
-        has_several_starts: place.starts.len() > 1,
+        has_several_starts: operands.starts.len() > 1,
         links,
         ..options(args)
     };
-    let usage = Arc::new(DiskUsage::new(options, Arc::clone(&place.output)));
-    match &place.tree {
-        OpenTree::Index(tree) => sum(&usage, &place, (tree, tree), &Ino::ROOT),
+    let usage = Arc::new(DiskUsage::new(options, Arc::clone(&operands.output)));
+    match &operands.tree {
+        OpenTree::Index(tree) => sum(&usage, &operands, (tree, tree), &Ino::ROOT),
         OpenTree::Directory { tree, starts, base } => {
-            sum(&usage, &place, (starts, tree), base);
+            sum(&usage, &operands, (starts, tree), base);
         }
     }
     if args.total {
         let line = usage.line(usage.grand_total(), b"total");
-        place.output.write_last(&line);
+        operands.output.write_last(&line);
     }
-    Ok(place.finish(exit_status::PARTIAL))
+    Ok(operands.finish(exit_status::PARTIAL))
 }
 
 fn options(args: &DuArgs) -> DuOptions {
@@ -117,18 +117,18 @@ fn options(args: &DuArgs) -> DuOptions {
 
 fn sum<T: Tree + Send + 'static>(
     usage: &Arc<DiskUsage>,
-    place: &Place,
+    operands: &Operands,
     (start_tree, tree): (&Arc<T>, &Arc<T>),
     base: &T::Directory,
 ) {
     // One after the other, so that their lines are in order.
-    for start in &place.starts {
+    for start in &operands.starts {
         let name = start.name();
         let item = Item::at_start(&**start_tree, base, name);
         let Some(state) = usage.start(&item) else {
             continue;
         };
-        match place.walk(tree, usage, (&item, name.name), state) {
+        match operands.walk(tree, usage, (&item, name.name), state) {
             ControlFlow::Continue(None) => {}
             ControlFlow::Continue(Some(state)) => usage.end_closed(&state, name.name),
             ControlFlow::Break(()) => break,

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::open_place::{Needs, OpenTree, Place};
+use super::operands::{Needs, OpenTree, Operands};
 use crate::cli::args::{LinkFlags, TreeArgs};
 use crate::cli::exit_status;
 use crate::cli::ui::output;
@@ -89,18 +89,19 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         },
         ..Needs::default()
     };
-    let place = Place::open(&tree, paths, needs)?;
-    if let (OpenTree::Directory { .. }, Some(reason)) = (&place.tree, &expression.unknown_owner) {
+    let operands = Operands::open(&tree, paths, needs)?;
+    if let (OpenTree::Directory { .. }, Some(reason)) = (&operands.tree, &expression.unknown_owner)
+    {
         output::print_error(reason);
         return Ok(ExitCode::from(exit_status::PARTIAL));
     }
-    match &place.tree {
-        OpenTree::Index(tree) => search(expression, &place, (tree, tree), &Ino::ROOT),
+    match &operands.tree {
+        OpenTree::Index(tree) => search(expression, &operands, (tree, tree), &Ino::ROOT),
         OpenTree::Directory { tree, starts, base } => {
-            search(expression, &place, (starts, tree), base);
+            search(expression, &operands, (starts, tree), base);
         }
     }
-    Ok(place.finish(exit_status::PARTIAL))
+    Ok(operands.finish(exit_status::PARTIAL))
 }
 
 fn now() -> Timestamp {
@@ -114,13 +115,13 @@ fn now() -> Timestamp {
 
 fn search<T: Tree + Send + 'static>(
     expression: Expression,
-    place: &Place,
+    operands: &Operands,
     (start_tree, tree): (&Arc<T>, &Arc<T>),
     base: &T::Directory,
 ) {
-    let finder = Finder::new(Arc::clone(tree), expression, Arc::clone(&place.output));
+    let finder = Finder::new(Arc::clone(tree), expression, Arc::clone(&operands.output));
     let finder = Arc::new(finder);
-    for start in &place.starts {
+    for start in &operands.starts {
         let name = start.name();
         let item = Item::at_start(&**start_tree, base, name);
         let state = match finder.start(&item) {
@@ -128,7 +129,7 @@ fn search<T: Tree + Send + 'static>(
             ControlFlow::Continue(None) => continue,
             ControlFlow::Break(()) => break,
         };
-        let walked = place.walk(tree, &finder, (&item, name.name), state);
+        let walked = operands.walk(tree, &finder, (&item, name.name), state);
         if walked.is_break() || finder.end(&item).is_break() {
             break;
         }

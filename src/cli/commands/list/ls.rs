@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 
-use super::open_place::{self, Needs, OpenTree, Place};
+use super::operands::{self, Needs, OpenTree, Operands};
 use crate::cli::args::{HumanReadableArg, JsonArg, ShardArg, TreeArgs};
 use crate::cli::environment;
 use crate::cli::exit_status;
@@ -117,7 +117,7 @@ impl LsArgs {
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let source = &args.tree.source.source;
-    let is_remote = open_place::local_directory(source).is_none();
+    let is_remote = operands::local_directory(source).is_none();
     if source.is_place() && is_remote {
         return list_archives(args);
     }
@@ -142,13 +142,13 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         is_written: args.format.is_some(),
         contents: false,
     };
-    let mut place = Place::open(&args.tree, &args.paths, needs)?;
-    let are_open = match &place.tree {
-        OpenTree::Index(tree) => list(args, &place, tree, &Ino::ROOT)?,
-        OpenTree::Directory { tree, base, .. } => list(args, &place, tree, base)?,
+    let mut operands = Operands::open(&args.tree, &args.paths, needs)?;
+    let are_open = match &operands.tree {
+        OpenTree::Index(tree) => list(args, &operands, tree, &Ino::ROOT)?,
+        OpenTree::Directory { tree, base, .. } => list(args, &operands, tree, base)?,
     };
-    place.has_all_paths &= are_open;
-    Ok(place.finish(exit_status::FAILURE))
+    operands.has_all_paths &= are_open;
+    Ok(operands.finish(exit_status::FAILURE))
 }
 
 /// Prints the paths of the archives that a mount of SOURCE shows as directories.
@@ -213,20 +213,20 @@ fn options(args: &LsArgs) -> ListOptions {
 
 fn lister<T: Tree + Send + 'static>(
     args: &LsArgs,
-    place: &Place,
+    operands: &Operands,
     tree: &Arc<T>,
 ) -> anyhow::Result<Lister<T>> {
-    let output = Arc::clone(&place.output);
+    let output = Arc::clone(&operands.output);
     let mut lister = Lister::new(Arc::clone(tree), options(args), output);
     if let Some(shard) = args.shard {
-        let plan = place.plan(shard.count)?;
+        let plan = operands.plan(shard.count)?;
         lister.show_only(move |inode| {
             let ino = u32::try_from(inode).map(Ino);
             ino.is_ok_and(|ino| plan.shard_of(ino) == Some(shard.number))
         });
     }
-    if let Some(directory) = open_place::local_directory(&args.tree.source.source)
-        && !place.has_several
+    if let Some(directory) = operands::local_directory(&args.tree.source.source)
+        && !operands.has_several
     {
         lister.set_source(directory.as_os_str().as_bytes());
     }
@@ -236,13 +236,13 @@ fn lister<T: Tree + Send + 'static>(
 /// Returns whether each directory at which a listing starts could be opened.
 fn list<T: Tree + Send + 'static>(
     args: &LsArgs,
-    place: &Place,
+    operands: &Operands,
     tree: &Arc<T>,
     base: &T::Directory,
 ) -> anyhow::Result<bool> {
-    let lister = Arc::new(lister(args, place, tree)?);
+    let lister = Arc::new(lister(args, operands, tree)?);
     let (mut files, mut directories) = (Vec::new(), Vec::new());
-    for start in &place.starts {
+    for start in &operands.starts {
         let item = Item::at_start(&**tree, base, start.name()).with_parent(start.parent);
         let is_listed = item.kind() == FileKind::Directory && !args.directory_itself;
         let path = if args.json.is_set {
@@ -270,16 +270,17 @@ fn list<T: Tree + Send + 'static>(
         return Ok(true);
     }
     // A path or an object names its directory by itself.
-    let has_headings = place.has_several && !(args.recursive || args.drawing) && !args.json.is_set;
+    let has_headings =
+        operands.has_several && !(args.recursive || args.drawing) && !args.json.is_set;
     for (item, path) in directories {
         let shown = if path.is_empty() { b"." } else { path };
         if has_headings && lister.write_heading(shown, is_first).is_break() {
             break;
         }
         is_first = false;
-        let prefix = open_place::without_slashes(path);
+        let prefix = operands::without_slashes(path);
         let is_open = if lister.is_unordered() {
-            let walked = place.walk(tree, &lister, (&item, prefix), ());
+            let walked = operands.walk(tree, &lister, (&item, prefix), ());
             walked.map_continue(|closed| closed.is_none())
         } else {
             lister.list_directory(&item, prefix)

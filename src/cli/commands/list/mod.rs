@@ -7,5 +7,5 @@ pub(crate) mod diff;
 pub(crate) mod du;
 pub(crate) mod find;
 pub(crate) mod ls;
-pub(super) mod open_place;
+pub(super) mod operands;
 pub(crate) mod rm;

@@ -15,7 +15,7 @@ use super::args::{
 };
 use super::output::{Output, Written, exit_code, report_interrupted};
 use crate::cli::args::{CacheDirArgs, LayerArgs, QuietArg, SavedIndexArgs, SourceArgs, heading};
-use crate::cli::commands::list::open_place::local_directory;
+use crate::cli::commands::list::operands::local_directory;
 use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;

@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use super::args::{ArchiveArgs, DestinationArg, ExistingArgs, WriteArgs};
 use super::output::{Output, TerminalReporter, exit_code};
 use crate::cli::args::{self, CacheArgs, JsonArg, LayerArgs, ShardArg, SourceArgs, StatsArg};
-use crate::cli::commands::list::open_place::local_directory;
+use crate::cli::commands::list::operands::local_directory;
 use crate::cli::open_archive;
 use crate::cli::shards;
 use crate::cli::ui::output;

@@ -15,7 +15,7 @@ use super::copy::{ensure_apart, ensure_there, make_destination};
 use super::output::{Output, Written, exit_code};
 use super::shard::open_indexed;
 use crate::cli::args::{LayerArgs, SourceArgs};
-use crate::cli::commands::list::open_place::{
+use crate::cli::commands::list::operands::{
     self, local_directory, refuse_flags_of_archives, with_contents,
 };
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
@@ -185,7 +185,7 @@ impl SyncArgs {
                 "{}: something is mounted there, left alone",
                 escape(path)
             )),
-            _ => open_place::report(path, &error),
+            _ => operands::report(path, &error),
         };
         let planner = SyncPlanner::new(options, &self.directory, self.checksum, report);
         let planner = Arc::new(planner);
@@ -249,8 +249,8 @@ fn print_steps(plan: &SyncPlan, with_deletions: bool) -> anyhow::Result<()> {
         };
         text.extend_from_slice(format!("{word} {}\n", escape(path)).as_bytes());
     }
-    let output = open_place::standard_output(false)?;
+    let output = operands::standard_output(false)?;
     output.write_last(&text);
-    ensure!(open_place::finish(&output), "the steps are not all shown");
+    ensure!(operands::finish(&output), "the steps are not all shown");
     Ok(())
 }

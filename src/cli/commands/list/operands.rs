@@ -101,8 +101,8 @@ impl Needs {
     }
 }
 
-/// SOURCE as a tree of files, and the files at which a verb starts.
-pub(crate) struct Place {
+/// The operands of a verb, opened: SOURCE as a tree of files, and the files at which the verb starts.
+pub(crate) struct Operands {
     pub tree: OpenTree,
     pub starts: Vec<StartPoint>,
     pub output: Arc<SharedOutput>,
@@ -141,7 +141,7 @@ impl OpenTree {
     }
 }
 
-impl Place {
+impl Operands {
     /// Opens SOURCE of `args`, and finds `paths` in it, or its root. If SOURCE is a directory of this machine, `paths` are
     /// more of its files, as of the namesakes of a verb. Prints those that are missing.
     pub(crate) fn open(args: &TreeArgs, paths: &[OsString], needs: Needs) -> anyhow::Result<Self> {
