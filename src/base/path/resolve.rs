@@ -134,7 +134,7 @@ pub fn without_dots(path: &[u8]) -> Vec<u8> {
 }
 
 /// A directory, its path without links, and the name of a file in it unless the directory itself is meant.
-type Place<T> = (<T as Tree>::Directory, ArchivePath, Option<Vec<u8>>);
+type ParentAndName<T> = (<T as Tree>::Directory, ArchivePath, Option<Vec<u8>>);
 
 /// Resolves `path` to a directory and the name of a file in it, or to a directory alone if the path ends with a slash,
 /// a dot, or at the root. A link is followed at the end only if `follows_last`.
@@ -142,7 +142,7 @@ pub(crate) fn file<T: Tree>(
     tree: &mut T,
     path: &[u8],
     follows_last: bool,
-) -> Result<Place<T>, ResolveError<T::Error>> {
+) -> Result<ParentAndName<T>, ResolveError<T::Error>> {
     let last = if follows_last {
         Last::Followed
     } else {

@@ -17,13 +17,13 @@ struct RootedTree {
 }
 
 /// A directory; `None` if it is missing, with all below it.
-type Place = Option<Arc<OwnedFd>>;
+type DirectoryFd = Option<Arc<OwnedFd>>;
 
 impl resolve::Tree for RootedTree {
-    type Directory = Place;
+    type Directory = DirectoryFd;
     type Error = Errno;
 
-    fn root(&self) -> Place {
+    fn root(&self) -> DirectoryFd {
         Some(Arc::clone(&self.root))
     }
 
@@ -31,7 +31,7 @@ impl resolve::Tree for RootedTree {
         self.is_chroot
     }
 
-    fn step(&mut self, parent: &Place, name: &[u8]) -> Result<Step<Place>, Errno> {
+    fn step(&mut self, parent: &DirectoryFd, name: &[u8]) -> Result<Step<DirectoryFd>, Errno> {
         let Some(parent) = parent else {
             return Ok(Step::Missing);
         };
@@ -47,7 +47,7 @@ impl resolve::Tree for RootedTree {
         })
     }
 
-    fn imply(&mut self, _: &Place, _: &[u8]) -> Result<Place, Errno> {
+    fn imply(&mut self, _: &DirectoryFd, _: &[u8]) -> Result<DirectoryFd, Errno> {
         Ok(None)
     }
 }
