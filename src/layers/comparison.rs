@@ -306,7 +306,7 @@ struct LayersTree<'s, 'a> {
 /// A path through layers ends early, or costs too many lookups.
 struct Missing;
 
-impl resolve::Tree for LayersTree<'_, '_> {
+impl resolve::PathLookup for LayersTree<'_, '_> {
     /// The directories of layers that a merge would make one of, from the bottom.
     type Directory = Rc<[LayerIno]>;
     type Error = Missing;

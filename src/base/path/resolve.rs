@@ -14,7 +14,7 @@ use super::archive_path::ArchivePath;
 pub const MAX_LINKS: usize = 40;
 
 /// A tree that can be walked one component at a time.
-pub(crate) trait Tree {
+pub(crate) trait PathLookup {
     /// A directory of the tree. Clones name the same directory.
     type Directory: Clone;
     type Error;
@@ -95,7 +95,7 @@ pub(crate) enum ResolveError<E> {
 }
 
 /// Resolves `components` from the root to a directory, and creates missing ones.
-pub(crate) fn directory<'a, T: Tree>(
+pub(crate) fn directory<'a, T: PathLookup>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
 ) -> Result<T::Directory, ResolveError<T::Error>> {
@@ -103,7 +103,7 @@ pub(crate) fn directory<'a, T: Tree>(
 }
 
 /// As [`directory`], and returns the path to it without links.
-pub(crate) fn directory_with_path<'a, T: Tree>(
+pub(crate) fn directory_with_path<'a, T: PathLookup>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
 ) -> Result<(T::Directory, ArchivePath), ResolveError<T::Error>> {
@@ -114,7 +114,7 @@ pub(crate) fn directory_with_path<'a, T: Tree>(
 /// As [`directory`], for the entry `name` in it. Also returns whether the way goes through this entry, which is then a
 /// link, as `e` is for the path `e/e` after `e -> .`. A member with that path removes the link, as GNU tar does, and its
 /// path must be resolved again.
-pub(crate) fn parent<'a, T: Tree<Directory: PartialEq>>(
+pub(crate) fn parent<'a, T: PathLookup<Directory: PartialEq>>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
     name: &[u8],
@@ -134,11 +134,11 @@ pub fn without_dots(path: &[u8]) -> Vec<u8> {
 }
 
 /// A directory, its path without links, and the name of a file in it unless the directory itself is meant.
-type ParentAndName<T> = (<T as Tree>::Directory, ArchivePath, Option<Vec<u8>>);
+type ParentAndName<T> = (<T as PathLookup>::Directory, ArchivePath, Option<Vec<u8>>);
 
 /// Resolves `path` to a directory and the name of a file in it, or to a directory alone if the path ends with a slash,
 /// a dot, or at the root. A link is followed at the end only if `follows_last`.
-pub(crate) fn file<T: Tree>(
+pub(crate) fn file<T: PathLookup>(
     tree: &mut T,
     path: &[u8],
     follows_last: bool,
@@ -164,7 +164,7 @@ enum Last {
     Kept,
 }
 
-fn walk_components<'a, T: Tree>(
+fn walk_components<'a, T: PathLookup>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
 ) -> Result<Walk<T::Directory>, ResolveError<T::Error>> {
@@ -183,7 +183,7 @@ struct Walk<D> {
 }
 
 impl<D: Clone> Walk<D> {
-    fn new<T: Tree<Directory = D>>(tree: &T) -> Self {
+    fn new<T: PathLookup<Directory = D>>(tree: &T) -> Self {
         Self {
             root: tree.root(),
             ancestors: Vec::new(),
@@ -206,7 +206,7 @@ impl<D: Clone> Walk<D> {
     }
 
     /// Returns the last component, unless it was entered.
-    fn walk<T: Tree<Directory = D>>(
+    fn walk<T: PathLookup<Directory = D>>(
         &mut self,
         tree: &mut T,
         path: &[u8],
@@ -303,7 +303,7 @@ mod tests {
         }
     }
 
-    impl Tree for TestTree {
+    impl PathLookup for TestTree {
         type Directory = String;
         type Error = Infallible;
 

@@ -19,7 +19,7 @@ struct RootedTree {
 /// A directory; `None` if it is missing, with all below it.
 type DirectoryFd = Option<Arc<OwnedFd>>;
 
-impl resolve::Tree for RootedTree {
+impl resolve::PathLookup for RootedTree {
     type Directory = DirectoryFd;
     type Error = Errno;
 

@@ -419,7 +419,7 @@ pub(in crate::index) fn implied_directory() -> InodeRow {
 /// Resolves the path of a new member, and creates missing directories.
 pub(in crate::index) struct CreatingResolver<'a>(pub(super) &'a mut BuildTree);
 
-impl resolve::Tree for CreatingResolver<'_> {
+impl resolve::PathLookup for CreatingResolver<'_> {
     type Directory = u32;
     type Error = MemberError;
 
@@ -459,7 +459,7 @@ pub(in crate::index) enum NameError {
 /// may be in a layer below.
 pub(in crate::index) struct TargetResolver<'a>(pub(super) &'a BuildTree);
 
-impl resolve::Tree for TargetResolver<'_> {
+impl resolve::PathLookup for TargetResolver<'_> {
     type Directory = Option<u32>;
     type Error = NameError;
 

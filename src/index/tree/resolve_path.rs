@@ -40,7 +40,7 @@ impl<'a> IndexResolver<'a> {
     }
 }
 
-impl resolve::Tree for IndexResolver<'_> {
+impl resolve::PathLookup for IndexResolver<'_> {
     type Directory = Ino;
     type Error = Missing;
 

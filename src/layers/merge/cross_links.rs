@@ -329,7 +329,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
     }
 }
 
-impl resolve::Tree for Resolver<'_, '_> {
+impl resolve::PathLookup for Resolver<'_, '_> {
     type Directory = u32;
     type Error = WalkError;
 

@@ -266,7 +266,7 @@ struct SeenLinks<'a> {
     pub(super) bytes: usize,
 }
 
-impl resolve::Tree for SeenLinks<'_> {
+impl resolve::PathLookup for SeenLinks<'_> {
     type Directory = ArchivePath;
     type Error = PathError;
 

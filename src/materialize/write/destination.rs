@@ -15,7 +15,7 @@ use super::context::Context;
 use super::directory::{Directory, lstat_at, name_of, parent_of};
 use super::pool::WriterPool;
 use crate::base::archive_path::ArchivePath;
-use crate::base::resolve::{self, ResolveError, Step, Tree};
+use crate::base::resolve::{self, PathLookup, ResolveError, Step};
 use crate::materialize::error::{StepError, WithAction};
 
 /// Maximum number of cached open directories, in each of the two generations. Archives are in depth-first
@@ -228,7 +228,7 @@ struct Resolver<'a> {
     missing: IfMissing,
 }
 
-impl Tree for Resolver<'_> {
+impl PathLookup for Resolver<'_> {
     type Directory = Directory;
     type Error = StepError;
 
