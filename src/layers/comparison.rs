@@ -11,7 +11,7 @@ use std::vec;
 
 use crate::archive::{Archive, Compared, NumberSet, ReadError, TreePart, Volume};
 use crate::base::archive_path::ArchivePath;
-use crate::base::resolve::{self, MAX_LINKS, Step};
+use crate::base::resolve::{self, Component, MAX_LINKS};
 use crate::index::MissingRow;
 use crate::index::{EntryKind, Index, Ino, LayerIno, LazyIndex, MergedIndex};
 
@@ -326,7 +326,7 @@ impl resolve::PathLookup for LayersTree<'_, '_> {
         &mut self,
         parent: &Self::Directory,
         name: &[u8],
-    ) -> Result<Step<Self::Directory>, Missing> {
+    ) -> Result<Component<Self::Directory>, Missing> {
         let mut directories = Vec::new();
         for &part in parent.iter().rev() {
             let left = self.search.lookups_left.checked_sub(1);
@@ -344,16 +344,16 @@ impl resolve::PathLookup for LayersTree<'_, '_> {
                 _ if !directories.is_empty() => break,
                 EntryKind::Symlink(target) => {
                     self.search.add(part, name);
-                    return Ok(Step::Link(target.to_vec()));
+                    return Ok(Component::Link(target.to_vec()));
                 }
-                _ => return Ok(Step::Other),
+                _ => return Ok(Component::Other),
             }
         }
         if directories.is_empty() {
-            return Ok(Step::Missing);
+            return Ok(Component::Missing);
         }
         directories.reverse();
-        Ok(Step::Directory(directories.into()))
+        Ok(Component::Directory(directories.into()))
     }
 
     fn imply(&mut self, _: &Self::Directory, _: &[u8]) -> Result<Self::Directory, Missing> {

@@ -26,12 +26,12 @@ pub(crate) trait PathLookup {
         false
     }
 
-    /// Looks up `name` in `parent` without following it. A missing name is [`Step::Missing`].
+    /// Looks up `name` in `parent` without following it. A missing name is [`Component::Missing`].
     fn step(
         &mut self,
         parent: &Self::Directory,
         name: &[u8],
-    ) -> Result<Step<Self::Directory>, Self::Error>;
+    ) -> Result<Component<Self::Directory>, Self::Error>;
 
     /// Creates the directory `name` in `parent`, which a member below it implies.
     fn imply(
@@ -41,8 +41,9 @@ pub(crate) trait PathLookup {
     ) -> Result<Self::Directory, Self::Error>;
 }
 
+/// A component of a path, looked up.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Step<D> {
+pub(crate) enum Component<D> {
     Directory(D),
     Link(Vec<u8>),
     Other,
@@ -237,17 +238,17 @@ impl<D: Clone> Walk<D> {
             let current = self.current();
             let is_last = last != Last::Entered && pending.is_empty();
             match tree.step(&current, &name).map_err(ResolveError::Tree)? {
-                Step::Link(_) if is_last && last == Last::Kept => return Ok(Some(name)),
-                Step::Directory(_) | Step::Missing | Step::Other if is_last => {
+                Component::Link(_) if is_last && last == Last::Kept => return Ok(Some(name)),
+                Component::Directory(_) | Component::Missing | Component::Other if is_last => {
                     return Ok(Some(name));
                 }
-                Step::Directory(directory) => self.ancestors.push((name, directory)),
-                Step::Missing => {
+                Component::Directory(directory) => self.ancestors.push((name, directory)),
+                Component::Missing => {
                     let made = tree.imply(&current, &name).map_err(ResolveError::Tree)?;
                     self.ancestors.push((name, made));
                 }
-                Step::Other => return Err(ResolveError::Path(PathError::NotADirectory)),
-                Step::Link(target) => {
+                Component::Other => return Err(ResolveError::Path(PathError::NotADirectory)),
+                Component::Link(target) => {
                     if self.links.len() == MAX_LINKS {
                         return Err(ResolveError::Path(PathError::TooManyLinks));
                     }
@@ -276,7 +277,7 @@ mod tests {
     /// Paths from the root, each a directory, a link, or another file.
     #[derive(Default)]
     struct TestTree {
-        steps: BTreeMap<String, Step<String>>,
+        steps: BTreeMap<String, Component<String>>,
         is_chroot: bool,
     }
 
@@ -285,9 +286,9 @@ mod tests {
             let mut tree = Self::default();
             for (path, target) in entries {
                 let step = match target {
-                    Some("") => Step::Other,
-                    Some(target) => Step::Link(target.as_bytes().to_vec()),
-                    None => Step::Directory((*path).to_owned()),
+                    Some("") => Component::Other,
+                    Some(target) => Component::Link(target.as_bytes().to_vec()),
+                    None => Component::Directory((*path).to_owned()),
                 };
                 tree.steps.insert((*path).to_owned(), step);
             }
@@ -315,15 +316,15 @@ mod tests {
             self.is_chroot
         }
 
-        fn step(&mut self, parent: &String, name: &[u8]) -> Result<Step<String>, Infallible> {
+        fn step(&mut self, parent: &String, name: &[u8]) -> Result<Component<String>, Infallible> {
             let path = format!("{parent}/{}", String::from_utf8_lossy(name));
-            Ok(self.steps.get(&path).cloned().unwrap_or(Step::Missing))
+            Ok(self.steps.get(&path).cloned().unwrap_or(Component::Missing))
         }
 
         fn imply(&mut self, parent: &String, name: &[u8]) -> Result<String, Infallible> {
             let path = format!("{parent}/{}", String::from_utf8_lossy(name));
             self.steps
-                .insert(path.clone(), Step::Directory(path.clone()));
+                .insert(path.clone(), Component::Directory(path.clone()));
             Ok(path)
         }
     }

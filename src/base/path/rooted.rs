@@ -8,7 +8,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat};
 use rustix::io::Errno;
 
 use super::archive_path::ArchivePath;
-use super::resolve::{self, Step};
+use super::resolve::{self, Component};
 
 /// The files below a directory, for [`resolve`]. It creates nothing.
 struct RootedTree {
@@ -31,19 +31,19 @@ impl resolve::PathLookup for RootedTree {
         self.is_chroot
     }
 
-    fn step(&mut self, parent: &DirectoryFd, name: &[u8]) -> Result<Step<DirectoryFd>, Errno> {
+    fn step(&mut self, parent: &DirectoryFd, name: &[u8]) -> Result<Component<DirectoryFd>, Errno> {
         let Some(parent) = parent else {
-            return Ok(Step::Missing);
+            return Ok(Component::Missing);
         };
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found = match openat(parent, name, flags, Mode::empty()) {
-            Err(Errno::NOENT) => return Ok(Step::Missing),
+            Err(Errno::NOENT) => return Ok(Component::Missing),
             found => found?,
         };
         Ok(match FileType::from_raw_mode(fstat(&found)?.st_mode) {
-            FileType::Directory => Step::Directory(Some(Arc::new(found))),
-            FileType::Symlink => Step::Link(readlinkat(&found, "", Vec::new())?.into_bytes()),
-            _ => Step::Other,
+            FileType::Directory => Component::Directory(Some(Arc::new(found))),
+            FileType::Symlink => Component::Link(readlinkat(&found, "", Vec::new())?.into_bytes()),
+            _ => Component::Other,
         })
     }
 

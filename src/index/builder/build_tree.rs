@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::base::extent::Packed;
-use crate::base::resolve::{self, PathError, ResolveError, Step};
+use crate::base::resolve::{self, Component, PathError, ResolveError};
 use crate::index::arrays::{Arrays, MAX_SYMLINK_TARGET_BYTES, NameTable, push_row};
 use crate::index::blocks::MIN_BLOCK_LEN;
 use crate::index::memory_limit::MemoryLimit;
@@ -391,15 +391,15 @@ impl BuildTree {
         self.inode(ino).kind() == FORWARD_LINK
     }
 
-    fn step_through(&self, number: u32) -> Step<u32> {
+    fn step_through(&self, number: u32) -> Component<u32> {
         let ino = self.dirent(number).ino.get();
         match self.index.arrays.inode(ino) {
-            Some(inode) if inode.is_directory() => Step::Directory(ino),
+            Some(inode) if inode.is_directory() => Component::Directory(ino),
             Some(inode) if inode.kind() == SYMLINK => {
                 let target = self.index.arrays.target(inode);
-                Step::Link(target.unwrap_or_default().to_vec())
+                Component::Link(target.unwrap_or_default().to_vec())
             }
-            _ => Step::Other,
+            _ => Component::Other,
         }
     }
 }
@@ -431,9 +431,9 @@ impl resolve::PathLookup for CreatingResolver<'_> {
         self.0.is_layer()
     }
 
-    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, MemberError> {
+    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Component<u32>, MemberError> {
         let Some(number) = self.0.find(*parent, name) else {
-            return Ok(Step::Missing);
+            return Ok(Component::Missing);
         };
         let inode = self.0.inode_mut(self.0.dirent(number).ino.get());
         if inode.is_whiteout_only() {
@@ -471,17 +471,21 @@ impl resolve::PathLookup for TargetResolver<'_> {
         self.0.is_layer()
     }
 
-    fn step(&mut self, parent: &Option<u32>, name: &[u8]) -> Result<Step<Option<u32>>, NameError> {
+    fn step(
+        &mut self,
+        parent: &Option<u32>,
+        name: &[u8],
+    ) -> Result<Component<Option<u32>>, NameError> {
         let Some(number) = parent.and_then(|parent| self.0.find(parent, name)) else {
-            return Ok(Step::Missing);
+            return Ok(Component::Missing);
         };
         if !self.0.is_layer() && self.0.is_forward_link(self.0.dirent(number).ino.get()) {
             return Err(NameError::Forward);
         }
         Ok(match self.0.step_through(number) {
-            Step::Directory(ino) => Step::Directory(Some(ino)),
-            Step::Link(target) => Step::Link(target),
-            Step::Other | Step::Missing => Step::Other,
+            Component::Directory(ino) => Component::Directory(Some(ino)),
+            Component::Link(target) => Component::Link(target),
+            Component::Other | Component::Missing => Component::Other,
         })
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Entry, EntryKind, Index, Ino};
 use crate::base::archive_path::ArchivePath;
-use crate::base::resolve::{self, PathError, ResolveError, Step};
+use crate::base::resolve::{self, Component, PathError, ResolveError};
 
 /// Resolves paths through the symbolic links of an index, and creates nothing.
 pub(crate) struct IndexResolver<'a> {
@@ -52,17 +52,17 @@ impl resolve::PathLookup for IndexResolver<'_> {
         self.is_chroot
     }
 
-    fn step(&mut self, parent: &Ino, name: &[u8]) -> Result<Step<Ino>, Missing> {
+    fn step(&mut self, parent: &Ino, name: &[u8]) -> Result<Component<Ino>, Missing> {
         let Some(entry) = self.index.lookup(*parent, name) else {
-            return Ok(Step::Missing);
+            return Ok(Component::Missing);
         };
         Ok(match entry.kind() {
-            EntryKind::Directory => Step::Directory(entry.ino()),
+            EntryKind::Directory => Component::Directory(entry.ino()),
             EntryKind::Symlink(target) => {
                 self.links.push(entry.ino());
-                Step::Link(target.to_vec())
+                Component::Link(target.to_vec())
             }
-            _ => Step::Other,
+            _ => Component::Other,
         })
     }
 

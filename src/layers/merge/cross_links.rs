@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::layer_stack::{Layers, Parts, roots};
 use crate::base::archive_path::ArchivePath;
-use crate::base::resolve::{self, ResolveError, Step};
+use crate::base::resolve::{self, Component, ResolveError};
 use crate::index::{
     Charge, EntryKind, Index, Ino, LayerIno, MemoryLimit, Options, Problem, TooMuchMemory,
     UnresolvedLink, WhiteoutFormat,
@@ -341,7 +341,7 @@ impl resolve::PathLookup for Resolver<'_, '_> {
         true
     }
 
-    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, WalkError> {
+    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Component<u32>, WalkError> {
         let directory = self.directories.get(*parent as usize);
         let known = directory.and_then(|directory| directory.names.get(name));
         let found = match known.copied() {
@@ -352,18 +352,18 @@ impl resolve::PathLookup for Resolver<'_, '_> {
             None => self.look_up_and_remember(*parent, name)?,
         };
         let layer_ino = match found {
-            LookupResult::Directory(number) => return Ok(Step::Directory(number)),
-            LookupResult::Nothing => return Ok(Step::Missing),
+            LookupResult::Directory(number) => return Ok(Component::Directory(number)),
+            LookupResult::Nothing => return Ok(Component::Missing),
             LookupResult::Entry(layer_ino) => layer_ino,
         };
         let entry = self.layers.entry(layer_ino);
         let Some(EntryKind::Symlink(target)) = entry.map(|entry| entry.kind()) else {
-            return Ok(Step::Other);
+            return Ok(Component::Other);
         };
         // Counts components that are no steps too, such as `.` and `..`.
         let components = target.split(|&byte| byte == b'/').count();
         self.work.spend(components as u64)?;
-        Ok(Step::Link(target.to_vec()))
+        Ok(Component::Link(target.to_vec()))
     }
 
     fn imply(&mut self, _: &u32, _: &[u8]) -> Result<u32, WalkError> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::archive_path::ArchivePath;
-use crate::base::resolve::{self, PathError, ResolveError, Step};
+use crate::base::resolve::{self, Component, PathError, ResolveError};
 use crate::index;
 use crate::tar::MemberKind;
 
@@ -274,7 +274,11 @@ impl resolve::PathLookup for SeenLinks<'_> {
         ArchivePath::root()
     }
 
-    fn step(&mut self, parent: &ArchivePath, name: &[u8]) -> Result<Step<ArchivePath>, PathError> {
+    fn step(
+        &mut self,
+        parent: &ArchivePath,
+        name: &[u8],
+    ) -> Result<Component<ArchivePath>, PathError> {
         let mut path = parent.clone();
         path.push(name);
         self.bytes += link_bytes(&path, b"");
@@ -283,7 +287,7 @@ impl resolve::PathLookup for SeenLinks<'_> {
         }
         self.passed.push(path.clone());
         let target = self.targets.get(&path).map(|link| link.target.clone());
-        Ok(target.map_or(Step::Directory(path), Step::Link))
+        Ok(target.map_or(Component::Directory(path), Component::Link))
     }
 
     fn imply(&mut self, parent: &ArchivePath, _: &[u8]) -> Result<ArchivePath, PathError> {

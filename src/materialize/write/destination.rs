@@ -15,7 +15,7 @@ use super::context::Context;
 use super::directory::{Directory, lstat_at, name_of, parent_of};
 use super::pool::WriterPool;
 use crate::base::archive_path::ArchivePath;
-use crate::base::resolve::{self, PathLookup, ResolveError, Step};
+use crate::base::resolve::{self, Component, PathLookup, ResolveError};
 use crate::materialize::error::{StepError, WithAction};
 
 /// Maximum number of cached open directories, in each of the two generations. Archives are in depth-first
@@ -143,15 +143,15 @@ impl Destination {
                 .step(&here, name)
                 .map_err(ResolveError::Tree)?;
             here = match step {
-                Step::Directory(directory) => directory,
-                Step::Missing => {
+                Component::Directory(directory) => directory,
+                Component::Missing => {
                     let made = self.resolver(missing).imply(&here, name);
                     made.map_err(ResolveError::Tree)?
                 }
-                Step::Other => {
+                Component::Other => {
                     return Err(ResolveError::Path(resolve::PathError::NotADirectory));
                 }
-                Step::Link(_) => return self.walk_following_links(path, missing),
+                Component::Link(_) => return self.walk_following_links(path, missing),
             };
             depth += name.len();
             self.cache
@@ -236,26 +236,26 @@ impl PathLookup for Resolver<'_> {
         self.destination.top.clone()
     }
 
-    fn step(&mut self, parent: &Directory, name: &[u8]) -> Result<Step<Directory>, StepError> {
+    fn step(&mut self, parent: &Directory, name: &[u8]) -> Result<Component<Directory>, StepError> {
         let destination = &mut *self.destination;
         destination.writers.wait_for_name(parent.identity(), name);
         match destination.open_child(parent, name, false) {
-            Ok(directory) => return Ok(Step::Directory(directory)),
+            Ok(directory) => return Ok(Component::Directory(directory)),
             // The deferred link does not exist yet, so its type is unknown. Only link targets wait for it.
             Err(Errno::NOENT)
                 if self.missing == IfMissing::Create
                     && destination.context.reserved_names.contains(parent, name) =>
             {
-                return Ok(Step::Other);
+                return Ok(Component::Other);
             }
-            Err(Errno::NOENT) => return Ok(Step::Missing),
+            Err(Errno::NOENT) => return Ok(Component::Missing),
             Err(Errno::NOTDIR | Errno::LOOP) => {}
             Err(errno) => return Err(errno).with_action("open a directory on the way"),
         }
         match rustix::fs::readlinkat(parent, name, Vec::new()) {
-            Ok(target) => Ok(Step::Link(target.into_bytes())),
-            Err(Errno::INVAL) => Ok(Step::Other),
-            Err(Errno::NOENT) => Ok(Step::Missing),
+            Ok(target) => Ok(Component::Link(target.into_bytes())),
+            Err(Errno::INVAL) => Ok(Component::Other),
+            Err(Errno::NOENT) => Ok(Component::Missing),
             Err(errno) => Err(errno).with_action("read a link on the way"),
         }
     }
