@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::access_log::AccessedRange;
 use super::fill_workers::{FillThreads, FillWorkers};
 use super::options::{PageCache, PrefetchMode, PrefetchOptions, Profile};
-use super::push_job::{PushJob, Step};
+use super::push_job::{PushJob, PushStatus};
 use super::replay::Replay;
 use super::scan_push::{PushProgress, ScanPusher};
 use super::sequential::{FileRead, FillRange, Limits, ReadStreams};
@@ -357,10 +357,10 @@ impl AccessTracker {
         };
         for _ in 0..ENTRIES_PER_TURN {
             let step = |index: &Index| job.step(index, &**pages, reached, &self.fill_workers);
-            match index.read(step).unwrap_or(Step::Done) {
-                Step::More => {}
-                Step::Blocked => return true,
-                Step::Done => {
+            match index.read(step).unwrap_or(PushStatus::Done) {
+                PushStatus::More => {}
+                PushStatus::Blocked => return true,
+                PushStatus::Done => {
                     self.push_jobs.pop_front();
                     return false;
                 }

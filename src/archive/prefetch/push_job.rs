@@ -22,7 +22,7 @@ pub(super) struct PushJob {
 }
 
 #[derive(PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum PushStatus {
     More,
     /// Bytes that it needs are in flight.
     Blocked,
@@ -47,10 +47,10 @@ impl PushJob {
         pages: &dyn PageCache,
         reached: Plain,
         fill_workers: &FillWorkers,
-    ) -> Step {
+    ) -> PushStatus {
         let (reader, ino) = (&fill_workers.reader, Ino(self.next));
         if ino > index.last_ino() || self.steps == MAX_WINDOW_ENTRIES {
-            return Step::Done;
+            return PushStatus::Done;
         }
         let entry = index.entry(ino);
         let file =
@@ -58,10 +58,10 @@ impl PushJob {
         let Some((entry, file)) = file.filter(|(_, file)| file.start() >= self.push.extent.start())
         else {
             self.next_entry();
-            return Step::More;
+            return PushStatus::More;
         };
         if file.start() >= self.push.extent.end() {
-            return Step::Done;
+            return PushStatus::Done;
         }
         let is_candidate = entry.size() <= MAX_PUSHED_FILE_BYTES && file.start() >= reached;
         if is_candidate {
@@ -69,17 +69,17 @@ impl PushJob {
         }
         if !is_candidate || !pages.can_store(ino) {
             self.next_entry();
-            return Step::More;
+            return PushStatus::More;
         }
         if !self.is_marked && file.start() >= self.push.marker {
             self.is_marked = true;
             self.next_entry();
-            return Step::More;
+            return PushStatus::More;
         }
         let len = u32::try_from(entry.size()).unwrap_or(u32::MAX);
         let bytes = reader.read_cached(ino, 0, len);
         if bytes.is_none() && fill_workers.is_busy() {
-            return Step::Blocked;
+            return PushStatus::Blocked;
         }
         self.next_entry();
         if let Some(bytes) = bytes
@@ -88,7 +88,7 @@ impl PushJob {
             reader.stats.pushed_files.increment();
             reader.stats.pushed_bytes.add(bytes.len() as u64);
         }
-        Step::More
+        PushStatus::More
     }
 
     fn next_entry(&mut self) {

@@ -112,7 +112,7 @@ enum State {
     Zeros,
 }
 
-enum Step {
+enum DecodeStatus {
     Progressed,
     NeedInput,
     End,
@@ -170,7 +170,7 @@ impl Decoder {
         }
     }
 
-    fn step(&mut self) -> Result<Step, Error> {
+    fn step(&mut self) -> Result<DecodeStatus, Error> {
         match self.state {
             State::Header { .. } => self.header(),
             State::Block { .. } => self.block(),
@@ -180,20 +180,20 @@ impl Decoder {
         }
     }
 
-    fn header(&mut self) -> Result<Step, Error> {
+    fn header(&mut self) -> Result<DecodeStatus, Error> {
         let State::Header {
             header,
             is_after_member,
         } = &mut self.state
         else {
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         };
         let (seen, is_after_member) = (header.len, *is_after_member);
         if seen == 0 && self.begin_zeros_or_bgzf(is_after_member)? {
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         }
         let State::Header { header, .. } = &mut self.state else {
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         };
         match header.push(self.input.front()) {
             Err(HeaderError::NoMagic) if is_after_member => Ok(self.end_at_garbage(seen)),
@@ -203,17 +203,19 @@ impl Decoder {
                 let header_len = header.len;
                 self.consume(len);
                 self.begin_member(Packed(self.input.offset().0.saturating_sub(header_len)));
-                Ok(Step::Progressed)
+                Ok(DecodeStatus::Progressed)
             }
             // The header continues, or the stream ends with at most the first byte of a magic.
-            Ok(0) if is_after_member && self.input.is_finished() && seen == 0 => Ok(Step::End),
+            Ok(0) if is_after_member && self.input.is_finished() && seen == 0 => {
+                Ok(DecodeStatus::End)
+            }
             Ok(0) if is_after_member && self.input.is_finished() && seen == 1 => {
                 Ok(self.end_at_garbage(seen))
             }
             Ok(0) => self.need_input(),
             Ok(len) => {
                 self.consume(len);
-                Ok(Step::Progressed)
+                Ok(DecodeStatus::Progressed)
             }
         }
     }
@@ -266,7 +268,7 @@ impl Decoder {
         }
     }
 
-    fn block(&mut self) -> Result<Step, Error> {
+    fn block(&mut self) -> Result<DecodeStatus, Error> {
         let State::Block {
             bit,
             is_byte_pending,
@@ -274,7 +276,7 @@ impl Decoder {
             ..
         } = &mut self.state
         else {
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         };
         if *is_byte_pending {
             if self.input.len() == 0 {
@@ -282,11 +284,11 @@ impl Decoder {
             }
             *is_byte_pending = false;
             self.consume(1);
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         }
         let (bit, window_len) = (*bit, window.len());
         if self.begin_speculation() {
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         }
         let found = match window_len {
             WINDOW_LEN => self.find_match((8 - bit) % 8),
@@ -295,14 +297,14 @@ impl Decoder {
         };
         if let Match::Hit = found {
             self.accept_speculative_output();
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         }
         if self.wants_input() {
-            return Ok(Step::NeedInput);
+            return Ok(DecodeStatus::NeedInput);
         }
         if let Match::Running(work) = found {
             self.output.push(Pull::WaitFor(work));
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         }
         if let State::Block { window, check, .. } = &mut self.state {
             let [.., last_byte] = self.tail.to_be_bytes();
@@ -310,15 +312,15 @@ impl Decoder {
             self.inflate.resume(window, split);
             self.state = State::deflate(check.take());
         }
-        Ok(Step::Progressed)
+        Ok(DecodeStatus::Progressed)
     }
 
-    fn deflate(&mut self) -> Result<Step, Error> {
+    fn deflate(&mut self) -> Result<DecodeStatus, Error> {
         if self.begin_speculation() {
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         }
         if self.wants_input() {
-            return Ok(Step::NeedInput);
+            return Ok(DecodeStatus::NeedInput);
         }
         let stop = self.next_stop();
         let State::Deflate {
@@ -326,7 +328,7 @@ impl Decoder {
             has_pending_output,
         } = &mut self.state
         else {
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         };
         if self.input.len() == 0 && !*has_pending_output {
             return self.need_input();
@@ -357,7 +359,7 @@ impl Decoder {
             StopReason::StreamEnd => self.end_deflate(),
             StopReason::Damaged(text) => return self.fail(Cause::Malformed(text)),
         }
-        Ok(Step::Progressed)
+        Ok(DecodeStatus::Progressed)
     }
 
     fn next_stop(&self) -> StopAt {
@@ -463,9 +465,9 @@ impl Decoder {
         }
     }
 
-    fn trailer(&mut self) -> Result<Step, Error> {
+    fn trailer(&mut self) -> Result<DecodeStatus, Error> {
         let State::Trailer { check, trailer } = &mut self.state else {
-            return Ok(Step::Progressed);
+            return Ok(DecodeStatus::Progressed);
         };
         if self.input.len() == 0 {
             return self.need_input();
@@ -479,7 +481,7 @@ impl Decoder {
             self.state = State::member(true);
         }
         self.consume(len);
-        Ok(Step::Progressed)
+        Ok(DecodeStatus::Progressed)
     }
 
     /// Compares the finished member with its trailer, or later if jobs decoded it.
@@ -497,24 +499,24 @@ impl Decoder {
         check()
     }
 
-    fn zeros(&mut self) -> Step {
+    fn zeros(&mut self) -> DecodeStatus {
         let front = self.input.front().iter();
         self.consume(front.take_while(|&&byte| byte == 0).count());
         match self.input.front().first() {
-            Some(0) => Step::Progressed,
+            Some(0) => DecodeStatus::Progressed,
             Some(_) => self.end_at_garbage(0),
-            None if self.input.is_finished() => Step::End,
-            None => Step::NeedInput,
+            None if self.input.is_finished() => DecodeStatus::End,
+            None => DecodeStatus::NeedInput,
         }
     }
 
     /// Ends at something that is no member, of which `seen` bytes are consumed.
-    fn end_at_garbage(&mut self, seen: u64) -> Step {
+    fn end_at_garbage(&mut self, seen: u64) -> DecodeStatus {
         let packed = self.input.offset().0.saturating_sub(seen);
         self.output.push(Pull::Warning(format!(
             "garbage after the last gzip member is ignored, from packed byte {packed} on"
         )));
-        Step::End
+        DecodeStatus::End
     }
 
     fn consume(&mut self, len: usize) {
@@ -525,11 +527,11 @@ impl Decoder {
         self.input.skip(len as u64);
     }
 
-    fn need_input(&self) -> Result<Step, Error> {
+    fn need_input(&self) -> Result<DecodeStatus, Error> {
         if self.input.is_finished() {
             self.fail(Cause::Truncated)
         } else {
-            Ok(Step::NeedInput)
+            Ok(DecodeStatus::NeedInput)
         }
     }
 
@@ -571,12 +573,12 @@ impl super::Decoder for Decoder {
                 return end.clone().map(|()| Pull::End);
             }
             match self.step() {
-                Ok(Step::Progressed) => continue,
-                Ok(Step::NeedInput) => {
+                Ok(DecodeStatus::Progressed) => continue,
+                Ok(DecodeStatus::NeedInput) => {
                     self.output.flush();
                     return Ok(self.output.pull().unwrap_or(Pull::NeedInput));
                 }
-                Ok(Step::End) => self.outcome = Some(Ok(())),
+                Ok(DecodeStatus::End) => self.outcome = Some(Ok(())),
                 Err(error) => self.outcome = Some(Err(error)),
             }
             self.output.flush();
