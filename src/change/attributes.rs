@@ -63,7 +63,7 @@ pub enum Attributes {
 
 /// Attributes to set, and on which files.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct ChangeOptions {
     /// The attributes.
     pub attributes: Attributes,
     /// Whether the files below a directory are changed, too.
@@ -84,19 +84,19 @@ type Directory = Level<DirectoryTree, LateChange>;
 #[derive(Debug)]
 pub struct Changer {
     tree: Arc<DirectoryTree>,
-    change: Change,
+    options: ChangeOptions,
     log: Arc<ChangeLog>,
 }
 
 impl Changer {
     /// Tells `log` about each file.
-    pub fn new(tree: Arc<DirectoryTree>, change: Change, log: Arc<ChangeLog>) -> Self {
-        Self { tree, change, log }
+    pub fn new(tree: Arc<DirectoryTree>, options: ChangeOptions, log: Arc<ChangeLog>) -> Self {
+        Self { tree, options, log }
     }
 
     /// Changes the file at `path`, or returns the directory at which a walk must start.
     pub fn start(&self, path: &[u8]) -> Option<Start<DirectoryTree, LateChange>> {
-        let flags = if self.change.follow {
+        let flags = if self.options.follow {
             OFlags::PATH | OFlags::CLOEXEC
         } else {
             OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW
@@ -110,7 +110,7 @@ impl Changer {
                 return None;
             }
         };
-        if self.change.recursive && !self.change.root && is_root(&found) {
+        if self.options.recursive && !self.options.root && is_root(&found) {
             self.log.fail_on_root(path);
             return None;
         }
@@ -136,7 +136,7 @@ impl Changer {
     fn fail_access(&self, path: &[u8], error: &io::Error) {
         let is_missing = error.kind() == io::ErrorKind::NotFound;
         let is_dangling = is_missing && metadata_of(Path::new(OsStr::from_bytes(path))).is_ok();
-        match &self.change.attributes {
+        match &self.options.attributes {
             Attributes::Mode { .. } if is_dangling => {
                 let text = "cannot operate on dangling symlink";
                 self.log.fail_with(&format!("{text} {}", quote(path)));
@@ -151,7 +151,7 @@ impl Changer {
 
     fn log_inaccessible(&self, path: &[u8]) {
         self.log
-            .write(Verbosity::All, || match &self.change.attributes {
+            .write(Verbosity::All, || match &self.options.attributes {
                 Attributes::Mode { .. } => format!("{} could not be accessed", quote(path)),
                 Attributes::Owner {
                     names, is_group, ..
@@ -170,7 +170,7 @@ impl Changer {
         path: &[u8],
         found: &Metadata,
     ) -> Option<LateChange> {
-        let is_walked = self.change.recursive && found.kind == FileKind::Directory;
+        let is_walked = self.options.recursive && found.kind == FileKind::Directory;
         // Without these two bits its owner could not walk it.
         let is_opened = |mode| mode & !found.mode & 0o500 != 0;
         if is_walked && !self.wanted_mode(found).is_some_and(is_opened) {
@@ -181,7 +181,7 @@ impl Changer {
     }
 
     fn wanted_mode(&self, found: &Metadata) -> Option<u32> {
-        match &self.change.attributes {
+        match &self.options.attributes {
             Attributes::Mode { mode, umask, .. } => {
                 apply_mode(mode, found.mode, found.kind == FileKind::Directory, *umask)
             }
@@ -192,7 +192,7 @@ impl Changer {
     /// Changes the file `name`, or the open `directory` itself.
     fn apply(&self, directory: BorrowedFd<'_>, name: &[u8], path: &[u8], found: &Metadata) {
         let target = AttributeTarget::Name(directory, name);
-        let result = match &self.change.attributes {
+        let result = match &self.options.attributes {
             Attributes::Mode { .. } if found.kind == FileKind::Symlink => None,
             Attributes::Mode { .. } => {
                 let wanted = self.wanted_mode(found).filter(|&mode| mode != found.mode);
@@ -224,7 +224,7 @@ impl Changer {
             mode,
             reports_umask: true,
             ..
-        } = &self.change.attributes
+        } = &self.options.attributes
         else {
             return;
         };
@@ -253,7 +253,7 @@ impl Changer {
     }
 
     fn action(&self) -> &'static str {
-        match self.change.attributes {
+        match self.options.attributes {
             Attributes::Mode { .. } => "changing permissions of",
             Attributes::Owner { to, .. } if to.user.is_none() => "changing group of",
             Attributes::Owner { .. } => "changing ownership of",
@@ -263,7 +263,7 @@ impl Changer {
     /// The line of a file that was changed, could not be, or was left alone.
     fn describe(&self, path: &[u8], found: &Metadata, is_changed: Option<bool>) -> String {
         let path = quote(path);
-        let (what, before, after) = match &self.change.attributes {
+        let (what, before, after) = match &self.options.attributes {
             Attributes::Mode { .. } if found.kind == FileKind::Symlink => {
                 return format!("neither symbolic link {path} nor referent has been changed");
             }

@@ -6,6 +6,6 @@ mod attributes;
 mod log;
 mod remove;
 
-pub use attributes::{Attributes, Change, Changer, LateChange, Owner};
+pub use attributes::{Attributes, ChangeOptions, Changer, LateChange, Owner};
 pub use log::{ChangeLog, Verbosity, quote};
 pub use remove::ask;

@@ -10,7 +10,7 @@ use super::operands;
 use crate::cli::args::JobsArg;
 use crate::cli::exit_status;
 use crate::cli::ui::output;
-use tarfs::change::{Attributes, Change, ChangeLog, Changer, Verbosity, quote};
+use tarfs::change::{Attributes, ChangeLog, ChangeOptions, Changer, Verbosity, quote};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::tree::{DirectoryTree, Metadata, Start, Visitor, metadata_of, walk_parallel};
 
@@ -72,7 +72,7 @@ impl ChangeFlags {
         paths: &[OsString],
     ) -> anyhow::Result<ExitCode> {
         let is_owner = matches!(attributes, Attributes::Owner { .. });
-        let change = Change {
+        let options = ChangeOptions {
             attributes,
             recursive: self.recursive,
             follow: !(no_dereference || self.recursive && is_owner),
@@ -89,7 +89,7 @@ impl ChangeFlags {
             verbosity,
             quiet: self.quiet,
         };
-        let visitor = |tree, log| Changer::new(tree, change, log);
+        let visitor = |tree, log| Changer::new(tree, options, log);
         run.at(paths, visitor, Changer::start)
     }
 }
