@@ -29,7 +29,7 @@ pub use config::{Config, Execution};
 pub use error::{Cause, Error};
 pub(crate) use layer_indexes::LayerIndexes;
 pub(crate) use layout::Layout;
-pub(crate) use opener::Contents;
+pub(crate) use opener::ImageOrArtifact;
 pub use opener::{Image, Layer, Transport};
 pub use runtime_spec::{
     BundleOptions, DEFAULT_CAPABILITIES, VOLUMES_DIR, hides_system_directory, runtime_spec,
@@ -75,8 +75,8 @@ pub(crate) fn open_in_registry(
     store: Option<Store>,
     platform: Option<&Platform>,
     network: &Handle,
-) -> Result<Contents, Error> {
-    oci::open_contents(&ImageOpener {
+) -> Result<ImageOrArtifact, Error> {
+    oci::open_image_or_artifact(&ImageOpener {
         layout: &Layout::Registry(repository, store),
         options: None,
         network,

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 
 use super::error::{Cause, Error};
 use super::layout::Layout;
-use super::opener::{self, Contents, Digests, Image, ImageOpener};
+use super::opener::{self, Digests, Image, ImageOpener, ImageOrArtifact};
 use crate::base::sha256::Sha256;
 use crate::source::documents::{self, Descriptor, DescriptorKind, Platform};
 
@@ -50,7 +50,7 @@ pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
 }
 
 /// Opens the image or artifact in a registry.
-pub(super) fn open_contents(opener: &ImageOpener<'_>) -> Result<Contents, Error> {
+pub(super) fn open_image_or_artifact(opener: &ImageOpener<'_>) -> Result<ImageOrArtifact, Error> {
     let layout = opener.layout;
     let (chosen, bytes) = read_chosen_manifest(opener)?;
     let digest = chosen.manifest.digest;
@@ -58,7 +58,7 @@ pub(super) fn open_contents(opener: &ImageOpener<'_>) -> Result<Contents, Error>
         .map_err(|cause| layout.error(&chosen.manifest.blob_path(), cause))?;
     let Some(file) = artifact else {
         let image = open_image(opener, chosen, &bytes)?;
-        return Ok(Contents::Image(Box::new(image)));
+        return Ok(ImageOrArtifact::Image(Box::new(image)));
     };
     let digests = Digests {
         packed: Some(file.digest),
@@ -66,7 +66,7 @@ pub(super) fn open_contents(opener: &ImageOpener<'_>) -> Result<Contents, Error>
     };
     let blob = (layout.blob(&file)?, &*file.blob_path());
     let layer = opener.layer(blob, (0, 1), digests, Some(file.media_type))?;
-    Ok(Contents::Artifact {
+    Ok(ImageOrArtifact::Artifact {
         location: layout.location().to_owned(),
         digest,
         archive: layer.source,

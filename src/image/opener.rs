@@ -58,9 +58,9 @@ pub struct Image {
     pub layers: Vec<Layer>,
 }
 
-/// The contents of a name in a registry.
+/// The image or the artifact that a name in a registry means.
 #[derive(Debug)]
-pub(crate) enum Contents {
+pub(crate) enum ImageOrArtifact {
     /// An image.
     Image(Box<Image>),
     /// An artifact that consists of one archive.

@@ -25,7 +25,7 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
-use crate::image::{self, Contents, Image, LayerIndexes, Layout, Platform, Transport};
+use crate::image::{self, Image, ImageOrArtifact, LayerIndexes, Layout, Platform, Transport};
 use crate::index::store::Store;
 use crate::index::{Locator, MemoryLimit};
 use crate::layers::{Layer, LayeredArchive};
@@ -256,12 +256,12 @@ impl OpenContext {
                 });
                 continue;
             }
-            let (contents, indexes) = self.open_contents(spec, expected, share)?;
-            let sources = match contents {
-                Contents::Image(image) => {
+            let (opened, indexes) = self.open_image_or_artifact(spec, expected, share)?;
+            let sources = match opened {
+                ImageOrArtifact::Image(image) => {
                     image.layers.into_iter().map(|layer| layer.source).collect()
                 }
-                Contents::Artifact { archive, .. } => {
+                ImageOrArtifact::Artifact { archive, .. } => {
                     is_layered &= !tree.may_be_artifact();
                     vec![archive]
                 }
@@ -296,31 +296,31 @@ impl OpenContext {
     /// It is no image, or the image is unreachable or invalid.
     pub fn open_image(&self, spec: &SourceSpec) -> Result<Image, Error> {
         let share = enclosing_share(spec.enclosing_archives());
-        let (contents, _) = self.open_contents(spec, self.expected_sha256, share)?;
-        match contents {
-            Contents::Image(image) => Ok(*image),
-            Contents::Artifact { location, .. } => Err(Error::ArtifactAsImage(location)),
+        let (opened, _) = self.open_image_or_artifact(spec, self.expected_sha256, share)?;
+        match opened {
+            ImageOrArtifact::Image(image) => Ok(*image),
+            ImageOrArtifact::Artifact { location, .. } => Err(Error::ArtifactAsImage(location)),
         }
     }
 
     /// Opens an image, or the artifact of a registry, and compares its digest with the expected one.
-    fn open_contents(
+    fn open_image_or_artifact(
         &self,
         spec: &SourceSpec,
         expected: Option<Sha256>,
         share: MemoryShare,
-    ) -> Result<(Contents, Option<Arc<LayerIndexes>>), Error> {
-        let (contents, indexes) = if let SourceSpec::Registry(name) = spec {
-            let (contents, repository) = self.open_in_registry(name)?;
-            let indexes = self.layer_indexes(&contents, &repository);
-            (contents, Some(Arc::new(indexes)))
+    ) -> Result<(ImageOrArtifact, Option<Arc<LayerIndexes>>), Error> {
+        let (opened, indexes) = if let SourceSpec::Registry(name) = spec {
+            let (opened, repository) = self.open_in_registry(name)?;
+            let indexes = self.layer_indexes(&opened, &repository);
+            (opened, Some(Arc::new(indexes)))
         } else {
             let image = self.open_stored_image(spec, share)?;
-            (Contents::Image(Box::new(image)), None)
+            (ImageOrArtifact::Image(Box::new(image)), None)
         };
-        let (location, found) = match &contents {
-            Contents::Image(image) => (&image.location, image.digest),
-            Contents::Artifact {
+        let (location, found) = match &opened {
+            ImageOrArtifact::Image(image) => (&image.location, image.digest),
+            ImageOrArtifact::Artifact {
                 location, digest, ..
             } => (location, *digest),
         };
@@ -330,19 +330,19 @@ impl OpenContext {
                 expected,
                 found,
             }),
-            _ => Ok((contents, indexes)),
+            _ => Ok((opened, indexes)),
         }
     }
 
-    /// The indexes that are published for `contents` of a repository.
+    /// The indexes that are published for `opened` in `repository`.
     pub(super) fn layer_indexes(
         &self,
-        contents: &Contents,
+        opened: &ImageOrArtifact,
         repository: &Arc<Repository>,
     ) -> LayerIndexes {
-        let subject = match contents {
-            Contents::Image(image) => image.digest,
-            Contents::Artifact { digest, .. } => *digest,
+        let subject = match opened {
+            ImageOrArtifact::Image(image) => image.digest,
+            ImageOrArtifact::Artifact { digest, .. } => *digest,
         };
         LayerIndexes::new(Arc::clone(repository), subject, self.network.clone())
     }
@@ -350,15 +350,15 @@ impl OpenContext {
     pub(super) fn open_in_registry(
         &self,
         name: &str,
-    ) -> Result<(Contents, Arc<Repository>), Error> {
+    ) -> Result<(ImageOrArtifact, Arc<Repository>), Error> {
         self.check_image_options()?;
         let opening = Repository::open(name, self.source_options(name));
         let repository = Arc::new(self.network.block_on(opening)?);
         let platform = self.platform.as_ref();
         let store = self.archive.cache_dir.as_deref().map(Store::new);
         let image = Arc::clone(&repository);
-        let contents = image::open_in_registry(image, store, platform, &self.network)?;
-        Ok((contents, repository))
+        let opened = image::open_in_registry(image, store, platform, &self.network)?;
+        Ok((opened, repository))
     }
 
     fn check_image_options(&self) -> Result<(), Error> {
@@ -429,8 +429,8 @@ impl OpenContext {
             SourceSpec::Join(parts) => self.open_join(parts, share),
             SourceSpec::Image { .. } => Err(Error::ImageAsArchive),
             SourceSpec::Registry(name) => match self.open_in_registry(name)?.0 {
-                Contents::Image(_) => Err(Error::ImageAsArchive),
-                Contents::Artifact { archive, .. } => Ok(archive),
+                ImageOrArtifact::Image(_) => Err(Error::ImageAsArchive),
+                ImageOrArtifact::Artifact { archive, .. } => Ok(archive),
             },
             SourceSpec::Member { outer, .. } | SourceSpec::Slice { outer, .. }
                 if outer.is_stdin() =>

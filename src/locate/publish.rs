@@ -7,7 +7,7 @@ use super::context::OpenContext;
 use super::error::Error;
 use super::spec::SourceSpec;
 use crate::archive::{Archive, Volume};
-use crate::image::Contents;
+use crate::image::ImageOrArtifact;
 use crate::index::store;
 use crate::source::{self, Source, UploadContent};
 
@@ -20,17 +20,17 @@ impl OpenContext {
     pub fn publish_index(&self, spec: &SourceSpec, volume: &dyn Volume) -> Result<(), Error> {
         let archives = volume.archives();
         if let SourceSpec::Registry(name) = spec {
-            let (contents, repository) = self.open_in_registry(name)?;
+            let (opened, repository) = self.open_in_registry(name)?;
             let digest = |source: &Arc<dyn Source>| source.fingerprint().sha256();
             let indexed = archives
                 .iter()
                 .filter_map(|archive| digest(archive.source()));
-            let is_same = match &contents {
-                Contents::Image(image) => {
+            let is_same = match &opened {
+                ImageOrArtifact::Image(image) => {
                     let layers = image.layers.iter();
                     indexed.eq(layers.filter_map(|layer| digest(&layer.source)))
                 }
-                Contents::Artifact { archive, .. } => indexed.eq(digest(archive)),
+                ImageOrArtifact::Artifact { archive, .. } => indexed.eq(digest(archive)),
             };
             if !is_same {
                 return Err(Error::ImageChanged(repository.name().to_owned()));
@@ -40,7 +40,7 @@ impl OpenContext {
                 Some(packed_index(archive).map(|content| (layer, content)))
             });
             let layers = layers.collect::<io::Result<Vec<_>>>();
-            let indexes = self.layer_indexes(&contents, &repository);
+            let indexes = self.layer_indexes(&opened, &repository);
             indexes.publish(layers.map_err(Error::PackIndex)?)?;
             return Ok(());
         }
