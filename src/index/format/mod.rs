@@ -198,13 +198,13 @@ fn sections<'a>(
 pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     let mut input = HashingStream::new(input);
     let header = Header::read(&mut input, len)?;
-    let contents = Contents::read(&mut input, &header)?;
+    let sections = SectionRows::read(&mut input, &header)?;
     let digest = *input.hasher.finalize().as_bytes();
     let footer = input.row::<Footer>()?;
     if footer.magic != END_MAGIC || footer.digest != digest {
         return Err(Error::Checksum);
     }
-    contents.into_index(&header, None)
+    sections.into_index(&header, None)
 }
 
 /// Opens the index file of `len` bytes in `file`, and loads only its first sections and its problems.
@@ -215,7 +215,7 @@ fn open(file: &Arc<OnDemand>, len: u64) -> Result<Index, Error> {
     let header_bytes = file.bytes(0..size_of::<Header>());
     let header_bytes = header_bytes.ok_or(Error::NotAnIndex)?;
     let header = Header::read(&mut HashingStream::new(header_bytes), len)?;
-    Contents::read(&mut { file }, &header)?.into_index(&header, Some(file))
+    SectionRows::read(&mut { file }, &header)?.into_index(&header, Some(file))
 }
 
 fn unavailable() -> Error {
@@ -223,8 +223,8 @@ fn unavailable() -> Error {
     Error::Io(io::Error::new(io::ErrorKind::InvalidData, missing))
 }
 
-/// The sections of an index file.
-struct Contents {
+/// The rows of the sections of an index file.
+struct SectionRows {
     layer: Layer,
     texts: Rows<u8>,
     arrays: Arrays,
@@ -250,7 +250,7 @@ impl SectionReader for &Arc<OnDemand> {
     }
 }
 
-impl Contents {
+impl SectionRows {
     fn read(input: &mut impl SectionReader, header: &Header) -> Result<Self, Error> {
         let [layers, texts, ..] = header.sections;
         if layers.len.get() != size_of::<Layer>() as u64 {
