@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::number::{Comparison, DAY, Size, TimeRange, nanoseconds};
+use super::number::{DAY, NumericTest, Size, TimeRange, nanoseconds};
 use super::pattern::{Pattern, Regex};
 use super::permissions::Permissions;
 use super::printf::{self, Format};
@@ -39,10 +39,10 @@ pub(super) enum Test {
     Group(Owner),
     NoUser,
     NoGroup,
-    Number(fn(&Metadata) -> u64, Comparison),
+    Number(fn(&Metadata) -> u64, NumericTest),
     SameFile(FileId),
     /// Days between the last change of the attributes and the last access.
-    Used(Comparison),
+    Used(NumericTest),
 }
 
 /// A time of a file.

@@ -12,7 +12,7 @@ pub(super) const MINUTE: i128 = 60 * SECOND;
 
 /// `N`, `+N` or `-N`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Comparison {
+pub(super) enum NumericTest {
     /// Exactly this number.
     Equal(u64),
     /// More than it.
@@ -21,7 +21,7 @@ pub(super) enum Comparison {
     Less(u64),
 }
 
-impl Comparison {
+impl NumericTest {
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (make, digits): (fn(u64) -> Self, _) = match text.split_at_checked(1)? {
             ("+", digits) => (Self::More, digits),
@@ -40,7 +40,7 @@ impl Comparison {
     }
 }
 
-impl Comparison {
+impl NumericTest {
     /// Whether this many units of time are wanted. A part of a unit is more than none, and less than one.
     pub(super) fn matches_age(self, age: i128, unit: i128) -> bool {
         let time = |count: u64| i128::from(count) * unit;
@@ -62,7 +62,7 @@ pub(super) fn parse_digits(text: &str) -> Option<u64> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Size {
     unit: u64,
-    count: Comparison,
+    count: NumericTest,
 }
 
 impl Size {
@@ -78,7 +78,7 @@ impl Size {
         let with_unit =
             |&(letter, unit): &(char, u64)| text.strip_suffix(letter).map(|count| (count, unit));
         let (count, unit) = units.iter().find_map(with_unit).unwrap_or((text, 512));
-        let count = Comparison::parse(count)?;
+        let count = NumericTest::parse(count)?;
         Some(Self { unit, count })
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::dialect::Dialect;
 use super::evaluate::{ACCESS, Action, CHANGE, MODIFICATION, Node, Owner, Test, TimeField};
-use super::number::{Comparison, DAY, MINUTE, Size, TimeRange, nanoseconds, parse_digits};
+use super::number::{DAY, MINUTE, NumericTest, Size, TimeRange, nanoseconds, parse_digits};
 use super::parse::{Error, Parser, invalid, text, unknown};
 use super::pattern::{Pattern, Regex, to_text};
 use super::permissions::Permissions;
@@ -117,7 +117,7 @@ impl Parser<'_> {
 
     fn attribute_test(&mut self, name: &str) -> Parsed {
         let number = |parser: &mut Self, field: fn(&Metadata) -> u64| -> Result<Test, Error> {
-            let wanted = parser.parsed(name, "expected N, +N or -N", Comparison::parse)?;
+            let wanted = parser.parsed(name, "expected N, +N or -N", NumericTest::parse)?;
             Ok(Test::Number(field, wanted))
         };
         Ok(Some(Node::Test(match name {
@@ -148,7 +148,7 @@ impl Parser<'_> {
             "-links" => number(self, |it| it.links)?,
             "-inum" => number(self, |it| it.inode)?,
             "-used" => {
-                let wanted = self.parsed(name, "expected N, +N or -N", Comparison::parse)?;
+                let wanted = self.parsed(name, "expected N, +N or -N", NumericTest::parse)?;
                 Test::Used(wanted)
             }
             "-empty" => Test::Empty,
