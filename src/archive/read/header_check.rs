@@ -88,13 +88,13 @@ impl Reader {
 
     fn compare(
         &self,
-        compare: impl Fn(&mut Comparison<'_>) -> Result<(bool, ArchivePath), ReadError>,
+        compare: impl Fn(&mut HeaderComparison<'_>) -> Result<(bool, ArchivePath), ReadError>,
     ) -> Result<(), ReadError> {
         let Some(checks) = &self.header_checks else {
             return Ok(());
         };
         let compared = self.read_index(|index| {
-            compare(&mut Comparison {
+            compare(&mut HeaderComparison {
                 reader: self,
                 checks,
                 index,
@@ -129,7 +129,7 @@ fn path_in(index: &Index, parent: Ino, name: &[u8]) -> ArchivePath {
 }
 
 /// A comparison of entries and names with the archive.
-struct Comparison<'a> {
+struct HeaderComparison<'a> {
     reader: &'a Reader,
     checks: &'a HeaderChecks,
     index: &'a Index,
@@ -139,7 +139,7 @@ struct Comparison<'a> {
     begun: HashSet<Ino>,
 }
 
-impl Comparison<'_> {
+impl HeaderComparison<'_> {
     /// Whether `ino` and the directories above equal their headers.
     fn entry_below_directories(&mut self, ino: Ino) -> Result<bool, ReadError> {
         // A hostile index could name parents in a circle, but a path ends.
