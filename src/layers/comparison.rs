@@ -28,7 +28,7 @@ struct LayerPart {
 
 /// The layers of a merged tree, and the parts of that tree that equal their headers.
 #[derive(Debug)]
-pub(super) struct Comparison {
+pub(super) struct LayerComparison {
     layers: Vec<Arc<Archive>>,
     merged: Arc<MergedIndex>,
     /// Entries that matched with the directories above.
@@ -37,7 +37,7 @@ pub(super) struct Comparison {
     names: NumberSet,
 }
 
-impl Comparison {
+impl LayerComparison {
     /// A comparison, if some layer needs one.
     pub(super) fn new(layers: &[Arc<Archive>], merged: &Arc<MergedIndex>) -> Option<Arc<Self>> {
         let is_needed = layers.iter().any(|layer| layer.compares_headers());

@@ -20,7 +20,7 @@ use crate::base::extent::Plain;
 use crate::base::sync::Mutex;
 use crate::index::MissingRow;
 use crate::index::{Index, Ino, LayerIno, LazyIndex, MergedIndex};
-use comparison::Comparison;
+use comparison::LayerComparison;
 
 pub use crate::index::WhiteoutFormat;
 pub use merge::merge;
@@ -33,7 +33,7 @@ pub struct LayeredArchive {
     layers: Vec<Arc<Archive>>,
     merged: Arc<MergedIndex>,
     /// Comparison with layers whose indexes others made.
-    comparison: Option<Arc<Comparison>>,
+    comparison: Option<Arc<LayerComparison>>,
     /// Accesses to files of all layers in one order, if they are recorded.
     access_log: OnceLock<Mutex<AccessLog>>,
 }

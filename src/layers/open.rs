@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::runtime::Handle;
 
 use super::LayeredArchive;
-use super::comparison::Comparison;
+use super::comparison::LayerComparison;
 use super::merge::merge;
 use crate::archive::scan::Digest;
 use crate::archive::{Archive, OpenError, OpenOptions, PublishedIndex, SharedResources, Volume};
@@ -118,7 +118,7 @@ impl LayeredArchive {
             .collect::<Result<_, _>>()
             .map_err(LayeredArchiveError::IndexRows)?;
         let merged = Arc::new(merge(&indexes, whiteouts, &options.index_memory)?);
-        let comparison = Comparison::new(&layers, &merged);
+        let comparison = LayerComparison::new(&layers, &merged);
         Ok(Self {
             layers,
             merged,
