@@ -43,7 +43,7 @@ pub(super) fn problem_at(directory: ArchivePath, name: &[u8], what: &str) -> Pro
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Target {
+pub(super) enum CrossLinkTarget {
     Entry(LayerIno),
     /// Another hard link of the same layer, by its number in order of directories and names.
     Link(u32),
@@ -113,14 +113,14 @@ fn find_links<'a>(
     links.sort_unstable_by_key(|link| (link.parent, link.name));
     links.dedup_by_key(|link| (link.parent, link.name));
     // Includes the numbers of the longest chain.
-    charge.add(links.len() * (size_of::<Target>() + size_of::<usize>()))?;
+    charge.add(links.len() * (size_of::<CrossLinkTarget>() + size_of::<usize>()))?;
     let targets = find_targets(layers, number, &links, work, limit)?;
     let mut found = Vec::new();
     layers.charge.reserve(&mut found, links.len())?;
     // Links of a directory are adjacent.
     let mut directory = (Ino(0), ArchivePath::root());
     for (link, target) in links.iter().zip(targets) {
-        if let Target::Entry(layer_ino) = target {
+        if let CrossLinkTarget::Entry(layer_ino) = target {
             found.push((link.parent, link.name, layer_ino));
             continue;
         }
@@ -134,7 +134,7 @@ fn find_links<'a>(
         layers.missing_count += 1;
         if layers.missing.len() < Options::default().max_problems {
             let what = match target {
-                Target::TooMuchWork => TOO_MUCH_WORK,
+                CrossLinkTarget::TooMuchWork => TOO_MUCH_WORK,
                 _ => MISSING_TARGET,
             };
             let problem = problem_at(directory.1.clone(), link.name, what);
@@ -152,7 +152,7 @@ fn find_targets(
     links: &[UnresolvedLink<'_>],
     work: &mut WorkBudget,
     limit: &MemoryLimit,
-) -> Result<Vec<Target>, TooMuchMemory> {
+) -> Result<Vec<CrossLinkTarget>, TooMuchMemory> {
     let mut targets = Vec::with_capacity(links.len());
     let mut below = Resolver::new(layers, number, None, &mut *work, limit.charge());
     for link in links {
@@ -161,7 +161,7 @@ fn find_targets(
     drop(below);
     let mut own = Resolver::new(layers, number, Some(links), work, limit.charge());
     for (target, link) in targets.iter_mut().zip(links) {
-        if *target == Target::Missing {
+        if *target == CrossLinkTarget::Missing {
             *target = own.find_target(link.target)?;
         }
     }
@@ -170,18 +170,18 @@ fn find_targets(
 }
 
 /// Replaces links to links by the end of their chain. A cyclic chain has no target.
-fn resolve_chains(targets: &mut [Target]) {
+fn resolve_chains(targets: &mut [CrossLinkTarget]) {
     let mut passed = Vec::new();
     for start in 0..targets.len() {
-        let mut end = Target::Missing;
+        let mut end = CrossLinkTarget::Missing;
         let mut at = start;
         while let Some(target) = targets.get_mut(at) {
             end = *target;
-            let Target::Link(next) = end else {
+            let CrossLinkTarget::Link(next) = end else {
                 break;
             };
             // A cycle through this link ends here.
-            *target = Target::Missing;
+            *target = CrossLinkTarget::Missing;
             passed.push(at);
             at = next as usize;
         }
@@ -244,32 +244,32 @@ impl<'r, 'a> Resolver<'r, 'a> {
         }
     }
 
-    pub(super) fn find_target(&mut self, target: &[u8]) -> Result<Target, TooMuchMemory> {
+    pub(super) fn find_target(&mut self, target: &[u8]) -> Result<CrossLinkTarget, TooMuchMemory> {
         self.work.link = WORK_PER_LINK;
         match self.find(target) {
             Ok(target) => Ok(target),
-            Err(WalkError::Missing) => Ok(Target::Missing),
-            Err(WalkError::TooMuchWork) => Ok(Target::TooMuchWork),
+            Err(WalkError::Missing) => Ok(CrossLinkTarget::Missing),
+            Err(WalkError::TooMuchWork) => Ok(CrossLinkTarget::TooMuchWork),
             Err(WalkError::TooMuchMemory(error)) => Err(error),
         }
     }
 
-    fn find(&mut self, target: &[u8]) -> Result<Target, WalkError> {
+    fn find(&mut self, target: &[u8]) -> Result<CrossLinkTarget, WalkError> {
         let target = ArchivePath::sanitize(target).path;
         let (directory, name) = target.split_last().ok_or(WalkError::Missing)?;
         let directory = self.find_directory(directory)?;
         match self.look_up(directory, name)?.first() {
             Some(&layer_ino) if self.layers.is_directory(layer_ino) => Err(WalkError::Missing),
-            Some(&layer_ino) => Ok(Target::Entry(layer_ino)),
+            Some(&layer_ino) => Ok(CrossLinkTarget::Entry(layer_ino)),
             None => self.own_link(directory, name).ok_or(WalkError::Missing),
         }
     }
 
-    fn own_link(&self, directory: u32, name: &[u8]) -> Option<Target> {
+    fn own_link(&self, directory: u32, name: &[u8]) -> Option<CrossLinkTarget> {
         let part = self.directories.get(directory as usize)?.parts.first()?;
         let links = self.own_links?;
         let found = links.binary_search_by(|link| (link.parent, link.name).cmp(&(part.ino, name)));
-        Some(Target::Link(u32::try_from(found.ok()?).ok()?))
+        Some(CrossLinkTarget::Link(u32::try_from(found.ok()?).ok()?))
     }
 
     fn find_directory(&mut self, path: ArchivePath) -> Result<u32, WalkError> {

@@ -197,7 +197,7 @@ mod tests {
     use crate::index::test_support::{directory, file, hard_link, layer, member, symlink};
     use crate::index::{Ino, TooMuchMemory};
     use crate::tar::{self, Device, Member};
-    use cross_links::{MISSING_TARGET, Resolver, TOO_MUCH_WORK, Target};
+    use cross_links::{CrossLinkTarget, MISSING_TARGET, Resolver, TOO_MUCH_WORK};
     use layer_stack::{ActionsByName, MISSING_ENTRY};
 
     /// Few names, so that layers collide.
@@ -485,7 +485,7 @@ mod tests {
                 Resolver::new(&whole_layered, 0, Some(&[]), &mut whole_work, limit.charge());
             for name in NAMES.iter().chain(&["l", "d/d/d", "a/b", "l/b", "l/d/a"]) {
                 let mut expected = in_whole.find_target(name.as_bytes()).expect("small");
-                if let Target::Entry(layer_ino) = &mut expected {
+                if let CrossLinkTarget::Entry(layer_ino) = &mut expected {
                     *layer_ino = whole.layer_ino(layer_ino.ino).expect("an entry of a layer");
                 }
                 let found = below.find_target(name.as_bytes()).expect("small");
