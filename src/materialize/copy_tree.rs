@@ -108,7 +108,7 @@ pub(super) type Filter = Box<dyn Fn(&ArchivePath) -> bool + Send + Sync>;
 
 /// The destination of a directory.
 #[derive(Debug, Default)]
-struct Target {
+struct CopyTarget {
     /// It may be closed.
     directory: Mutex<WeakDirectory>,
     /// Unknown until an entry in it is made, if the directory itself is not.
@@ -138,9 +138,9 @@ struct Copier {
 
 impl Copier {
     /// The destination itself, which gets the attributes of the source if that is selected.
-    fn root(&self, source: &OwnedFd, metadata: &Metadata) -> Target {
+    fn root(&self, source: &OwnedFd, metadata: &Metadata) -> CopyTarget {
         let selected = self.select(ArchivePath::root());
-        let mut target = Target::default();
+        let mut target = CopyTarget::default();
         if let Some(root) = selected.filter(|_| self.context.existing == Existing::Replace) {
             self.context.problems.entry(&root);
             let source = AttributeTarget::Open(source.as_fd());
@@ -157,7 +157,7 @@ impl Copier {
     }
 
     /// Notes that `directory` is the target, and closes the one that was opened first if too many are open.
-    fn keep_open(&self, target: &Target, directory: &Directory) {
+    fn keep_open(&self, target: &CopyTarget, directory: &Directory) {
         target.identity.get_or_init(|| directory.identity());
         *target.directory.lock() = directory.downgrade();
         let mut open = self.open.lock();
@@ -168,7 +168,7 @@ impl Copier {
     }
 
     /// The directory of the entry at `path`, which `target` is; `None` after a reported error.
-    fn open_target(&self, target: &Target, path: &ArchivePath, size: u64) -> Option<Directory> {
+    fn open_target(&self, target: &CopyTarget, path: &ArchivePath, size: u64) -> Option<Directory> {
         let open = target.directory.lock().upgrade();
         if open.is_some() {
             return open;
@@ -227,18 +227,18 @@ impl Copier {
     /// Copies `name`, one of `names`. Returns the target of a directory to walk.
     fn copy(
         &self,
-        names: &Visit<'_, DirectoryTree, Target>,
+        names: &Visit<'_, DirectoryTree, CopyTarget>,
         name: Name<'_>,
         path: ArchivePath,
-    ) -> io::Result<Option<Target>> {
+    ) -> io::Result<Option<CopyTarget>> {
         let (directory, target) = (names.place.directory, &names.level.state);
         let is_directory = name.kind == FileKind::Directory;
         let Some(path) = self.select(path) else {
-            return Ok(is_directory.then(Target::default));
+            return Ok(is_directory.then(CopyTarget::default));
         };
         if self.dry_run {
             self.context.problems.entry(&path);
-            return Ok(is_directory.then(Target::default));
+            return Ok(is_directory.then(CopyTarget::default));
         }
         let metadata = self.source.metadata(directory, name)?;
         let Some((kind, file)) = self.open(directory, name, &metadata)? else {
@@ -311,7 +311,7 @@ impl Copier {
         &self,
         path: ArchivePath,
         member: Member,
-        target: &Target,
+        target: &CopyTarget,
         atime: Timestamp,
     ) -> Option<Job> {
         self.context.problems.entry(&path);
@@ -328,14 +328,14 @@ impl Copier {
         })
     }
 
-    fn make_directory(&self, job: &Job, source: Identity) -> Option<Target> {
+    fn make_directory(&self, job: &Job, source: Identity) -> Option<CopyTarget> {
         let problems = &self.context.problems;
         if source == self.top.identity() {
             let cause = Cause::LeftOut("is the destination itself, left out".to_owned());
             problems.add(&job.path, cause);
             return None;
         }
-        let mut target = Target::default();
+        let mut target = CopyTarget::default();
         let made = self.context.make_directory(job, || ());
         let made = made.and_then(|made| {
             // Otherwise entries are made where the name of the existing entry leads.
@@ -390,7 +390,7 @@ impl Copier {
 }
 
 impl Visitor<DirectoryTree> for Copier {
-    type State = Target;
+    type State = CopyTarget;
 
     /// Those of the source and of the destination.
     fn open_trees(&self) -> usize {
@@ -403,8 +403,8 @@ impl Visitor<DirectoryTree> for Copier {
 
     fn visit(
         &self,
-        names: &Visit<'_, DirectoryTree, Target>,
-        descend: &mut Vec<(usize, Target)>,
+        names: &Visit<'_, DirectoryTree, CopyTarget>,
+        descend: &mut Vec<(usize, CopyTarget)>,
     ) -> ControlFlow<()> {
         let above = ArchivePath::sanitize(names.place.path).path;
         for (number, name) in names.names() {
@@ -421,7 +421,7 @@ impl Visitor<DirectoryTree> for Copier {
         ControlFlow::Continue(())
     }
 
-    fn leave(&self, level: &Arc<Level<DirectoryTree, Target>>) -> ControlFlow<()> {
+    fn leave(&self, level: &Arc<Level<DirectoryTree, CopyTarget>>) -> ControlFlow<()> {
         let target = &level.state;
         let Some(pending) = &target.pending else {
             return ControlFlow::Continue(());
