@@ -33,7 +33,7 @@ pub use crate::base::buffer_pool::{Buffer, BufferPool};
 pub use crate::base::random_reads::Wait;
 
 pub use client::{
-    Authorizer, HeaderLoader, Identity, Refusal, Request, Target, UploadContent, Via,
+    Authorizer, ErrorResponse, HeaderLoader, Identity, Request, Target, UploadContent, Via,
 };
 #[doc(hidden)]
 pub use credentials::registry_login;

@@ -1,7 +1,7 @@
 //! Interface between the HTTP client and credentials.
 //!
 //! An [`Authorizer`] belongs to one URL. The HTTP client calls it before each request to that URL's origin, and
-//! shows it each refusal, so that it can renew credentials.
+//! shows it each error response, so that it can renew credentials.
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub struct Request {
 
 /// A response without success.
 #[derive(Clone, Debug)]
-pub struct Refusal {
+pub struct ErrorResponse {
     /// Its status.
     pub status: StatusCode,
     /// Its headers.
@@ -60,7 +60,7 @@ pub struct Refusal {
     pub(crate) error: ServerError,
 }
 
-impl Refusal {
+impl ErrorResponse {
     /// Describes it for the user. `credentials` names their origin.
     pub(crate) fn into_denial(self, credentials: String, advice: Option<String>) -> Denial {
         let ids = REQUEST_IDS.into_iter();
@@ -108,15 +108,19 @@ pub trait Authorizer: Send + Sync + fmt::Debug {
     /// It renews refused credentials.
     ///
     /// # Errors
-    /// An outage of their source, because the refusal says nothing of the credentials that it would give.
+    /// An outage of their source, because the response says nothing of the credentials that it would give.
     fn should_resend(
         &self,
         request: &Request,
-        refusal: &Refusal,
+        response: &ErrorResponse,
     ) -> BoxFuture<'_, Result<bool, Cause>>;
 
     /// The authorizer of requests to another server, to which this one redirected and which refused so.
-    fn for_redirect(&self, _request: &Request, _refusal: &Refusal) -> Option<Arc<dyn Authorizer>> {
+    fn for_redirect(
+        &self,
+        _request: &Request,
+        _response: &ErrorResponse,
+    ) -> Option<Arc<dyn Authorizer>> {
         None
     }
 

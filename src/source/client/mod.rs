@@ -28,7 +28,7 @@ use crate::source::location::is_in_own_network;
 use crate::source::network::{Content, RawResponse, Transport};
 use crate::source::{Cause, Denial, Fingerprint, Options, Revalidation, Validator, redact};
 
-pub use self::authorizer::{Authorizer, HeaderLoader, Refusal, Request};
+pub use self::authorizer::{Authorizer, ErrorResponse, HeaderLoader, Request};
 pub use self::identity::Identity;
 pub(super) use self::identity::may_identify;
 pub(super) use self::sender::{Answer, MAX_ANSWER_BYTES, Sender};
@@ -43,10 +43,10 @@ const MAX_REDIRECTS: usize = 10;
 /// Maximum number of times that a request is sent again with other credentials, or to another region.
 const MAX_RESENDS: u32 = 2;
 
-/// Maximum length of the part of a refusal's body in which the error code is searched.
+/// Maximum length of the part of an error response in which the error code is searched.
 const MAX_ERROR_BODY_BYTES: usize = 4 << 10;
 
-/// Timeout for the body of a refusal, which has the error code.
+/// Timeout for the body of an error response, which has the error code.
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Sends the requests for one target.
@@ -340,27 +340,27 @@ impl Client {
             if raw.status.is_success() || is_plain_read && !describes_error(&raw.headers) {
                 return Ok((head, raw));
             }
-            let refusal = Refusal {
+            let response = ErrorResponse {
                 status: raw.status,
                 headers: raw.headers.clone(),
                 error: server_error(&mut raw).await,
             };
-            head.error = (refusal.error.code.clone(), refusal.error.message.clone());
+            head.error = (response.error.code.clone(), response.error.message.clone());
             // A server that is busy says nothing about the credentials.
             if is_plain_read || head.failure_cause().is_transient() {
                 return Ok((head, raw));
             }
             if let Some(authorizer) = authorizer
                 && resends < MAX_RESENDS
-                && authorizer.should_resend(&request, &refusal).await?
+                && authorizer.should_resend(&request, &response).await?
             {
                 resends += 1;
                 self.options.stats.source_renewed_credentials.increment();
                 continue;
             }
-            if refusal.is_denial() {
+            if response.is_denial() {
                 let is_read = message.method == Method::GET;
-                head.denial = Some(describe(refusal, authorizer, is_read));
+                head.denial = Some(describe(response, authorizer, is_read));
             }
             return Ok((head, raw));
         }
@@ -382,12 +382,12 @@ impl Client {
         let Some(authorizer) = self.authorizer.as_ref().filter(|_| is_asked) else {
             return false;
         };
-        let refusal = Refusal {
+        let response = ErrorResponse {
             status: raw.status,
             headers: raw.headers.clone(),
             error: ServerError::default(),
         };
-        let found = authorizer.for_redirect(request, &refusal);
+        let found = authorizer.for_redirect(request, &response);
         let found = found.map(|authorizer| (request.url.origin(), authorizer));
         let is_found = found.is_some();
         *self.redirect_authorizer.lock() = found;
@@ -423,8 +423,12 @@ impl Client {
     }
 }
 
-/// Describes a refusal for the user. Without an authorizer it is one of an upload.
-fn describe(refusal: Refusal, authorizer: Option<&Arc<dyn Authorizer>>, is_read: bool) -> Denial {
+/// Describes an error response for the user. Without an authorizer it is one of an upload.
+fn describe(
+    response: ErrorResponse,
+    authorizer: Option<&Arc<dyn Authorizer>>,
+    is_read: bool,
+) -> Denial {
     let origin = authorizer.map(|authorizer| authorizer.credentials_origin());
     let origin = origin.unwrap_or_else(|| "those in the URL and in --header, if any".to_owned());
     let advice = if is_read {
@@ -436,7 +440,7 @@ fn describe(refusal: Refusal, authorizer: Option<&Arc<dyn Authorizer>>, is_read:
             Some(advice.to_owned())
         })
     };
-    refusal.into_denial(origin, advice)
+    response.into_denial(origin, advice)
 }
 
 /// Whether a response without success has a body for programs.
@@ -446,7 +450,7 @@ fn describes_error(headers: &HeaderMap) -> bool {
     text.is_some_and(|text| text.contains("xml") || text.contains("json"))
 }
 
-/// Returns the error in the body of a refusal, which can still be read.
+/// Returns the error in the body of an error response, which can still be read.
 async fn server_error(raw: &mut RawResponse) -> ServerError {
     if raw.headers.contains_key(header::LOCATION) {
         return ServerError::default();

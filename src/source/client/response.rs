@@ -19,7 +19,7 @@ pub(crate) struct ResponseHead {
     pub(crate) retry_after: Option<Duration>,
     /// Codings of the body, without labels that name none.
     encoding: Option<String>,
-    /// Details of a refusal, if credentials were looked for.
+    /// Details of a denial, if credentials were looked for.
     pub(crate) denial: Option<Denial>,
     /// Code and message of the error that the body describes, if that was read.
     pub(crate) error: (Option<String>, Option<String>),

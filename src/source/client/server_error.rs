@@ -1,4 +1,4 @@
-//! The error that a server describes in the body of a refusal; pure.
+//! The error that a server describes in the body of an error response; pure.
 
 use serde::Deserialize;
 
@@ -26,7 +26,7 @@ pub(crate) struct ServerError {
     pub(crate) region: Option<String>,
 }
 
-/// Body of a registry's refusal, and of a token server's.
+/// Body of a registry's error response, and of a token server's.
 #[derive(Deserialize)]
 struct JsonErrors {
     #[serde(default)]

@@ -28,7 +28,7 @@ pub(super) struct TokenServer {
 }
 
 impl Challenge {
-    /// Finds the best challenge of a refusal: a token's, or else that of a password. A registry with TLS may
+    /// Finds the best challenge of a response: a token's, or else that of a password. A registry with TLS may
     /// not name a token server without it, if not `allows_http`.
     pub(super) fn parse(headers: &HeaderMap, allows_http: bool) -> Option<Self> {
         let mut found = None;

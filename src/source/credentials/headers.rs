@@ -7,7 +7,7 @@ use reqwest::header::HeaderMap;
 use crate::base::sync::Mutex;
 use crate::source::Cause;
 use crate::source::client::authorizer::{
-    Authorizer, HeaderLoader, Refusal, Request, parse_headers,
+    Authorizer, ErrorResponse, HeaderLoader, Request, parse_headers,
 };
 
 /// Headers that a file holds, such as a bearer token that another program renews.
@@ -88,12 +88,12 @@ impl Authorizer for ReloadedHeaders {
     fn should_resend(
         &self,
         request: &Request,
-        refusal: &Refusal,
+        response: &ErrorResponse,
     ) -> BoxFuture<'_, Result<bool, Cause>> {
         let number = request.generation;
         let is_first = self.needs_challenge && number == 0;
-        let is_asked = !is_first || refusal.status == StatusCode::UNAUTHORIZED;
-        let should_load = is_asked && refusal.is_unauthorized();
+        let is_asked = !is_first || response.status == StatusCode::UNAUTHORIZED;
+        let should_load = is_asked && response.is_unauthorized();
         async move { Ok(should_load && self.reload(number).await) }.boxed()
     }
 

@@ -21,7 +21,7 @@ use super::docker_config::{self, Login};
 use crate::base::sync::Mutex;
 use crate::source::Cause;
 use crate::source::client::ServerError;
-use crate::source::client::authorizer::{Authorizer, Refusal, Request};
+use crate::source::client::authorizer::{Authorizer, ErrorResponse, Request};
 
 /// Lifetime of a token whose answer names none, or a shorter one, as other clients assume.
 const MIN_TOKEN_LIFETIME: Duration = Duration::from_mins(1);
@@ -130,9 +130,9 @@ impl RegistryLogin {
         Self { shared, cache }
     }
 
-    /// Remembers the challenge of `refusal`. Returns whether there is one to answer.
-    fn note_challenge(&self, refusal: &Refusal) -> bool {
-        let challenge = Challenge::parse(&refusal.headers, self.shared.is_plain_http);
+    /// Remembers the challenge of `response`. Returns whether there is one to answer.
+    fn note_challenge(&self, response: &ErrorResponse) -> bool {
+        let challenge = Challenge::parse(&response.headers, self.shared.is_plain_http);
         let mut state = self.shared.state.lock();
         state.challenge = challenge.or_else(|| state.challenge.take());
         state.challenge.is_some()
@@ -158,9 +158,9 @@ impl Authorizer for RegistryLogin {
     fn should_resend(
         &self,
         request: &Request,
-        refusal: &Refusal,
+        response: &ErrorResponse,
     ) -> BoxFuture<'_, Result<bool, Cause>> {
-        let is_asked = refusal.status == StatusCode::UNAUTHORIZED && self.note_challenge(refusal);
+        let is_asked = response.status == StatusCode::UNAUTHORIZED && self.note_challenge(response);
         let generation = request.generation;
         async move {
             if !is_asked {
@@ -172,10 +172,14 @@ impl Authorizer for RegistryLogin {
     }
 
     /// Another registry, which gives tokens to everybody.
-    fn for_redirect(&self, request: &Request, refusal: &Refusal) -> Option<Arc<dyn Authorizer>> {
+    fn for_redirect(
+        &self,
+        request: &Request,
+        response: &ErrorResponse,
+    ) -> Option<Arc<dyn Authorizer>> {
         let url = &request.url;
         let is_plain_http = self.shared.is_plain_http && url.scheme() == "http";
-        let challenge = Challenge::parse(&refusal.headers, is_plain_http);
+        let challenge = Challenge::parse(&response.headers, is_plain_http);
         let challenge = challenge.filter(|challenge| matches!(challenge, Challenge::Bearer(_)))?;
         let path = url.path().strip_prefix("/v2/").unwrap_or_default();
         let mut kinds = ["/blobs/", "/manifests/"].into_iter();
@@ -439,7 +443,7 @@ mod tests {
         let mut headers = reqwest::header::HeaderMap::new();
         let challenge = HeaderValue::from_static("Basic realm=\"x\"");
         headers.insert(reqwest::header::WWW_AUTHENTICATE, challenge);
-        let refusal = Refusal {
+        let response = ErrorResponse {
             status: StatusCode::UNAUTHORIZED,
             headers,
             error: ServerError::default(),
@@ -455,25 +459,25 @@ mod tests {
             login.authorize(&mut request).await.expect("no failure");
             request
         };
-        let should_resend = async |refusal: &Refusal| {
-            let should_resend = login.should_resend(&sent().await, refusal).await;
+        let should_resend = async |response: &ErrorResponse| {
+            let should_resend = login.should_resend(&sent().await, response).await;
             should_resend.expect("no outage")
         };
-        assert!(!should_resend(&refusal).await);
+        assert!(!should_resend(&response).await);
         assert!(login.credentials_origin().contains("none found in"));
         for (password, is_other) in [("one", true), ("two", true), ("two", false)] {
             let entry = serde_json::json!({ "username": "me", "password": password });
             let config = serde_json::json!({ "auths": { "example.com": entry } });
             std::fs::write(&file, config.to_string()).expect("written");
-            assert_eq!(should_resend(&refusal).await, is_other);
+            assert_eq!(should_resend(&response).await, is_other);
             let request = sent().await;
             let expected = basic_header("me", password).expect("valid");
             assert_eq!(request.headers.get(AUTHORIZATION), Some(&expected));
             assert_eq!(login.credentials_origin(), name);
         }
-        let forbidden = Refusal {
+        let forbidden = ErrorResponse {
             status: StatusCode::FORBIDDEN,
-            ..refusal
+            ..response
         };
         assert!(!should_resend(&forbidden).await);
     }

@@ -18,7 +18,7 @@ use super::profile;
 use super::sign::sign;
 use crate::base::sync::Mutex;
 use crate::source::Cause;
-use crate::source::client::authorizer::{Authorizer, Refusal, Request};
+use crate::source::client::authorizer::{Authorizer, ErrorResponse, Request};
 
 /// Header in which S3 names the bucket's region.
 const BUCKET_REGION: &str = "x-amz-bucket-region";
@@ -150,11 +150,11 @@ impl S3 {
     }
 
     /// Takes the region that the server names. Returns whether `request` was for another one.
-    fn follow_region(&self, request: &Request, refusal: &Refusal) -> bool {
+    fn follow_region(&self, request: &Request, response: &ErrorResponse) -> bool {
         fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
             headers.get(name)?.to_str().ok()
         }
-        let region = text(&refusal.headers, BUCKET_REGION).or(refusal.error.region.as_deref());
+        let region = text(&response.headers, BUCKET_REGION).or(response.error.region.as_deref());
         let region = region.filter(|region| is_region(region));
         let Some(region) = region else {
             return false;
@@ -204,10 +204,10 @@ impl Authorizer for S3 {
     fn should_resend(
         &self,
         request: &Request,
-        refusal: &Refusal,
+        response: &ErrorResponse,
     ) -> BoxFuture<'_, Result<bool, Cause>> {
-        let is_moved = self.follow_region(request, refusal);
-        let (is_unauthorized, generation) = (refusal.is_unauthorized(), request.generation);
+        let is_moved = self.follow_region(request, response);
+        let (is_unauthorized, generation) = (response.is_unauthorized(), request.generation);
         async move {
             if is_moved || !is_unauthorized {
                 return Ok(is_moved);
@@ -408,7 +408,7 @@ mod tests {
             s3.cache = CredentialCache::new(vec![provider], Context::new().into(), secret_of);
             let mut headers = reqwest::header::HeaderMap::new();
             headers.insert(BUCKET_REGION, "eu-central-1".parse().expect("valid"));
-            let refusal = Refusal {
+            let response = ErrorResponse {
                 status: reqwest::StatusCode::BAD_REQUEST,
                 headers,
                 error: crate::source::client::ServerError::default(),
@@ -422,7 +422,7 @@ mod tests {
                     generation: 0,
                 };
                 s3.authorize(&mut request).await.expect("signed");
-                let should_resend = s3.should_resend(&request, &refusal).await;
+                let should_resend = s3.should_resend(&request, &response).await;
                 assert_eq!(should_resend.ok(), Some(is_followed));
             }
             assert_eq!(*s3.region.lock(), "eu-central-1");

@@ -9,7 +9,7 @@ use reqwest::header::{HOST, HeaderValue};
 
 use super::cache::CredentialCache;
 use crate::source::Cause;
-use crate::source::client::authorizer::{Authorizer, Refusal, Request};
+use crate::source::client::authorizer::{Authorizer, ErrorResponse, Request};
 
 /// Signs `request` with `credential` of `cache`, and with those of its headers that `is_signed` selects. A request that
 /// cannot be signed is [`Cause::Malformed`]. Credentials that have just expired are [`Cause::Credentials`].
@@ -87,9 +87,9 @@ impl<S: SignRequest<Credential: SigningCredential>> Authorizer for SignedRequest
     fn should_resend(
         &self,
         request: &Request,
-        refusal: &Refusal,
+        response: &ErrorResponse,
     ) -> BoxFuture<'_, Result<bool, Cause>> {
-        let (is_unauthorized, generation) = (refusal.is_unauthorized(), request.generation);
+        let (is_unauthorized, generation) = (response.is_unauthorized(), request.generation);
         async move {
             if !is_unauthorized {
                 return Ok(false);
