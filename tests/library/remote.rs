@@ -581,7 +581,7 @@ fn access_denied_is_retried_once() {
     });
     let source = client.open(&server.url("/a")).expect("opened");
     let error = client.read(&source, 200_000, 9).expect_err("refused");
-    assert!(matches!(error.cause, Cause::Unauthorized(403)));
+    assert!(matches!(error.cause, Cause::DeniedStatus(403)));
     assert_eq!(
         (server.requests("/a").len(), server.requests("/b").len()),
         (2, 3)

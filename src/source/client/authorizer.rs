@@ -77,7 +77,7 @@ impl ErrorResponse {
     }
 
     /// Whether other credentials may be accepted.
-    pub(crate) fn is_unauthorized(&self) -> bool {
+    pub(crate) fn allows_other_credentials(&self) -> bool {
         self.error.code.as_deref() != Some(SKEWED) && self.is_denial()
     }
 

@@ -410,7 +410,7 @@ mod tests {
     fn http_status_maps_to_a_cause() {
         assert!(matches!(
             head(403, &[]).failure_cause(),
-            Cause::Unauthorized(403)
+            Cause::DeniedStatus(403)
         ));
         assert!(matches!(head(410, &[]).failure_cause(), Cause::NotFound));
         assert!(matches!(head(412, &[]).failure_cause(), Cause::Changed));

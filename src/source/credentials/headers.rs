@@ -93,7 +93,7 @@ impl Authorizer for ReloadedHeaders {
         let number = request.generation;
         let is_first = self.needs_challenge && number == 0;
         let is_asked = !is_first || response.status == StatusCode::UNAUTHORIZED;
-        let should_load = is_asked && response.is_unauthorized();
+        let should_load = is_asked && response.allows_other_credentials();
         async move { Ok(should_load && self.reload(number).await) }.boxed()
     }
 

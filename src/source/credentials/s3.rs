@@ -207,9 +207,9 @@ impl Authorizer for S3 {
         response: &ErrorResponse,
     ) -> BoxFuture<'_, Result<bool, Cause>> {
         let is_moved = self.follow_region(request, response);
-        let (is_unauthorized, generation) = (response.is_unauthorized(), request.generation);
+        let (may_renew, generation) = (response.allows_other_credentials(), request.generation);
         async move {
-            if is_moved || !is_unauthorized {
+            if is_moved || !may_renew {
                 return Ok(is_moved);
             }
             self.cache.renew(generation).await

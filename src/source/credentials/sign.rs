@@ -89,9 +89,9 @@ impl<S: SignRequest<Credential: SigningCredential>> Authorizer for SignedRequest
         request: &Request,
         response: &ErrorResponse,
     ) -> BoxFuture<'_, Result<bool, Cause>> {
-        let (is_unauthorized, generation) = (response.is_unauthorized(), request.generation);
+        let (may_renew, generation) = (response.allows_other_credentials(), request.generation);
         async move {
-            if !is_unauthorized {
+            if !may_renew {
                 return Ok(false);
             }
             self.cache.renew(generation).await

@@ -117,8 +117,8 @@ impl Rejection {
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_refusal = matches!(self.plain, Cause::Unauthorized(_)) && !self.is_transient();
-        let (before, after) = if is_refusal {
+        let is_denial = matches!(self.plain, Cause::DeniedStatus(_)) && !self.is_transient();
+        let (before, after) = if is_denial {
             ("refuses access (status", ")")
         } else {
             ("answers with status", "")
@@ -179,7 +179,7 @@ pub enum Cause {
     NotFound,
     /// The server requires credentials or rejects them (401, 403).
     #[error("the server refuses access (status {0})")]
-    Unauthorized(u16),
+    DeniedStatus(u16),
     /// The server rejects the credentials that were found, or requires some.
     #[error("{0}")]
     Denied(Box<Denial>),
@@ -292,7 +292,7 @@ impl Cause {
     pub fn from_status(status: u16, retry_after: Option<Duration>) -> Self {
         match status {
             RATE_LIMITED if retry_after.is_some() => Self::Http(RATE_LIMITED),
-            401 | 403 => Self::Unauthorized(status),
+            401 | 403 => Self::DeniedStatus(status),
             404 | 410 => Self::NotFound,
             412 => Self::Changed,
             _ => Self::Http(status),
@@ -310,7 +310,7 @@ impl Cause {
             plain: self,
         };
         let says_more = match rejection.plain {
-            Self::Http(_) | Self::Unauthorized(_) => is_described,
+            Self::Http(_) | Self::DeniedStatus(_) => is_described,
             Self::NotFound => {
                 rejection.is_transient()
                     || [&ARCHIVED_CODES[..], &MISSING_BUCKET_CODES]
@@ -330,7 +330,7 @@ impl Cause {
     pub fn class(&self) -> Class {
         match self {
             Self::NotFound | Self::MissingScheme { .. } => Class::NotFound,
-            Self::Unauthorized(_) | Self::Denied(_) | Self::Credentials(_) => Class::AccessDenied,
+            Self::DeniedStatus(_) | Self::Denied(_) | Self::Credentials(_) => Class::AccessDenied,
             Self::Changed => Class::Changed,
             Self::Truncated | Self::Damaged(_) => Class::Damaged,
             Self::Busy(_) => Class::TimedOut,
@@ -389,10 +389,10 @@ impl Cause {
     fn static_hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::NotFound | Self::Malformed(_) => "check how it is spelled",
-            Self::Unauthorized(401) => {
+            Self::DeniedStatus(401) => {
                 "send credentials: --header 'Authorization: …', or an entry in ~/.netrc"
             }
-            Self::Unauthorized(_) => "check the credentials; a signed URL may have expired",
+            Self::DeniedStatus(_) => "check the credentials; a signed URL may have expired",
             Self::Denied(denial) if denial.code.as_deref() == Some(SKEWED) => {
                 "check the clock of this machine"
             }

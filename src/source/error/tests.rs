@@ -66,11 +66,11 @@ fn statuses_of_gateways_and_rate_limits_are_outages() {
     assert!(Cause::from_status(403, pause).is_outage());
     assert!(matches!(
         Cause::from_status(403, None),
-        Cause::Unauthorized(403)
+        Cause::DeniedStatus(403)
     ));
     assert!(matches!(
         Cause::from_status(401, pause),
-        Cause::Unauthorized(401)
+        Cause::DeniedStatus(401)
     ));
     for status in [400, 404, 409, 418] {
         let cause = Cause::from_status(status, pause);
@@ -171,7 +171,7 @@ fn transient_and_permanent_causes_are_distinguished() {
         Cause::Http(400),
         Cause::NotFound,
         Cause::Changed,
-        Cause::Unauthorized(403),
+        Cause::DeniedStatus(403),
     ] {
         assert!(!cause.is_transient(), "{cause}");
     }
