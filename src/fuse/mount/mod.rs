@@ -13,7 +13,7 @@ mod takeover;
 mod target;
 
 pub use error::{MountError, UnmountError};
-pub use mountinfo::{Attachment, TopMount, canonical_mountpoint, top_mount};
+pub use mountinfo::{CurrentMount, TopMount, canonical_mountpoint, top_mount};
 pub use namespace::{Namespace, OpenNamespace};
 pub use options::{MountOptions, OptionError};
 pub use overlay::{LOWER_DIR_NAME, OverlayKind, SCRATCH_PREFIX, UpperDirs, unmount_dead_overlay};

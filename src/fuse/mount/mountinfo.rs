@@ -48,9 +48,9 @@ pub(super) fn count_mounts(device: (u32, u32)) -> io::Result<usize> {
     Ok(mounts.count())
 }
 
-/// The place where a file system is mounted.
+/// The mount of a file system at present.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Attachment {
+pub struct CurrentMount {
     /// The mount's id.
     pub mount_id: u32,
     /// Its mountpoint.
@@ -68,14 +68,14 @@ pub(super) fn find(
     device: (u32, u32),
     fs_type: &str,
     mountpoint: &Path,
-) -> Option<Attachment> {
+) -> Option<CurrentMount> {
     let is_wanted =
         |found: &MountEntry<'_>| found.device == device && found.fs_type == fs_type.as_bytes();
     let all = || mounts(table).rev().filter(is_wanted);
     let whole = || all().filter(|found| found.is_whole);
     let here = whole().find(|found| found.mountpoint == mountpoint);
     let found = here.or_else(|| whole().next()).or_else(|| all().next());
-    found.map(|found| Attachment {
+    found.map(|found| CurrentMount {
         mount_id: found.id,
         path: found.mountpoint,
     })

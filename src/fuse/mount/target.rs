@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use super::error::UnmountError;
-use super::mountinfo::{self, Attachment};
+use super::mountinfo::{self, CurrentMount};
 use super::namespace::Namespace;
 use super::overlay::OverlayKind;
 use super::pinned::{PinnedMount, UnmountMode};
@@ -30,12 +30,12 @@ impl MountTarget {
         self.find().is_ok_and(|found| found.is_some())
     }
 
-    /// Finds the mount's place now, because a directory above it may have been renamed. `None` when detached.
+    /// Finds the mount in the kernel's table, because a directory above it may have been renamed. `None` when detached.
     /// Its device number identifies it while a process holds its connection.
     ///
     /// # Errors
     /// When the kernel's table of mounts cannot be read.
-    pub fn find(&self) -> io::Result<Option<Attachment>> {
+    pub fn find(&self) -> io::Result<Option<CurrentMount>> {
         let table = match &self.namespace {
             Some(namespace) => namespace.table()?,
             None => mountinfo::read_table()?,

@@ -42,9 +42,9 @@ pub(super) fn build_status(state: &ServeState<'_>) -> Status {
     // Taken first, because the notes explain states that `progress` reports.
     let progress = state.copy.map(MountCopy::progress);
     let notes = notes(state);
-    let attachment = mount.target.find();
-    let detached = matches!(attachment, Ok(None));
-    let (mountpoint, mount_id) = match attachment.ok().flatten() {
+    let current = mount.target.find();
+    let detached = matches!(current, Ok(None));
+    let (mountpoint, mount_id) = match current.ok().flatten() {
         Some(found) => (found.path, Some(found.mount_id)),
         None => (mount.target.mountpoint.clone(), None),
     };
