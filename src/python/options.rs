@@ -33,7 +33,7 @@ pub(super) fn context(
     context.published_index.least_origin = TreeOrigin::SHOWN;
     context.published_index.is_searched_early = true;
     for (name, value) in options {
-        let option = Opt(&name.extract::<String>()?, value);
+        let option = NamedOption(&name.extract::<String>()?, value);
         let is_known =
             option.set_source(&mut context.source)? || option.set_archive(&mut context)?;
         if !is_known {
@@ -47,9 +47,9 @@ pub(super) fn context(
 }
 
 /// Name and value of an option.
-struct Opt<'a, 'py>(&'a str, Bound<'py, PyAny>);
+struct NamedOption<'a, 'py>(&'a str, Bound<'py, PyAny>);
 
-impl Opt<'_, '_> {
+impl NamedOption<'_, '_> {
     fn set_source(&self, source: &mut source::Options) -> PyResult<bool> {
         let Self(name, value) = self;
         match *name {
