@@ -15,7 +15,7 @@ use crate::tree::{
 };
 
 impl RemovalLog for ChangeLog {
-    fn note_removed(&self, kind: &str, path: &[u8]) {
+    fn report_removed(&self, kind: &str, path: &[u8]) {
         let line = || format!("removed {kind}{}", quote(path));
         self.write(Verbosity::Changes, line);
     }
@@ -98,7 +98,7 @@ impl Remover<ChangeLog> {
         if !self.options.recursive {
             if self.options.asks && has_names() == Some(true) {
                 // That needs no question.
-                self.note(Err(Errno::NOTEMPTY.into()), "", path);
+                self.report_outcome(Err(Errno::NOTEMPTY.into()), "", path);
             } else {
                 self.remove(&parent, name, (AtFlags::REMOVEDIR, "directory "), path);
             }

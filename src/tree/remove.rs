@@ -23,7 +23,7 @@ const MAX_READINGS: u32 = 64;
 /// Receives the outcomes of a removal, from several threads.
 pub trait RemovalLog: Send + Sync + 'static {
     /// A file was removed, or a `kind` of file other than a regular one.
-    fn note_removed(&self, kind: &str, path: &[u8]);
+    fn report_removed(&self, kind: &str, path: &[u8]);
 
     /// The file at `path` remains.
     fn fail(&self, path: &[u8], error: &io::Error);
@@ -37,7 +37,7 @@ pub trait RemovalLog: Send + Sync + 'static {
 struct FirstError(Mutex<Option<Errno>>);
 
 impl RemovalLog for FirstError {
-    fn note_removed(&self, _: &str, _: &[u8]) {}
+    fn report_removed(&self, _: &str, _: &[u8]) {}
 
     fn fail(&self, _: &[u8], error: &io::Error) {
         let error = Errno::from_io_error(error).unwrap_or(Errno::IO);
@@ -112,7 +112,7 @@ pub struct Removed {
     /// The directory that holds it and its name there, if it is a starting point.
     start: Option<(OpenDirectory, Vec<u8>)>,
     /// Whether a file below it remains.
-    has_rest: AtomicBool,
+    has_remaining_files: AtomicBool,
     /// Whether a name was removed since it was last read from its beginning.
     is_changed: AtomicBool,
     readings: AtomicU32,
@@ -137,9 +137,9 @@ impl<L: RemovalLog> Remover<L> {
         path: &[u8],
     ) -> bool {
         match self.may_unlink(directory, name, path) {
-            Ok(true) => self.note(self.unlink(directory, name, flags), kind, path),
+            Ok(true) => self.report_outcome(self.unlink(directory, name, flags), kind, path),
             Ok(false) => false,
-            Err(error) => self.note(Err(error), kind, path),
+            Err(error) => self.report_outcome(Err(error), kind, path),
         }
     }
 
@@ -171,10 +171,10 @@ impl<L: RemovalLog> Remover<L> {
     }
 
     /// Logs the outcome of a removal. Returns whether the file is gone.
-    pub(crate) fn note(&self, result: io::Result<()>, kind: &str, path: &[u8]) -> bool {
+    pub(crate) fn report_outcome(&self, result: io::Result<()>, kind: &str, path: &[u8]) -> bool {
         match result {
             Ok(()) => {
-                self.log.note_removed(kind, path);
+                self.log.report_removed(kind, path);
                 true
             }
             Err(error) if self.is_missing(&error) => true,
@@ -213,7 +213,7 @@ impl<L: RemovalLog> Remover<L> {
             Some(Ok(false)) => return false,
             _ => Err(io::ErrorKind::PermissionDenied.into()),
         };
-        self.note(result.map_err(|_| error), "directory ", path)
+        self.report_outcome(result.map_err(|_| error), "directory ", path)
     }
 
     /// Whether the file does not exist, which is no error.
@@ -246,21 +246,21 @@ impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
                 if self.may_descend(is_empty, item.path()) {
                     descend.push((number, Removed::default()));
                 } else {
-                    names.level.state.note(false);
+                    names.level.state.record_outcome(false);
                 }
                 continue;
             }
             let directory = names.place.directory;
             let how = (AtFlags::empty(), "");
             let is_gone = self.remove(directory, item.name(), how, item.path());
-            names.level.state.note(is_gone);
+            names.level.state.record_outcome(is_gone);
         }
         ControlFlow::Continue(())
     }
 
     fn is_done(&self, level: &Arc<Directory>) -> bool {
         let state = &level.state;
-        if state.has_rest.load(Ordering::Relaxed) {
+        if state.has_remaining_files.load(Ordering::Relaxed) {
             return true;
         }
         let remove = |above: &OpenDirectory, name: &[u8]| {
@@ -282,7 +282,7 @@ impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
             (None, None) => Some(Ok(())),
         };
         let Some(result) = result else {
-            state.note(false);
+            state.record_outcome(false);
             return true;
         };
         let is_changed = state.is_changed.swap(false, Ordering::Relaxed);
@@ -295,14 +295,14 @@ impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
         {
             return false;
         }
-        state.note(self.note(result, "directory ", &level.path()));
+        state.record_outcome(self.report_outcome(result, "directory ", &level.path()));
         true
     }
 
     fn leave(&self, level: &Arc<Directory>) -> ControlFlow<()> {
         if let Some(parent) = &level.parent {
-            let has_rest = level.state.has_rest.load(Ordering::Relaxed);
-            parent.state.note(!has_rest);
+            let has_remaining_files = level.state.has_remaining_files.load(Ordering::Relaxed);
+            parent.state.record_outcome(!has_remaining_files);
         }
         ControlFlow::Continue(())
     }
@@ -312,15 +312,15 @@ impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
             let path = level.path();
             let is_gone = match parent.open(&self.tree) {
                 Ok(above) => self.remove_closed(&above, &level.name, &path, error),
-                Err(_) => self.note(Err(error), "directory ", &path),
+                Err(_) => self.report_outcome(Err(error), "directory ", &path),
             };
-            parent.state.note(is_gone);
+            parent.state.record_outcome(is_gone);
         }
         ControlFlow::Continue(())
     }
 
     fn report(&self, path: &[u8], error: io::Error) {
-        self.note(Err(error), "", path);
+        self.report_outcome(Err(error), "", path);
     }
 }
 
@@ -333,12 +333,12 @@ impl Removed {
         }
     }
 
-    /// Notes that a name in it is gone, or remains.
-    fn note(&self, is_gone: bool) {
+    /// Records that a name in it is gone, or remains.
+    fn record_outcome(&self, is_gone: bool) {
         let fact = if is_gone {
             &self.is_changed
         } else {
-            &self.has_rest
+            &self.has_remaining_files
         };
         // Each name takes a call, which takes longer than this.
         fact.store(true, Ordering::Relaxed);
