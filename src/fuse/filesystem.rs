@@ -295,7 +295,7 @@ impl TarFilesystem {
         let len = len.min(u32::try_from(left).unwrap_or(u32::MAX));
         self.state.stats.served_reads.increment();
         if offset == 0 {
-            self.state.kernel_cache.note_first_read(entry);
+            self.state.kernel_cache.record_first_read(entry);
         }
         self.volume.report_read(entry, offset, len);
         let request = ReadRequest {

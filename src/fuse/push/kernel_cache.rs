@@ -160,7 +160,7 @@ impl KernelCache {
     }
 
     /// Records that the kernel reads the first bytes of `ino`, and so will cache them.
-    pub(in crate::fuse) fn note_first_read(&self, ino: Ino) {
+    pub(in crate::fuse) fn record_first_read(&self, ino: Ino) {
         if !self.stored_or_read_inodes.contains(ino) {
             self.stored_or_read_inodes.insert(ino);
             self.consecutive_misses.store(0, Ordering::Relaxed);
@@ -314,7 +314,7 @@ mod tests {
             kernel_cache.mark_dentry_known(ino);
             assert!(kernel_cache.can_store(ino));
             assert!(!kernel_cache.can_store(Ino(ino.0 ^ 1)), "its neighbour");
-            kernel_cache.note_first_read(ino);
+            kernel_cache.record_first_read(ino);
             assert!(!kernel_cache.can_store(ino));
             kernel_cache.forget_inode(ino);
             kernel_cache.mark_dentry_known(ino);
@@ -328,16 +328,16 @@ mod tests {
         let kernel_cache = KernelCache::new(Subtree::WHOLE, Arc::default());
         for number in 1..100 {
             kernel_cache.mark_dentry_known(Ino(number));
-            kernel_cache.note_first_read(Ino(number));
+            kernel_cache.record_first_read(Ino(number));
         }
         for number in 1..MAX_CONSECUTIVE_MISSES {
-            kernel_cache.note_first_read(Ino(number));
+            kernel_cache.record_first_read(Ino(number));
         }
         assert!(
             !kernel_cache.can_store(Ino(50)),
             "one or two may have been pushed late"
         );
-        kernel_cache.note_first_read(Ino(MAX_CONSECUTIVE_MISSES));
+        kernel_cache.record_first_read(Ino(MAX_CONSECUTIVE_MISSES));
         assert!(kernel_cache.can_store(Ino(50)));
     }
 
