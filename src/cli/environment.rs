@@ -220,8 +220,8 @@ fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBu
 pub(crate) fn keep_certificate_paths() {
     let [file, directories] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(variable);
     if file.is_some() || directories.is_some() {
-        let directories = directories.as_ref().map(|it| it.as_os_str());
-        tarfs::source::trust_only(file.as_ref().map(|it| it.as_os_str()), directories);
+        let directories = directories.as_deref().map(Path::as_os_str);
+        tarfs::source::trust_only(file.as_deref().map(Path::as_os_str), directories);
     }
 }
 

@@ -254,7 +254,7 @@ impl DiskUsage {
         loop {
             let part = next
                 .take()
-                .or_else(|| above.last_mut()?.parts.next().map(|it| it.1));
+                .or_else(|| above.last_mut()?.parts.next().map(|part| part.1));
             match part {
                 Some(Part::Lines(lines)) => {
                     for line in lines {

@@ -198,7 +198,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
     /// The order of files as in a directory, unless that is the order in which they are stored.
     pub fn sort_items(&self, items: &mut [(Item<'_, T>, &[u8])]) {
         let options = self.options;
-        let key = |item: &Item<'_, T>| item.metadata().ok().map(|it| options.key(&it));
+        let key = |item: &Item<'_, T>| item.metadata().ok().map(|metadata| options.key(&metadata));
         match options.order {
             Order::Stored => return,
             Order::Name => items.sort_by_key(|(_, name)| *name),
@@ -362,7 +362,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
                     metadata.ok()
                 };
                 frame.metadata = items.map(metadata).collect();
-                let key = |it: &Metadata| self.options.key(it);
+                let key = |metadata: &Metadata| self.options.key(metadata);
                 let metadata = |number: u32| frame.metadata.get(number as usize)?.as_ref();
                 order.sort_by_key(|&number| Reverse(metadata(number).map(key)));
             }
@@ -379,7 +379,7 @@ impl<T: Tree + Send + 'static> Lister<T> {
         for item in frame
             .order
             .iter()
-            .filter_map(|&it| frame.item(&self.tree, it as usize))
+            .filter_map(|&number| frame.item(&self.tree, number as usize))
         {
             columns.measure(&item);
         }

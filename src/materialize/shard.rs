@@ -40,7 +40,7 @@ impl Materializer {
         self.cut_payload();
         self.tree.make_deferred_links();
         let closed = self.close();
-        (read, closed.and_then(|it| records.add().map(|()| it)))
+        (read, closed.and_then(|tree| records.add().map(|()| tree)))
     }
 
     /// Finishes a tree that all shards of `index` of this version have written: makes missing hard links, and sets the

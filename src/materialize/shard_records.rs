@@ -48,7 +48,7 @@ impl<'a> ShardRecords<'a> {
     /// Checks that no other version is recorded.
     pub(super) fn check(&self) -> Result<(), Error> {
         let versions = self.recorded().map_err(Error::ShardRecord)?;
-        let mut others = versions.iter().filter(|it| !it.is_same(self.version));
+        let mut others = versions.iter().filter(|other| !other.is_same(self.version));
         others.next().map_or(Ok(()), |_| Err(Error::OtherVersion))
     }
 

@@ -191,8 +191,8 @@ impl Batch {
     /// The name with this number.
     pub fn get(&self, number: usize) -> Option<Name<'_>> {
         let &(end, kind, inode) = self.rows.get(number)?;
-        let before = number.checked_sub(1);
-        let start = before.and_then(|it| self.rows.get(it)).map_or(0, |it| it.0);
+        let before = number.checked_sub(1).and_then(|row| self.rows.get(row));
+        let start = before.map_or(0, |&(end, ..)| end);
         let name = self.bytes.get(start..end)?;
         Some(Name { name, kind, inode })
     }

@@ -105,7 +105,7 @@ impl<'a> Parser<'a> {
 
     fn is_next(&self, operators: &[&str]) -> bool {
         let word = self.peek();
-        word.is_some_and(|word| operators.iter().any(|it| word == *it))
+        word.is_some_and(|word| operators.iter().any(|operator| word == *operator))
     }
 
     fn skip(&mut self, operators: &[&str]) -> bool {

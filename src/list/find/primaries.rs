@@ -103,7 +103,7 @@ impl Parser<'_> {
             "-regex" | "-iregex" => {
                 let pattern = self.argument(name)?;
                 let compiled = self.dialect.translate(&to_text(pattern.as_bytes()));
-                let compiled = compiled.and_then(|it| Regex::new(&it, name == "-iregex"));
+                let compiled = compiled.and_then(|regex| Regex::new(&regex, name == "-iregex"));
                 Test::Regex(compiled.map_err(|reason| invalid(name, pattern, &reason))?)
             }
             "-type" => {
@@ -141,12 +141,12 @@ impl Parser<'_> {
                 self.note_unknown(&owner, group, "an existing group");
                 Test::Group(owner)
             }
-            "-uid" => number(self, |it| it.uid.into())?,
-            "-gid" => number(self, |it| it.gid.into())?,
+            "-uid" => number(self, |file| file.uid.into())?,
+            "-gid" => number(self, |file| file.gid.into())?,
             "-nouser" => Test::NoUser,
             "-nogroup" => Test::NoGroup,
-            "-links" => number(self, |it| it.links)?,
-            "-inum" => number(self, |it| it.inode)?,
+            "-links" => number(self, |file| file.links)?,
+            "-inum" => number(self, |file| file.inode)?,
             "-used" => {
                 let wanted = self.parsed(name, "expected N, +N or -N", NumericTest::parse)?;
                 Test::Used(wanted)
@@ -259,7 +259,7 @@ fn parse_kinds(text: &str) -> Option<Vec<FileKind>> {
     };
     let kinds: Vec<_> = text.split(',').map(kind).collect::<Option<_>>()?;
     let is_new =
-        |(number, kind): (usize, &FileKind)| !kinds.iter().take(number).any(|it| it == kind);
+        |(number, kind): (usize, &FileKind)| !kinds.iter().take(number).any(|other| other == kind);
     kinds.iter().enumerate().all(is_new).then_some(kinds)
 }
 

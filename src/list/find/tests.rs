@@ -64,7 +64,7 @@ impl Fake {
         };
         let name = Name {
             name,
-            kind: self.metadata.map_or(FileKind::File, |it| it.kind),
+            kind: self.metadata.map_or(FileKind::File, |file| file.kind),
             inode: FILE.inode,
         };
         let item = Item::in_directory(self, &place, name);

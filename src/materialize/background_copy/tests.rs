@@ -270,7 +270,7 @@ fn damaged_file_is_named_and_not_in_the_copy() {
     assert_eq!((progress.files, progress.failures), (1, 1));
     assert!(progress.note.is_some_and(|note| note.starts_with("bad: ")));
     let names = fs::read_dir(dir.copy()).expect("there");
-    let names: Vec<_> = names.map(|it| it.expect("there").file_name()).collect();
+    let names: Vec<_> = names.map(|file| file.expect("there").file_name()).collect();
     assert_eq!(names, ["good"]);
 }
 

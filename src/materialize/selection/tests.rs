@@ -36,7 +36,7 @@ fn selected_path_includes_its_descendants() {
     assert!(selection.selects(&path("a/b/c")));
     assert!(!selection.selects(&path("a/bc")));
     assert!(!selection.selects(&path("a")));
-    let found: Vec<_> = selection.paths.iter().map(|it| it.found).collect();
+    let found: Vec<_> = selection.paths.iter().map(|path| path.found).collect();
     assert_eq!(found, [true, false]);
 }
 
@@ -52,7 +52,7 @@ fn selected_path_goes_through_links_that_were_seen() {
             ..Selection::default()
         };
         let mut select = |name: &str, target: Option<&str>| {
-            let target = target.map(|it| MemberKind::Symlink(it.as_bytes().to_vec()));
+            let target = target.map(|target| MemberKind::Symlink(target.as_bytes().to_vec()));
             let member = Member::new(name, target.unwrap_or(MemberKind::File));
             selection.select_member(&member, &problems).is_some()
         };
@@ -67,7 +67,8 @@ fn selected_path_goes_through_links_that_were_seen() {
         }
         assert_eq!(select("system/bin/sh", None), follows_links);
         assert!(!select("usr/bin/other", None));
-        let resolved = selection.paths.first().and_then(|it| it.resolved.clone());
+        let first = selection.paths.first();
+        let resolved = first.and_then(|first| first.resolved.clone());
         assert_eq!(resolved, Some(Ok(path("system/bin/sh"))));
     }
 }
@@ -155,7 +156,7 @@ fn links_resolve_only_the_paths_that_go_through_them() {
     }
     note(&mut selection, "d0", link("d00"));
     note(&mut selection, "d00", link("d000"));
-    let resolutions: usize = selection.paths.iter().map(|it| it.resolutions).sum();
+    let resolutions: usize = selection.paths.iter().map(|path| path.resolutions).sum();
     assert_eq!(resolutions, 2);
     for number in 1..5_000 {
         assert!(note(
@@ -165,7 +166,7 @@ fn links_resolve_only_the_paths_that_go_through_them() {
         ));
     }
     assert!(note(&mut selection, "d000/f", MemberKind::File));
-    assert!(selection.paths.iter().all(|it| it.found));
+    assert!(selection.paths.iter().all(|path| path.found));
     assert!(
         selection
             .links
@@ -230,7 +231,8 @@ fn steps_through_long_links_are_bounded() {
             link(&format!("{turns}l{}", number + 1)),
         );
     }
-    let resolved = selection.paths.first().and_then(|it| it.resolved.clone());
+    let first = selection.paths.first();
+    let resolved = first.and_then(|first| first.resolved.clone());
     assert_eq!(resolved, Some(Err(PathError::TooManyLinks)));
 }
 
@@ -242,11 +244,12 @@ fn place_of(wanted: &str, members: &[(&str, Option<&str>)]) -> Option<Result<Str
         ..Selection::default()
     };
     for (name, target) in members {
-        let target = target.map(|it| MemberKind::Symlink(it.as_bytes().to_vec()));
+        let target = target.map(|target| MemberKind::Symlink(target.as_bytes().to_vec()));
         let kind = target.unwrap_or(MemberKind::Directory);
         selection.select_member(&Member::new(*name, kind), &Problems::default());
     }
-    let resolved = selection.paths.first().and_then(|it| it.resolved.clone());
+    let first = selection.paths.first();
+    let resolved = first.and_then(|first| first.resolved.clone());
     resolved.map(|found| found.map(|path| path.to_string()))
 }
 

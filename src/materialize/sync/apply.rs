@@ -100,7 +100,8 @@ impl Materializer {
         self.tree.context.replace_rules.set(rules).ok();
         let entries = plan.written.keys().chain(plan.links.keys());
         let mut directories = parents(entries.chain(&plan.leftovers));
-        let changed = plan.changed.iter().filter(|(_, it)| it.is_directory);
+        let changed = plan.changed.iter();
+        let changed = changed.filter(|(_, change)| change.is_directory);
         directories.extend(changed.map(|(path, _)| path.clone()));
         // Those that are made get their attributes then.
         directories.retain(|path| !plan.written.contains_key(path));
@@ -122,10 +123,11 @@ impl Materializer {
             {
                 self.tree.grant_owner_access(&path);
                 let change = changes.get(&path);
-                let attributes = change.map_or((None, None), |it| (it.owner, it.mode));
-                let mtime = change.map(|it| it.mtime);
+                let attributes = change.map_or((None, None), |change| (change.owner, change.mode));
+                let mtime = change.map(|change| change.mtime);
                 let pending = PendingDirectory::existing(path, &stat, attributes, mtime);
-                let pending = pending.without_xattrs(change.is_some_and(|it| it.removes_xattrs));
+                let pending =
+                    pending.without_xattrs(change.is_some_and(|change| change.removes_xattrs));
                 self.tree.defer_attributes(pending, None);
             }
         }
@@ -176,7 +178,7 @@ impl Materializer {
             }
         }
         // Directories first, those above others before them, and then files in the order of their contents.
-        let start = |entry: &Entry<'_>| entry.pieces(0, u64::MAX).next().map(|it| it.plain.start());
+        let start = |entry: &Entry<'_>| Some(entry.pieces(0, u64::MAX).next()?.plain.start());
         entries.sort_by_key(|entry| {
             let is_directory = entry.kind() == EntryKind::Directory;
             (!is_directory, start(entry), entry.ino())

@@ -155,7 +155,7 @@ impl SyncPlan {
                 }
                 (None, _) => drop(self.written.insert(file.path, file.first.1)),
                 // Perhaps another name of the right file.
-                (Some(_), _) => self.changed.extend(file.change.map(|it| (file.path, it))),
+                (Some(_), _) => self.changed.extend(Some(file.path).zip(file.change)),
             }
         }
     }

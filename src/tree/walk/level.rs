@@ -69,7 +69,7 @@ impl<T: Tree, S> OpenLevels<T, S> {
         };
         let mut handle = oldest.handle.lock();
         // Without an identity it stays open.
-        if let Some(Ok(identity)) = handle.directory.as_ref().map(|it| tree.identity(it)) {
+        if let Some(Ok(identity)) = handle.directory.as_ref().map(|open| tree.identity(open)) {
             handle.identity = identity;
             handle.directory = None;
         }

@@ -254,7 +254,8 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
                 if let Err(error) = level.open_first(&self.tree) {
                     self.visitor.skip(&level, error)?;
                     let above = level.parent.clone();
-                    return above.map_or(ControlFlow::Continue(()), |it| self.complete(it, next));
+                    let complete = |above| self.complete(above, next);
+                    return above.map_or(ControlFlow::Continue(()), complete);
                 }
                 self.read(level, (0, 0), next)
             }
@@ -282,7 +283,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
     ) -> ControlFlow<()> {
         let mut batch = Batch::default();
         let directory = level.open(&self.tree);
-        let read = directory.and_then(|it| self.tree.read(&it, &mut position, &mut batch));
+        let read = directory.and_then(|open| self.tree.read(&open, &mut position, &mut batch));
         for (name, error) in batch.take_failed() {
             let mut path = level.path();
             push_component(&mut path, &name);

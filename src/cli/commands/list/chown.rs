@@ -61,7 +61,7 @@ pub(crate) fn run(args: &ChownArgs) -> anyhow::Result<ExitCode> {
     let from = from.map_or_else(Owner::default, |from| from.0);
     // GNU chown tells of the group alone if it is a number.
     let mut is_group =
-        to.user.is_none() && names.1.as_deref().is_some_and(|it| number(it).is_some());
+        to.user.is_none() && names.1.as_deref().is_some_and(|id| number(id).is_some());
     if args.flags.reference.is_some() {
         let known = AccountNames::load_system();
         let user = to.user.and_then(|id| known.user(id)).map(escape);

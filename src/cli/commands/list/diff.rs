@@ -15,7 +15,7 @@ use tarfs::tree::{Comparison, FollowedLinks, Name, SharedOutput, Tree};
 
 /// Arguments of `tarfs diff`.
 #[derive(clap::Args, Debug)]
-#[command(mut_arg("source", |it| it.value_name("A").index(1)))]
+#[command(mut_arg("source", |arg| arg.value_name("A").index(1)))]
 pub(crate) struct DiffArgs {
     #[command(flatten)]
     tree: TreeArgs,

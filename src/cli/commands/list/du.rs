@@ -14,8 +14,8 @@ use tarfs::tree::{FollowedLinks, Item, Tree};
 
 /// Arguments of `tarfs du`.
 #[derive(clap::Args, Debug)]
-#[command(disable_help_flag = true, mut_arg("ignore_zeros", |it| it.short(None)),
-          mut_arg("source", |it| it.required(false).default_value(".").index(1)))]
+#[command(disable_help_flag = true, mut_arg("ignore_zeros", |arg| arg.short(None)),
+          mut_arg("source", |arg| arg.required(false).default_value(".").index(1)))]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct DuArgs {
     #[command(flatten)]

@@ -24,8 +24,8 @@ use tarfs::tree::{FollowedLinks, Item, Metadata, Tree, followed_metadata_of, met
 
 /// Arguments of `tarfs find`.
 #[derive(clap::Args, Debug)]
-#[command(mut_arg("ignore_zeros", |it| it.short(None)), mut_arg("jobs", |it| it.short(None)),
-          mut_arg("source", |it| it.required(false).default_value(".").allow_hyphen_values(true).index(1)))]
+#[command(mut_arg("ignore_zeros", |arg| arg.short(None)), mut_arg("jobs", |arg| arg.short(None)),
+          mut_arg("source", |arg| arg.required(false).default_value(".").allow_hyphen_values(true).index(1)))]
 pub(crate) struct FindArgs {
     #[command(flatten)]
     tree: TreeArgs,

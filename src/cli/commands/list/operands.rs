@@ -349,7 +349,7 @@ fn start_here(path: &Path, is_one_of_several: bool, links: FollowedLinks) -> Opt
     };
     let (label, mut path) = (label.to_owned(), path.to_owned());
     let mut found = metadata_of(&path);
-    if found.as_ref().is_ok_and(|it| it.kind == FileKind::Symlink) {
+    if matches!(&found, Ok(found) if found.kind == FileKind::Symlink) {
         match links {
             FollowedLinks::StartDirectories if path.is_dir() => {
                 // With a slash the kernel follows it.

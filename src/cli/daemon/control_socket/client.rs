@@ -92,7 +92,7 @@ impl StatusRequests {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).ok()?;
         let streams = self.pending.iter().map(|(_, stream)| stream.get_ref());
-        let mut polled: Vec<_> = streams.map(|it| PollFd::new(it, PollFlags::IN)).collect();
+        let mut polled: Vec<_> = streams.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         if polled.is_empty() {
             return None;
         }
@@ -105,7 +105,7 @@ impl StatusRequests {
                 );
             }
         }
-        polled.iter().position(|it| !it.revents().is_empty())
+        polled.iter().position(|fd| !fd.revents().is_empty())
     }
 }
 

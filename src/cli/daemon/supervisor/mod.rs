@@ -332,7 +332,7 @@ impl Worker {
         if let Some(foreground) = &self.foreground {
             foreground.retry_unsent();
         }
-        let has_packet = polled.first().is_some_and(|it| !it.revents().is_empty());
+        let has_packet = polled.first().is_some_and(|fd| !fd.revents().is_empty());
         self.forward_signals();
         Ok(has_packet)
     }
