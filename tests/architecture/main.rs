@@ -1,9 +1,10 @@
-//! Rules for the structure of the crate: layers, import cycles, sizes, and the language of its prose.
+//! Rules for the structure of the crate: layers, import cycles, sizes, names, and the language of its prose.
 //!
 //! One crate has no manifest between its layers, so [`LAYERS`] is that manifest. The comments of
 //! `Cargo.toml` say which layers use an external crate.
 
 mod cycles;
+mod names;
 mod prose;
 mod size;
 mod source;
