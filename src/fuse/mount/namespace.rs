@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use rustix::process::fchdir;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+use serde::{Deserialize, Serialize};
 
 use super::error::{MountError, UnmountError};
 use super::mountinfo;
@@ -27,12 +28,29 @@ use crate::base::thread::Thread;
 const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A mount namespace, identified by path and inode.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Namespace {
     /// A file in this process's own namespace that names it, such as `/proc/PID/ns/mnt`.
+    #[serde(with = "os_path")]
     pub path: PathBuf,
     /// Device and inode of that file, unique while the namespace exists.
     pub identity: (u64, u64),
+}
+
+/// Serialization of a path that need not be UTF-8.
+pub(super) mod os_path {
+    use std::ffi::OsString;
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+        path.as_os_str().serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(source: D) -> Result<PathBuf, D::Error> {
+        OsString::deserialize(source).map(PathBuf::from)
+    }
 }
 
 /// A mount namespace with an open descriptor.

@@ -13,6 +13,7 @@ use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::mount::MountFlags;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capabilities};
+use serde::{Deserialize, Serialize};
 
 use super::error::MountError;
 use super::mountinfo;
@@ -43,7 +44,7 @@ pub struct UpperDirs {
 }
 
 /// The type of an overlay.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum OverlayKind {
     /// The kernel's overlayfs.
     Overlayfs,
@@ -53,17 +54,11 @@ pub enum OverlayKind {
 
 impl OverlayKind {
     /// Its type in the kernel's table of mounts.
-    pub fn fs_type(self) -> &'static str {
+    pub(super) fn fs_type(self) -> &'static str {
         match self {
             Self::Overlayfs => OVERLAY_FS_TYPE,
             Self::FuseOverlayfs => FUSE_OVERLAYFS_FS_TYPE,
         }
-    }
-
-    /// The kind with this file system type.
-    pub fn from_fs_type(fs_type: &str) -> Option<Self> {
-        let all = [Self::Overlayfs, Self::FuseOverlayfs];
-        all.into_iter().find(|overlay| overlay.fs_type() == fs_type)
     }
 
     /// The name for users.

@@ -4,17 +4,20 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::error::UnmountError;
 use super::mountinfo::{self, CurrentMount};
-use super::namespace::Namespace;
+use super::namespace::{Namespace, os_path};
 use super::overlay::OverlayKind;
 use super::pinned::{PinnedMount, UnmountMode};
 use super::syscalls;
 
 /// The place and the identity of a mount in the kernel's table of mounts.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MountTarget {
     /// Absolute, without symbolic links.
+    #[serde(with = "os_path")]
     pub mountpoint: PathBuf,
     /// Major and minor number of the top file system: the overlay or the mount itself.
     pub device: (u32, u32),

@@ -1,10 +1,8 @@
 //! The worker's side of its connection to the supervisor.
 
 use std::convert::Infallible;
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -92,7 +90,7 @@ impl SupervisorLink {
     /// Receives the state from the supervisor that started this process, or fails if that is gone.
     pub(crate) fn receive_takeover() -> anyhow::Result<TakeoverState> {
         let socket = dup_stdin()?;
-        let Some((Packet::TakeOver(place, state, scratch), descriptor)) =
+        let Some((Packet::TakeOver(target, state, scratch), descriptor)) =
             protocol::receive(&socket)?
         else {
             anyhow::bail!("the supervisor sent no mount to take over");
@@ -100,30 +98,29 @@ impl SupervisorLink {
         Ok(TakeoverState {
             supervisor: Self { socket },
             session: descriptor.map(|descriptor| InheritedSession {
-                target: place.into(),
+                target,
                 descriptor,
                 capabilities: state.capabilities,
             }),
             version: state.version,
-            scratch: scratch.map(|scratch| PathBuf::from(OsString::from_vec(scratch))),
+            scratch: scratch.map(PathBuf::from),
         })
     }
 
     pub(crate) fn report_mounted(&self, site: &MountTarget, device: BorrowedFd<'_>) {
-        self.send(&Packet::Mounted(site.into()), Some(device));
+        self.send(&Packet::Mounted(site.clone()), Some(device));
     }
 
     /// Reports the overlay over the mount, with a watch for its end.
     pub(crate) fn report_overlay(&self, site: &MountTarget, watch: Option<&SuperblockWatch>) {
         self.send(
-            &Packet::OverlayMounted(site.into()),
+            &Packet::OverlayMounted(site.clone()),
             watch.map(|watch| watch.0.as_fd()),
         );
     }
 
     pub(crate) fn report_scratch_dir(&self, directory: &Path) {
-        let directory = directory.as_os_str().as_bytes().to_vec();
-        self.send(&Packet::ScratchDir(directory), None);
+        self.send(&Packet::ScratchDir(directory.into()), None);
     }
 
     /// Reports the state that a successor must have, and a watch for the end of the mount.

@@ -11,10 +11,8 @@ mod link;
 mod process;
 mod protocol;
 
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, ExitStatus};
 use std::rc::Rc;
@@ -272,8 +270,7 @@ impl Worker {
             Err(_) => return false,
         }
         match protocol::receive(&self.socket) {
-            Ok(Some((Packet::Mounted(place), device))) => {
-                let site = place.into();
+            Ok(Some((Packet::Mounted(site), device))) => {
                 self.mount_state = device.map(|device| MountState {
                     site,
                     lower: None,
@@ -281,18 +278,17 @@ impl Worker {
                     end: None,
                 });
             }
-            Ok(Some((Packet::OverlayMounted(place), watch))) => {
+            Ok(Some((Packet::OverlayMounted(site), watch))) => {
                 self.overlay = match watch {
                     Some(watch) => OverlayWatch::Watched(Rc::new(SuperblockWatch(watch))),
                     None => OverlayWatch::Unwatched,
                 };
                 if let Some(mount_state) = &mut self.mount_state {
-                    mount_state.lower =
-                        Some(std::mem::replace(&mut mount_state.site, place.into()));
+                    mount_state.lower = Some(std::mem::replace(&mut mount_state.site, site));
                 }
             }
             Ok(Some((Packet::ScratchDir(directory), _))) => {
-                self.scratch = Some(PathBuf::from(OsString::from_vec(directory)));
+                self.scratch = Some(PathBuf::from(directory));
             }
             Ok(Some((Packet::Ready(state), end))) => {
                 self.session_state = Some(state);
@@ -481,9 +477,8 @@ impl MountState {
             foreground: before.foreground.clone(),
             ..Worker::from_child(child, ours)
         };
-        let scratch = before.scratch.as_ref();
-        let scratch = scratch.map(|scratch| scratch.as_os_str().as_bytes().to_vec());
-        let packet = Packet::TakeOver((&self.site).into(), state.clone(), scratch);
+        let scratch = before.scratch.clone().map(PathBuf::into_os_string);
+        let packet = Packet::TakeOver(self.site.clone(), state.clone(), scratch);
         let device = (mode == RestartMode::Adopt).then(|| self.device.as_fd());
         let sent = protocol::send(&worker.socket, &packet, device, SendFlags::empty());
         while sent.is_ok()

@@ -4,8 +4,6 @@ use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -15,7 +13,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use tarfs::fuse::{MountTarget, Namespace, OverlayKind};
+use tarfs::fuse::MountTarget;
 
 /// Maximum length of a packet, in bytes. The longest, for a successor, holds two paths of 4096 bytes as
 /// numbers, and a version of as many bytes, each of which JSON may expand to six: 57 KiB.
@@ -25,32 +23,21 @@ const MAX_PACKET_BYTES: usize = 64 << 10;
 #[serde(rename_all = "snake_case")]
 pub(super) enum Packet {
     /// Worker: it is mounted. The descriptor is its connection.
-    Mounted(MountPlace),
+    Mounted(MountTarget),
     /// Worker: the mount is ready. The descriptor watches for its end.
     Ready(SessionState),
     /// Worker: a writable overlay covers the mount and determines its lifetime. If the written files are
     /// temporary, the descriptor watches the overlay's end.
-    OverlayMounted(MountPlace),
+    OverlayMounted(MountTarget),
     /// Worker: remove this directory with the mount.
-    ScratchDir(Vec<u8>),
+    ScratchDir(OsString),
     /// Worker: forward this to the service manager that started the supervisor.
     Notify(String),
     /// Successor that is not ready: the source was unreachable for this many ms, at most its whole lifetime.
     Unreachable(u64),
     /// Supervisor to successor: continue with this mount, if its connection is attached, else mount again.
     /// The last field is the mount's scratch directory.
-    TakeOver(MountPlace, SessionState, Option<Vec<u8>>),
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct MountPlace {
-    /// A path, which need not be UTF-8.
-    pub(super) mountpoint: Vec<u8>,
-    pub(super) device: (u32, u32),
-    /// The kernel's name for the covering overlay's file system, and the device of the mount below.
-    pub(super) cover: Option<(String, (u32, u32))>,
-    /// Path and identity of the mount namespace, if it is another one.
-    pub(super) namespace: Option<(Vec<u8>, (u64, u64))>,
+    TakeOver(MountTarget, SessionState, Option<OsString>),
 }
 
 /// State that must not change from a worker to its successor.
@@ -115,48 +102,24 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Packet, Option<Ow
     Ok(Some((packet, descriptor)))
 }
 
-impl From<&MountTarget> for MountPlace {
-    fn from(site: &MountTarget) -> Self {
-        Self {
-            mountpoint: site.mountpoint.as_os_str().as_bytes().to_vec(),
-            device: site.device,
-            cover: site
-                .overlay
-                .map(|(cover, device)| (cover.fs_type().to_owned(), device)),
-            namespace: site.namespace.as_ref().map(|namespace| {
-                let path = namespace.path.as_os_str().as_bytes().to_vec();
-                (path, namespace.identity)
-            }),
-        }
-    }
-}
-
-impl From<MountPlace> for MountTarget {
-    fn from(place: MountPlace) -> Self {
-        Self {
-            mountpoint: PathBuf::from(OsString::from_vec(place.mountpoint)),
-            device: place.device,
-            overlay: place
-                .cover
-                .and_then(|(name, device)| Some((OverlayKind::from_fs_type(&name)?, device))),
-            namespace: place.namespace.map(|(path, identity)| Namespace {
-                path: PathBuf::from(OsString::from_vec(path)),
-                identity,
-            }),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    use tarfs::fuse::{Namespace, OverlayKind};
+
     use super::*;
 
-    fn place() -> MountPlace {
-        MountPlace {
-            mountpoint: b"/mnt/\xff".to_vec(),
+    fn target() -> MountTarget {
+        MountTarget {
+            mountpoint: OsStr::from_bytes(b"/mnt/\xff").into(),
             device: (0, 45),
-            cover: Some(("overlay".to_owned(), (0, 44))),
-            namespace: Some((b"/proc/7/ns/mnt".to_vec(), (4, 4_026_531_841))),
+            overlay: Some((OverlayKind::Overlayfs, (0, 44))),
+            namespace: Some(Namespace {
+                path: "/proc/7/ns/mnt".into(),
+                identity: (4, 4_026_531_841),
+            }),
         }
     }
 
@@ -171,7 +134,7 @@ mod tests {
         let file = tempfile::tempfile().expect("a file");
         send(
             &here,
-            &Packet::Mounted(place()),
+            &Packet::Mounted(target()),
             Some(file.as_fd()),
             SendFlags::empty(),
         )
@@ -185,7 +148,7 @@ mod tests {
         .expect("sent");
         drop(here);
         let (packet, descriptor) = receive(&there).expect("whole").expect("there");
-        assert_eq!(packet, Packet::Mounted(place()));
+        assert_eq!(packet, Packet::Mounted(target()));
         assert!(descriptor.is_some());
         let (packet, descriptor) = receive(&there).expect("whole").expect("there");
         assert_eq!(packet, Packet::Ready(state));
