@@ -29,44 +29,6 @@ const EX_SYSERR: u8 = 2;
 /// mount(8)'s exit code for a failed mount.
 const EX_FAIL: u8 = 32;
 
-/// Options in fstab for mount(8) or systemd, or without effect on a read-only mount.
-const IGNORED_OPTIONS: [&str; 34] = [
-    "defaults",
-    "ro",
-    "auto",
-    "noauto",
-    "nofail",
-    "_netdev",
-    "user",
-    "nouser",
-    "users",
-    "nousers",
-    "owner",
-    "noowner",
-    "group",
-    "nogroup",
-    "async",
-    "sync",
-    "dirsync",
-    "atime",
-    "noatime",
-    "diratime",
-    "nodiratime",
-    "relatime",
-    "norelatime",
-    "strictatime",
-    "nostrictatime",
-    "lazytime",
-    "nolazytime",
-    "silent",
-    "loud",
-    "mand",
-    "nomand",
-    "iversion",
-    "noiversion",
-    "nonempty",
-];
-
 /// Flags of `tarfs mount` that are not available as mount options.
 const FLAGS_WITHOUT_OPTION: [&str; 3] = ["foreground", "help", "version"];
 
@@ -281,12 +243,7 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
         match name {
             "remount" => return Err(TranslateError::Remount),
             "rw" | "ro" => wants_to_write = Some(name == "rw"),
-            // These two names bypass mount(8), which takes `suid` and `dev` for its defaults and drops them.
-            "allow_suid" | "allow_dev" if value.is_none() => {
-                words.push("-o".into());
-                words.push(name.trim_start_matches("allow_").into());
-            }
-            _ if is_ignored_option(name) => {}
+            _ if MountOptions::is_ignored(name) => {}
             _ => match find_flag(mount, name) {
                 Some((flag, takes_value)) => {
                     is_writable |= flag == "writable";
@@ -333,12 +290,6 @@ fn flag_word(
         (None, true) => Err(TranslateError::MissingValue(name.to_owned())),
         (Some(_), false) => Err(TranslateError::UnexpectedValue(name.to_owned())),
     }
-}
-
-fn is_ignored_option(name: &str) -> bool {
-    IGNORED_OPTIONS.contains(&name)
-        || ["x-", "X-"].iter().any(|prefix| name.starts_with(prefix))
-        || name == "comment"
 }
 
 /// Returns the flag for the option `name`, and whether it takes a value.
@@ -479,17 +430,19 @@ mod tests {
         );
     }
 
-    #[test]
-    fn allow_suid_and_allow_dev_are_translated() {
-        assert_eq!(flags("allow_suid,allow_dev"), ["-o", "suid", "-o", "dev"]);
-    }
-
     // Promises: helper-unknown
     #[test]
     fn fstab_options_for_other_programs_are_ignored() {
         let options = "_netdev,nofail,noauto,user,users,user=joe,owner,group,defaults,comment=x,iversion,\
-                       x-systemd.automount,X-mount.mkdir,x-a=b,noatime,ro";
-        assert_eq!(flags(options), ["-o", "ro"]);
+                       x-systemd.automount,X-mount.mkdir,x-a=b,strictatime,allow_suid,ro";
+        assert_eq!(flags(options), ["-o", "allow_suid", "-o", "ro"]);
+        let (mut expected, mut options_of_mount) =
+            (MountOptions::default(), MountOptions::default());
+        expected.apply("suid,ro").expect("known");
+        options_of_mount
+            .apply(options)
+            .expect("accepted by `tarfs mount`, too");
+        assert_eq!(options_of_mount, expected);
         assert_eq!(flags("ro,rw"), [""; 0], "mount(8) adds it by itself");
     }
 

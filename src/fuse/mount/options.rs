@@ -51,14 +51,17 @@ type SetFlag = fn(&mut MountOptions);
 
 type SetValue = fn(&mut MountOptions, &str) -> Result<(), OptionError>;
 
-const FLAGS: [(&str, SetFlag); 12] = [
+const FLAGS: [(&str, SetFlag); 14] = [
     ("allow_other", |options| options.allow_other = true),
     ("default_permissions", |options| {
         options.default_permissions = true;
     }),
     ("suid", |options| options.suid = true),
+    // mount(8) takes `suid` and `dev` for its defaults and drops them, but not these two.
+    ("allow_suid", |options| options.suid = true),
     ("nosuid", |options| options.suid = false),
     ("dev", |options| options.dev = true),
+    ("allow_dev", |options| options.dev = true),
     ("nodev", |options| options.dev = false),
     ("exec", |options| options.noexec = false),
     ("noexec", |options| options.noexec = true),
@@ -90,11 +93,10 @@ const VALUES: [(&str, SetValue); 4] = [
     }),
 ];
 
-/// Options for mount(8) and systemd, which pass them on.
-const IGNORED_FLAGS: [&str; 11] = [
-    "defaults", "nonempty", "noatime", "relatime", "auto", "noauto", "user", "nouser", "users",
-    "nofail", "_netdev",
-];
+/// Options for mount(8) or systemd, which pass them on, and those without effect on a read-only mount.
+const IGNORED_OPTIONS: &str = "defaults auto noauto nofail _netdev user nouser users nousers owner noowner group \
+    nogroup async sync dirsync atime noatime diratime nodiratime relatime norelatime strictatime nostrictatime \
+    lazytime nolazytime silent loud mand nomand iversion noiversion nonempty comment";
 
 impl MountOptions {
     /// Applies an argument of `-o`: options separated by commas. A later one overrides an earlier one. As for
@@ -106,9 +108,17 @@ impl MountOptions {
         let options = split(argument);
         let mut options = options.iter().filter(|option| !option.is_empty());
         options.try_for_each(|option| match option.split_once('=') {
+            _ if Self::is_ignored(option) => Ok(()),
             Some((name, value)) => self.apply_value(name, value, option),
             None => self.apply_flag(option),
         })
+    }
+
+    /// Whether `option` is accepted without effect, with or without a value.
+    pub fn is_ignored(option: &str) -> bool {
+        let name = option.split_once('=').map_or(option, |(name, _)| name);
+        let is_comment = name.starts_with("x-") || name.starts_with("X-");
+        is_comment || IGNORED_OPTIONS.split(' ').any(|ignored| ignored == name)
     }
 
     /// Names of the options without a value that change a default.
@@ -128,24 +138,16 @@ impl MountOptions {
     }
 
     fn apply_flag(&mut self, option: &str) -> Result<(), OptionError> {
-        if let Some((_, set)) = FLAGS.iter().find(|(name, _)| *name == option) {
-            set(self);
-            return Ok(());
-        }
-        if IGNORED_FLAGS.contains(&option) || option.starts_with("x-") {
-            return Ok(());
-        }
-        Err(OptionError::Unknown(option.to_owned()))
+        let flag = FLAGS.iter().find(|(name, _)| *name == option);
+        let (_, set) = flag.ok_or_else(|| OptionError::Unknown(option.to_owned()))?;
+        set(self);
+        Ok(())
     }
 
     fn apply_value(&mut self, name: &str, value: &str, option: &str) -> Result<(), OptionError> {
-        if let Some((_, set)) = VALUES.iter().find(|(known, _)| *known == name) {
-            return set(self, value);
-        }
-        if name.starts_with("x-") {
-            return Ok(());
-        }
-        Err(OptionError::Unknown(option.to_owned()))
+        let known = VALUES.iter().find(|(known, _)| *known == name);
+        let (_, set) = known.ok_or_else(|| OptionError::Unknown(option.to_owned()))?;
+        set(self, value)
     }
 
     /// Escapes commas and backslashes, so that [`apply`](Self::apply) and fusermount3 read one option.
