@@ -13,6 +13,7 @@ use clap_complete::engine::ArgValueCandidates;
 use crate::cli::args::JsonArg;
 use crate::cli::completion;
 use crate::cli::daemon::control_socket::{self, CopyProgress, IndexState, Phase, Status};
+use crate::cli::daemon::prometheus::figures;
 use crate::cli::environment;
 use crate::cli::exit_status;
 use crate::cli::ui::output;
@@ -236,29 +237,11 @@ fn problem_lines(status: &Status, now: SystemTime) -> Lines {
 
 /// The version, the use of memory and disk, and counters, for `--verbose`.
 fn detail_lines(status: &Status) -> Lines {
-    let memory = &status.memory;
-    let mut sizes = vec![
-        ("memory, resident", status.resident_bytes),
-        ("memory, budget", memory.budget_bytes),
-        ("memory, blocks", memory.spans_bytes),
-        ("memory, reads", memory.reads_bytes),
-        ("memory, decoders", memory.decoders_bytes),
-        ("memory, index", memory.index_bytes),
-    ];
-    if let Some(disk_cache) = &status.disk_cache {
-        sizes.extend([
-            ("disk cache, archive", disk_cache.held_bytes),
-            ("disk cache, all", disk_cache.all_bytes),
-            ("disk cache, limit", disk_cache.limit_bytes),
-        ]);
-    }
     let mut texts = vec![("version", format_version(&status.version))];
     texts.extend(status.metrics.clone().map(|url| ("metrics", url)));
-    texts.extend(
-        sizes
-            .into_iter()
-            .map(|(name, size)| (name, format_bytes(size))),
-    );
+    let sizes = figures(status).into_iter();
+    let sizes = sizes.filter(|figure| !figure.line.is_empty());
+    texts.extend(sizes.map(|figure| (figure.line, format_bytes(figure.value))));
     texts.push(("prefetch, mode", status.prefetch.what.clone()));
     if status.prefetch.replay_spans > 0 {
         let (done, total) = (status.prefetch.replayed_spans, status.prefetch.replay_spans);

@@ -9,141 +9,81 @@ use tarfs::internal::stats::{CounterKind, Stats};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// A figure of a status.
+pub(crate) struct Figure {
+    /// Name of the metric, without the prefix `tarfs_`.
+    metric: &'static str,
+    /// Name in `tarfs status --verbose`, of sizes; empty if it is not shown there.
+    pub line: &'static str,
+    /// One sentence that says what it is.
+    help: &'static str,
+    pub value: u64,
+}
+
+/// Makes figures from rows: the metric, the name in `tarfs status --verbose` if it has one, the help and the value.
+macro_rules! figures {
+    ($($metric:ident $($line:literal)?: $help:literal = $value:expr;)+) => {
+        [$(Figure { metric: stringify!($metric), line: concat!($($line)?), help: $help, value: $value }),+]
+    };
+}
+
+/// Returns the figures of `status` that are no counters.
+pub(crate) fn figures(status: &Status) -> Vec<Figure> {
+    let (memory, prefetch) = (&status.memory, &status.prefetch);
+    let mut all = Vec::from(figures! {
+        mount_timestamp_seconds: "When it was mounted, in seconds since 1970." = status.since_unix_seconds;
+        entries: "Entries in the index." = status.entries;
+        damaged_members: "Members that are damaged or not in the tree." = status.damaged_members;
+        index_complete: "1 when all of the archive is in the index." = (status.index.phase == Phase::Complete).into();
+        resident_memory_bytes "memory, resident":
+            "Memory of the process that is resident." = status.resident_bytes;
+        memory_budget_bytes "memory, budget":
+            "Memory that all but the index may take together." = memory.budget_bytes;
+        memory_spans_bytes "memory, blocks": "Decoded blocks that are kept in memory." = memory.spans_bytes;
+        memory_reads_bytes "memory, reads":
+            "Memory that reads have reserved which decode at this moment." = memory.reads_bytes;
+        memory_decoders_bytes "memory, decoders":
+            "Memory that their decoders have borrowed besides." = memory.decoders_bytes;
+        memory_index_bytes "memory, index": "Memory of the index, on top of the budget." = memory.index_bytes;
+        prefetch_all_spans: "Decoded blocks that prefetch has made or found." = prefetch.done_spans;
+        prefetch_all_complete:
+            "1 when everything is kept and nothing is fetched any more, else 0."
+            = (prefetch.state == "complete").into();
+        archive_spans: "Decoded blocks of the archive." = prefetch.total_spans;
+        replayed_spans: "Decoded blocks of the profile that were made or found." = prefetch.replayed_spans;
+        replay_spans: "Decoded blocks of the profile." = prefetch.replay_spans;
+    });
+    if let Some(cache) = &status.disk_cache {
+        all.extend(figures! {
+            disk_cache_held_bytes "disk cache, archive":
+                "Disk that the decoded data of this archive takes." = cache.held_bytes;
+            disk_cache_all_bytes "disk cache, all":
+                "Disk that the decoded data of all archives takes." = cache.all_bytes;
+            disk_cache_limit_bytes "disk cache, limit":
+                "Disk that the decoded data of all archives may take." = cache.limit_bytes;
+        });
+    }
+    if let Some(copy) = &status.copy {
+        all.extend(figures! {
+            copy_files: "Regular files that are whole in the copy." = copy.files;
+            copy_files_expected: "Regular files that the copy is to have." = copy.total_files;
+            copy_bytes: "Stored bytes of files that are whole in the copy." = copy.bytes;
+            copy_bytes_expected: "Stored bytes that the copy is to have." = copy.total_bytes;
+            copy_failures: "Entries of the copy that could not be written, or were changed." = copy.failures;
+            copy_complete: "Whether everything is in the copy." = (copy.state == "complete").into();
+        });
+    }
+    all
+}
+
 /// Formats the figures of `status`, each with its mountpoint as a label.
 pub(crate) fn render(status: &Status) -> String {
     let mut page = Page {
         text: String::new(),
         mountpoint: escape_label(&status.mountpoint),
     };
-    let (memory, prefetch) = (&status.memory, &status.prefetch);
-    let mut gauges = vec![
-        (
-            "mount_timestamp_seconds",
-            "When it was mounted, in seconds since 1970.",
-            status.since_unix_seconds,
-        ),
-        ("entries", "Entries in the index.", status.entries),
-        (
-            "damaged_members",
-            "Members that are damaged or not in the tree.",
-            status.damaged_members,
-        ),
-        (
-            "index_complete",
-            "1 when all of the archive is in the index.",
-            u64::from(status.index.phase == Phase::Complete),
-        ),
-        (
-            "resident_memory_bytes",
-            "Memory of the process that is resident.",
-            status.resident_bytes,
-        ),
-        (
-            "memory_budget_bytes",
-            "Memory that all but the index may take together.",
-            memory.budget_bytes,
-        ),
-        (
-            "memory_spans_bytes",
-            "Decoded blocks that are kept in memory.",
-            memory.spans_bytes,
-        ),
-        (
-            "memory_reads_bytes",
-            "Memory that reads have reserved which decode at this moment.",
-            memory.reads_bytes,
-        ),
-        (
-            "memory_decoders_bytes",
-            "Memory that their decoders have borrowed besides.",
-            memory.decoders_bytes,
-        ),
-        (
-            "memory_index_bytes",
-            "Memory of the index, on top of the budget.",
-            memory.index_bytes,
-        ),
-        (
-            "prefetch_all_spans",
-            "Decoded blocks that prefetch has made or found.",
-            prefetch.done_spans,
-        ),
-        (
-            "prefetch_all_complete",
-            "1 when everything is kept and nothing is fetched any more, else 0.",
-            u64::from(prefetch.state == "complete"),
-        ),
-        (
-            "archive_spans",
-            "Decoded blocks of the archive.",
-            prefetch.total_spans,
-        ),
-        (
-            "replayed_spans",
-            "Decoded blocks of the profile that were made or found.",
-            prefetch.replayed_spans,
-        ),
-        (
-            "replay_spans",
-            "Decoded blocks of the profile.",
-            prefetch.replay_spans,
-        ),
-    ];
-    if let Some(disk_cache) = &status.disk_cache {
-        gauges.extend([
-            (
-                "disk_cache_held_bytes",
-                "Disk that the decoded data of this archive takes.",
-                disk_cache.held_bytes,
-            ),
-            (
-                "disk_cache_all_bytes",
-                "Disk that the decoded data of all archives takes.",
-                disk_cache.all_bytes,
-            ),
-            (
-                "disk_cache_limit_bytes",
-                "Disk that the decoded data of all archives may take.",
-                disk_cache.limit_bytes,
-            ),
-        ]);
-    }
-    if let Some(copy) = &status.copy {
-        gauges.extend([
-            (
-                "copy_files",
-                "Regular files that are whole in the copy.",
-                copy.files,
-            ),
-            (
-                "copy_files_expected",
-                "Regular files that the copy is to have.",
-                copy.total_files,
-            ),
-            (
-                "copy_bytes",
-                "Stored bytes of files that are whole in the copy.",
-                copy.bytes,
-            ),
-            (
-                "copy_bytes_expected",
-                "Stored bytes that the copy is to have.",
-                copy.total_bytes,
-            ),
-            (
-                "copy_failures",
-                "Entries of the copy that could not be written, or were changed.",
-                copy.failures,
-            ),
-            (
-                "copy_complete",
-                "Whether everything is in the copy.",
-                u64::from(copy.state == "complete"),
-            ),
-        ]);
-    }
-    for (name, help, value) in gauges {
-        page.add_metric(name, "gauge", help, value);
+    for figure in figures(status) {
+        page.add_metric(figure.metric, "gauge", figure.help, figure.value);
     }
     for counter in Stats::COUNTERS {
         // Another version of this program may lack a counter.
