@@ -6,9 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 
-use super::list::operands::{self, local_directory};
+use super::list::operands;
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
 use crate::cli::exit_status;
 use crate::cli::open_archive;
@@ -38,10 +38,7 @@ pub(crate) struct CatArgs {
 }
 
 pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
-    if let Some(directory) = local_directory(&args.source.source) {
-        let name = directory.display();
-        bail!("{name}: is a directory, not an archive (use cat(1) for its files)");
-    }
+    operands::ensure_archive(&args.source.source, "use cat(1) for its files")?;
     let (source, layers, cache) = (&args.source, &args.layers, &args.cache);
     let (_network, volume) =
         open_archive::open_tree(source, layers, cache, TreeOrigin::WRITTEN, RowsToLoad::All)?;

@@ -117,14 +117,12 @@ impl LsArgs {
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let source = &args.tree.source.source;
-    let is_remote = operands::local_directory(source).is_none();
-    if source.is_place() && is_remote {
+    if source.is_place() && operands::local_directory(source).is_none() {
         return list_archives(args);
     }
-    ensure!(
-        args.shard.is_none() || is_remote,
-        "a directory has no shards, and SOURCE is one"
-    );
+    if args.shard.is_some() {
+        operands::ensure_archive(source, "only an archive has shards")?;
+    }
     let is_ordered = args.by_size || args.by_time;
     let is_whole = args.format.is_some() || args.shard.is_some();
     let needs = Needs {

@@ -326,6 +326,17 @@ pub(crate) fn local_directory(source: &SourceSpec) -> Option<&Path> {
     }
 }
 
+/// Refuses a directory of this machine as SOURCE. `hint` says what to do instead, or why.
+pub(crate) fn ensure_archive(source: &SourceSpec, hint: &str) -> anyhow::Result<()> {
+    match local_directory(source) {
+        Some(name) => bail!(
+            "{}: is a directory, not an archive ({hint})",
+            name.display()
+        ),
+        None => Ok(()),
+    }
+}
+
 /// The files at which a verb starts: `directory` and `paths` of this machine, or `paths` in an archive, or its root.
 fn operands(directory: Option<&Path>, paths: &[OsString]) -> Vec<OsString> {
     let first = match directory {

@@ -15,7 +15,7 @@ use super::args::{
 };
 use super::output::{Output, Written, exit_code, report_interrupted};
 use crate::cli::args::{CacheDirArgs, LayerArgs, QuietArg, SavedIndexArgs, SourceArgs, heading};
-use crate::cli::commands::list::operands::local_directory;
+use crate::cli::commands::list::operands::ensure_archive;
 use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
@@ -96,10 +96,7 @@ pub(crate) struct MaterializeOptions {
 
 pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     let MaterializeArgs { source, options } = args;
-    if let Some(directory) = local_directory(&source.source) {
-        let name = directory.display();
-        bail!("{name}: is a directory, not an archive (to copy it use `tarfs copy {name} DIR`)");
-    }
+    ensure_archive(&source.source, "to copy it use `tarfs copy`")?;
     if options.layers.is_set()
         && let Err(error) = options.ensure_whole()
     {

@@ -4,13 +4,13 @@ use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use tokio::runtime::Runtime;
 
 use super::args::{ArchiveArgs, DestinationArg, ExistingArgs, WriteArgs};
 use super::output::{Output, TerminalReporter, exit_code};
 use crate::cli::args::{self, CacheArgs, JsonArg, LayerArgs, ShardArg, SourceArgs, StatsArg};
-use crate::cli::commands::list::operands::local_directory;
+use crate::cli::commands::list::operands::ensure_archive;
 use crate::cli::open_archive;
 use crate::cli::shards;
 use crate::cli::ui::output;
@@ -157,12 +157,7 @@ fn write(
     existing: Existing,
     shard: Option<ShardArg>,
 ) -> anyhow::Result<ExitCode> {
-    if let Some(directory) = local_directory(&args.source.source) {
-        bail!(
-            "{}: is a directory, and only an archive has shards",
-            directory.display()
-        );
-    }
+    ensure_archive(&args.source.source, "only an archive has shards")?;
     materialize::check_empty_destination(args.destination.path())?;
     let options = Options {
         existing,
