@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::logging;
 use super::output::print_error;
+use super::units::format_bytes;
 use tarfs::Stats;
 use tarfs::internal::thread::Thread;
 
@@ -116,14 +117,14 @@ struct ProgressState {
 impl ProgressState {
     /// Formats a line for a terminal of `columns`. If space is short, omits the rate first.
     fn line(&self, verb: &str, columns: usize) -> String {
-        let done = HumanBytes(self.done_bytes);
+        let done = format_bytes(self.done_bytes);
         let mut parts = vec![match self.total_bytes {
             Some(total) => {
                 let percent = self.done_bytes.saturating_mul(100) / total.max(1);
                 format!(
                     "{verb} {:>3}% {done}/{}",
                     percent.min(100),
-                    HumanBytes(total)
+                    format_bytes(total)
                 )
             }
             None => format!("{verb} {done}"),
@@ -135,7 +136,7 @@ impl ProgressState {
         parts.push(format!("{} entries", HumanCount(self.entries)));
         parts.push(format!(
             "{}/s",
-            HumanBytes(bytes_per_second(self.done_bytes, self.elapsed))
+            format_bytes(bytes_per_second(self.done_bytes, self.elapsed))
         ));
         let mut line = String::new();
         for part in parts {
@@ -194,9 +195,9 @@ pub(crate) fn report_written(entries: u64, bytes: u64, elapsed: Duration) {
         print_error(format_args!(
             "{} entries, {} in {:.1} s ({}/s)",
             HumanCount(entries),
-            HumanBytes(bytes),
+            format_bytes(bytes),
             elapsed.as_secs_f64(),
-            HumanBytes(bytes_per_second(bytes, elapsed)),
+            format_bytes(bytes_per_second(bytes, elapsed)),
         ));
     }
 }
@@ -232,10 +233,10 @@ mod tests {
         let line = state(512, Some(1024), 90_000).line("indexing", 80);
         assert_eq!(
             line,
-            "indexing  50% 512.00 MiB/1.00 GiB, 1m 30s left, 12,345,678 entries, 5.69 MiB/s"
+            "indexing  50% 512 MiB/1024 MiB, 1m 30s left, 12,345,678 entries, 5825 KiB/s"
         );
         let line = state(512, Some(1024), 90_000).line("indexing", 60);
-        assert_eq!(line, "indexing  50% 512.00 MiB/1.00 GiB, 1m 30s left");
+        assert_eq!(line, "indexing  50% 512 MiB/1024 MiB, 1m 30s left");
     }
 
     // Promises: write-messages
