@@ -53,7 +53,7 @@ impl OpenContext {
     /// # Errors
     /// The place is missing, unreachable, or refuses the listing.
     pub fn list_place(&self, spec: &SourceSpec) -> Result<Listing, Error> {
-        Ok(self.network.block_on(self.operands(spec)?.list())?)
+        Ok(self.network.block_on(self.open_place(spec)?.list())?)
     }
 
     /// Lists the archives of the place `spec`, which share the memory of these settings. Each archive has
@@ -66,7 +66,7 @@ impl OpenContext {
         spec: &SourceSpec,
         prefetch: PrefetchMode,
     ) -> Result<SourceArchives, Error> {
-        let (mut context, place) = (self.clone(), self.operands(spec)?);
+        let (mut context, place) = (self.clone(), self.open_place(spec)?);
         let options = &mut context.archive;
         options.resources = Some(options.create_resources().map_err(Error::Threads)?);
         let (parts, total) = (options.budget(), options.scan.memory);
@@ -116,7 +116,7 @@ impl OpenContext {
         })
     }
 
-    fn operands(&self, spec: &SourceSpec) -> Result<ArchivePlace, Error> {
+    fn open_place(&self, spec: &SourceSpec) -> Result<ArchivePlace, Error> {
         let location = location_text(spec.origin());
         let opening = ArchivePlace::open(&location, self.source_options(&location));
         Ok(self.network.block_on(opening)?)

@@ -377,11 +377,11 @@ fn mount_in_namespace_rejects_unsupported_options() {
          kill $pid"
     ));
     let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(said, "32\n32\n32\n32\n32\n0\n", "{}", stderr_text(&output));
+    assert_eq!(said, "1\n1\n1\n32\n32\n0\n", "{}", stderr_text(&output));
     for complaint in [
-        "--writable cannot be combined with --namespace",
-        "--restart cannot be combined with --namespace",
-        "--copy-to cannot be combined with --namespace",
+        "'--namespace <PID|PATH>' cannot be used with '--writable'",
+        "'--namespace <PID|PATH>' cannot be used with '--restart'",
+        "'--namespace <PID|PATH>' cannot be used with '--copy-to <DIR>'",
         "make the directory first",
         "cannot enter the mount namespace",
     ] {

@@ -1,6 +1,7 @@
 //! Flags shared by several verbs: parsed values without side effects.
 
 mod cache;
+mod given;
 pub(crate) mod headers;
 pub(crate) mod heading;
 mod layers;
@@ -15,6 +16,7 @@ mod walk;
 mod xattrs;
 
 pub(crate) use cache::{CacheArgs, CacheDirArgs, SavedIndexArgs};
+pub(crate) use given::GivenArgs;
 pub(crate) use layers::LayerArgs;
 pub(crate) use mount::MountArgs;
 pub(crate) use output::{HumanReadableArg, JsonArg, LongHelpArg, QuietArg, StatsArg};

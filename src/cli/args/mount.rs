@@ -15,6 +15,7 @@ use super::{
     seconds_parser,
 };
 use crate::cli::completion;
+use crate::cli::ui::output::UsageError;
 use tarfs::archive::Volume;
 use tarfs::fuse::{MountOptions, Subtree};
 use tarfs::index::Index;
@@ -109,7 +110,7 @@ pub(crate) struct MountArgs {
     /// PATH is a file like /proc/PID/ns/mnt. MOUNTPOINT must be an absolute path in that namespace. All
     /// other paths and programs are those of the current namespace. Needs root and Linux 5.8.
     #[arg(long, value_name = "PID|PATH", value_parser = |argument: &str| Ok::<_, Infallible>(namespace_path(argument)),
-          hide_short_help = true)]
+          conflicts_with_all = ["writable", "restart", "copy_to"], hide_short_help = true)]
     pub namespace: Option<PathBuf>,
     /// For a directory of archives: close an archive that was not used for this long
     ///
@@ -123,6 +124,24 @@ pub(crate) struct MountArgs {
     #[arg(long, value_name = "ADDR:PORT", help_heading = heading::PROCESS, hide_short_help = true)]
     pub metrics: Option<SocketAddr>,
 }
+
+/// Flags that cannot be used with a directory of archives.
+const SINGLE_ARCHIVE_FLAGS: [&str; 14] = [
+    "writable",
+    "restart",
+    "copy_to",
+    "expect_sha256",
+    "index",
+    "index_sha256",
+    "mirror_url",
+    "record",
+    "replay",
+    "prefetch_rate",
+    "layer",
+    "whiteouts",
+    "root",
+    "strip_components",
+];
 
 /// Validates `-o` while clap parses it, so that clap reports the error.
 fn parse_mount_options(argument: &str) -> Result<String, tarfs::fuse::OptionError> {
@@ -149,83 +168,32 @@ impl MountArgs {
         Ok(options)
     }
 
-    /// Returns the error in the combination of flags, if there is one.
-    pub(crate) fn find_conflict(&self) -> Option<&'static str> {
-        let wants_writing = self.mount_options().ok()?.read_only == Some(false);
-        if wants_writing && !self.writable {
-            return Some(
+    /// Refuses a combination of flags that clap cannot refuse.
+    pub(crate) fn check(&self) -> Result<(), UsageError> {
+        let is_writing = self
+            .mount_options()
+            .is_ok_and(|it| it.read_only == Some(false));
+        let refuse = |text: &str| Err(UsageError(text.to_owned()));
+        if is_writing && !self.writable {
+            return refuse(
                 "mount option `rw` asks for writing, but a mount is read-only without --writable",
             );
         }
         if self.writable && self.restart && self.copy_to.is_some() {
-            return Some(
-                "--restart with --copy-to mounts again when the process dies, which is not possible \
-                 with --writable (leave out one of the three)",
+            return refuse(
+                "--restart with --copy-to mounts again when the process dies, which is not possible with --writable \
+                 (leave out one of the three)",
             );
         }
-        if self.source.source.is_place()
-            && let Some(error) = self.find_place_conflict()
-        {
-            return Some(error);
+        if self.namespace.is_some() && !self.mountpoint.is_absolute() {
+            return refuse("with --namespace the mountpoint must be an absolute path");
         }
-        self.namespace.as_ref()?;
-        [
-            (
-                self.writable,
-                "--writable cannot be combined with --namespace: the overlay is created in the \
-                 current namespace",
-            ),
-            (
-                self.restart,
-                "--restart cannot be combined with --namespace: the mount ends with its process",
-            ),
-            (
-                self.copy_to.is_some(),
-                "--copy-to cannot be combined with --namespace: mount here and bind the mount there",
-            ),
-            (
-                !self.mountpoint.is_absolute(),
-                "with --namespace the mountpoint must be an absolute path",
-            ),
-        ]
-        .into_iter()
-        .find_map(|(is_wrong, error)| is_wrong.then_some(error))
-    }
-
-    /// Returns the first flag that cannot be used with a directory of archives.
-    fn find_place_conflict(&self) -> Option<&'static str> {
-        macro_rules! single {
-            ($flag:literal) => {
-                concat!(
-                    $flag,
-                    " is for a single archive, and SOURCE is a directory of archives (mount one of them)"
-                )
-            };
+        match self.source.given.first_of(&SINGLE_ARCHIVE_FLAGS) {
+            Some(flag) if self.source.source.is_place() => refuse(&format!(
+                "{flag} is for a single archive, and SOURCE is a directory of archives (mount one of them)"
+            )),
+            _ => Ok(()),
         }
-        let (source, saved) = (&self.source, &self.cache.saved);
-        [
-            (self.writable, single!("--writable")),
-            (self.restart, single!("--restart")),
-            (self.copy_to.is_some(), single!("--copy-to")),
-            (source.expect_sha256.is_some(), single!("--expect-sha256")),
-            (saved.index.is_some(), single!("--index")),
-            (saved.index_sha256.is_some(), single!("--index-sha256")),
-            (
-                !source.server.mirror_urls.is_empty(),
-                single!("--mirror-url"),
-            ),
-            (self.prefetch.record.is_some(), single!("--record")),
-            (self.prefetch.replay.is_some(), single!("--replay")),
-            (
-                self.prefetch.prefetch_rate.is_some(),
-                single!("--prefetch-rate"),
-            ),
-            (self.layers.is_set(), single!("--layer or --whiteouts")),
-            (self.root.is_some(), single!("--root")),
-            (self.strip_components > 0, single!("--strip-components")),
-        ]
-        .into_iter()
-        .find_map(|(is_set, error)| is_set.then_some(error))
     }
 
     /// Whether the whole archive must be indexed before the mount.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::given::GivenArgs;
 use super::headers::HeaderArg;
 use super::heading;
 use super::server::ServerArgs;
@@ -17,6 +18,10 @@ use tarfs::locate::SourceSpec;
 /// Location of the archive, and how to read it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
+    // The first field, because each other field takes its argument out of those that were parsed.
+    #[command(flatten)]
+    pub given: GivenArgs,
+
     /// An archive or image: a path, a URL, or another form that `tarfs --help` lists
     #[arg(value_name = "SOURCE")]
     pub source: SourceSpec,

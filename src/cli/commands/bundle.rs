@@ -49,7 +49,7 @@ pub(crate) struct BundleArgs {
     cache_dir: CacheDirArgs,
 
     /// The bundle's directory, created if it is missing
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", conflicts_with = "allow_truncated")]
     directory: PathBuf,
 
     /// Arguments for the image's entry point, instead of its own command
@@ -192,10 +192,6 @@ fn kernel_version() -> (u32, u32) {
 }
 
 pub(crate) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
-    ensure!(
-        !args.source.allow_truncated,
-        "--allow-truncated cannot be used with a bundle, which must be complete"
-    );
     let directory = &args.directory;
     let options = args.bundle_options()?;
     // Checked before anything is fetched.

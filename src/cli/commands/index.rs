@@ -43,6 +43,7 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         args.output.is_none() || !is_image,
         UsageError(
             "each layer of an image has an index of its own (leave out --output, or use --publish)"
+                .into()
         )
     );
     let layers = LayerArgs::default();

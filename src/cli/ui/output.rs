@@ -65,7 +65,7 @@ pub(crate) fn binary_stdout() -> io::Result<BufWriter<File>> {
 /// A command line that is invalid, whatever the files are that it names. `clap` cannot refuse it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct UsageError(pub &'static str);
+pub(crate) struct UsageError(pub String);
 
 /// Prints an error with its causes and its hint on one line. Returns the exit status. A reader of the output that has
 /// ended is no error.

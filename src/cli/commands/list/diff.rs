@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::operands::{Needs, OpenTree, Operands};
-use crate::cli::args::{JsonArg, LayerArgs, TreeArgs};
+use crate::cli::args::{GivenArgs, JsonArg, LayerArgs, TreeArgs};
 use crate::cli::exit_status;
 use tarfs::index::Ino;
 use tarfs::list::DiffPrinter;
@@ -83,6 +83,7 @@ pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
 fn second_tree(args: &DiffArgs) -> TreeArgs {
     let mut tree = args.tree.clone();
     let source = &mut tree.source;
+    source.given = GivenArgs::default();
     source.headers_origin = Some(source.origin().to_owned());
     source.source = args.other.clone();
     source.expect_sha256 = None;

@@ -93,7 +93,7 @@ pub(crate) struct LsArgs {
     format: Option<Format>,
 
     /// List only shard I of N, as `tarfs shard plan --shards N` cuts them
-    #[arg(long, value_name = "I/N", conflicts_with_all = ["layers", "whiteouts"],
+    #[arg(long, value_name = "I/N", conflicts_with_all = ["layer", "whiteouts"],
           hide_short_help = true)]
     shard: Option<ShardArg>,
 
@@ -101,6 +101,18 @@ pub(crate) struct LsArgs {
     #[arg(short, long, hide_short_help = true)]
     numeric_uid_gid: bool,
 }
+
+/// Arguments about the entries of one archive.
+const ENTRY_FLAGS: [&str; 8] = [
+    "paths",
+    "long",
+    "drawing",
+    "json",
+    "shard",
+    "format",
+    "layer",
+    "whiteouts",
+];
 
 /// The format of another program.
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
@@ -151,17 +163,11 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
 
 /// Prints the paths of the archives that a mount of SOURCE shows as directories.
 fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
-    let has_flag = !args.paths.is_empty()
-        || args.long
-        || args.drawing
-        || args.json.is_set
-        || args.shard.is_some()
-        || args.format.is_some()
-        || args.tree.layers.is_set();
+    let given = &args.tree.source.given;
     ensure!(
-        !has_flag,
+        given.first_of(&ENTRY_FLAGS).is_none(),
         UsageError(
-            "SOURCE is a directory of archives, of which only the names are listed (name one of them)"
+            "SOURCE is a directory of archives, of which only the names are listed (name one of them)".into()
         )
     );
     let network = open_archive::start_network_runtime()?;

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use rustix::io::Errno;
 use tokio::runtime::Runtime;
 
-use crate::cli::args::{LayerArgs, SavedIndexArgs, SourceArgs, TreeArgs};
+use crate::cli::args::{GivenArgs, TreeArgs};
 use crate::cli::daemon::control_socket;
 use crate::cli::environment;
 use crate::cli::exit_status;
@@ -148,8 +148,7 @@ impl Operands {
         let (mut archive, mut starts) = (None, Vec::new());
         let directory = local_start(&args.source.source, paths);
         if let Some(directory) = directory {
-            let (source, layers, saved) = (&args.source, &args.layers, &args.cache.saved);
-            refuse_flags_of_archives(directory, source, layers, saved)?;
+            refuse_flags_of_archives(directory, &args.source.given)?;
         }
         let operands = operands(directory, paths);
         let has_several = operands.len() > 1;
@@ -397,20 +396,19 @@ fn start_here(path: &Path, is_one_of_several: bool, links: FollowedLinks) -> Opt
     }
 }
 
+/// Flags that say how an archive is read.
+const ARCHIVE_FLAGS: [&str; 5] = [
+    "layer",
+    "whiteouts",
+    "index",
+    "expect_sha256",
+    "max_unpacked_size",
+];
+
 /// Refuses flags that say how an archive is read, for a directory of this machine.
-pub(crate) fn refuse_flags_of_archives(
-    directory: &Path,
-    source: &SourceArgs,
-    layers: &LayerArgs,
-    saved: &SavedIndexArgs,
-) -> anyhow::Result<()> {
-    let given = [
-        ("--layer", layers.is_set()),
-        ("--index", saved.index.is_some()),
-        ("--expect-sha256", source.expect_sha256.is_some()),
-    ];
-    match given.iter().find(|(_, is_given)| *is_given) {
-        Some((flag, _)) => bail!(
+pub(crate) fn refuse_flags_of_archives(directory: &Path, given: &GivenArgs) -> anyhow::Result<()> {
+    match given.first_of(&ARCHIVE_FLAGS) {
+        Some(flag) => bail!(
             "{}: is a directory, and {flag} is for archives (name the archive, or leave it out)",
             directory.display()
         ),

@@ -26,7 +26,6 @@ use crate::cli::daemon::privileges;
 use crate::cli::daemon::sd_notify::ServiceManager;
 use crate::cli::daemon::supervisor::{self, SupervisorLink, TakeoverState};
 use crate::cli::environment::{self, Role};
-use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use copy::MountCopy;
@@ -47,10 +46,7 @@ const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
 /// Mounts an archive. In the process that the user started, returns when the mount is ready. In the
 /// background process, and with `--foreground`, returns after the unmount.
 pub(crate) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
-    if let Some(error) = args.find_conflict() {
-        output::print_error(error);
-        return Ok(ExitCode::from(exit_status::USAGE));
-    }
+    args.check()?;
     let inherited = InheritedFds::collect();
     let role = environment::role();
     let is_supervisor = role.is_none() && args.foreground && args.restart;

@@ -14,7 +14,9 @@ use super::args::{
     ArchiveArgs, AtomicArg, DestinationArg, DryRunArg, ExistingArgs, SelectionArgs, WriteArgs,
 };
 use super::output::{Output, Written, exit_code, report_interrupted};
-use crate::cli::args::{CacheDirArgs, LayerArgs, QuietArg, SavedIndexArgs, SourceArgs, heading};
+use crate::cli::args::{
+    CacheDirArgs, GivenArgs, LayerArgs, QuietArg, SavedIndexArgs, SourceArgs, heading,
+};
 use crate::cli::commands::list::operands::ensure_archive;
 use crate::cli::exit_status;
 use crate::cli::open_archive;
@@ -44,9 +46,26 @@ pub(crate) struct MaterializeArgs {
     options: MaterializeOptions,
 }
 
+/// Flags that select a part of SOURCE, which layers and images do not have.
+const PART_FLAGS: [&str; 9] = [
+    "paths",
+    "strip_components",
+    "exclude",
+    "include",
+    "keep_old_files",
+    "skip_old_files",
+    "resume",
+    "to_stdout",
+    "dry_run",
+];
+
 /// Arguments of `tarfs materialize`, except those about SOURCE.
 #[derive(clap::Args, Clone, Debug, Default)]
-#[command(mut_arg("atomic", |atomic| atomic.conflicts_with("allow_truncated")))]
+#[command(mut_arg("atomic", |atomic| atomic.conflicts_with("allow_truncated")),
+          mut_args(|arg| match arg.get_id().as_str() {
+              "layer" | "whiteouts" => arg.conflicts_with_all(PART_FLAGS),
+              _ => arg,
+          }))]
 pub(crate) struct MaterializeOptions {
     #[command(flatten)]
     layers: LayerArgs,
@@ -97,12 +116,6 @@ pub(crate) struct MaterializeOptions {
 pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     let MaterializeArgs { source, options } = args;
     ensure_archive(&source.source, "to copy it use `tarfs copy`")?;
-    if options.layers.is_set()
-        && let Err(error) = options.ensure_whole()
-    {
-        output::print_error(error);
-        return Ok(ExitCode::from(exit_status::USAGE));
-    }
     run_with(source, options, None)
 }
 
@@ -130,7 +143,7 @@ pub(crate) fn run_with(
     args.check_before_opening()?;
     let (archive, quiet) = (&args.archive, args.write.quiet.is_set);
     let context = archive.open_context(source_args, &network, &output.stats, quiet)?;
-    let Sources { layers, is_layered } = args.open_sources(&context, &tree)?;
+    let Sources { layers, is_layered } = args.open_sources(&context, &tree, &source_args.given)?;
     let first = layers.first().context("there is always SOURCE")?;
     let open_options = OpenOptions {
         published_index: first.published_index.clone(),
@@ -230,46 +243,32 @@ impl MaterializeOptions {
     }
 
     /// Opens SOURCE and its layers. Checks the flags for layers as soon as it is known that there are some.
-    fn open_sources(&self, context: &OpenContext, tree: &TreeSpec) -> anyhow::Result<Sources> {
+    fn open_sources(
+        &self,
+        context: &OpenContext,
+        tree: &TreeSpec,
+        given: &GivenArgs,
+    ) -> anyhow::Result<Sources> {
         let is_known = !tree.may_be_artifact();
         if is_known && tree.is_layered() {
-            self.check_layered()?;
+            self.check_layered(given)?;
         }
         let sources = context.open_sources(tree)?;
         if !is_known && sources.is_layered {
-            self.check_layered()?;
+            self.check_layered(given)?;
         }
         Ok(sources)
     }
 
-    /// Checks the flags for a SOURCE that is opened as layers.
-    fn check_layered(&self) -> anyhow::Result<()> {
-        self.ensure_whole()?;
+    /// Checks the arguments `given` for a SOURCE that is opened as layers.
+    fn check_layered(&self, given: &GivenArgs) -> anyhow::Result<()> {
+        if let Some(flag) = given.first_of(&PART_FLAGS) {
+            bail!("{flag} cannot be used with an image or layers (leave it out)");
+        }
         if !self.atomic.is_set {
             ensure_empty(self.destination.path())?;
         }
         Ok(())
-    }
-
-    /// Refuses flags that select a part of an image or of layers.
-    fn ensure_whole(&self) -> anyhow::Result<()> {
-        let requested = [
-            ("PATH", !self.paths.is_empty()),
-            ("--strip-components", self.selection.strip_components > 0),
-            ("--exclude", !self.selection.exclude.is_empty()),
-            ("--include", !self.selection.include.is_empty()),
-            ("--keep-old-files", self.existing.keep_old_files),
-            ("--skip-old-files", self.existing.skip_old_files),
-            ("--resume", self.resume),
-            ("--to-stdout", self.to_stdout),
-            ("--dry-run", self.dry_run.is_set),
-        ];
-        match requested.iter().find(|(_, is_requested)| *is_requested) {
-            Some((flag, _)) => {
-                bail!("{flag} cannot be used with an image or layers (leave it out)")
-            }
-            None => Ok(()),
-        }
     }
 
     /// Returns whether the archive may have one of the PATHs. Prints those that it certainly lacks.

@@ -119,12 +119,7 @@ impl SyncArgs {
         output: &Output<'_>,
         jobs: Option<NonZeroUsize>,
     ) -> anyhow::Result<ExitCode> {
-        let saved = &self.archive.saved;
-        refuse_flags_of_archives(directory, &self.source, &self.layers, saved)?;
-        ensure!(
-            self.archive.max_unpacked_size.is_none(),
-            "--max-unpacked-size cannot be used with a directory (leave it out)"
-        );
+        refuse_flags_of_archives(directory, &self.source.given)?;
         self.ensure_outside([directory])?;
         ensure_apart(directory, &self.directory)?;
         raise_open_file_limit();
