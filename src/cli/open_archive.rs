@@ -2,12 +2,12 @@
 
 use std::any::Any;
 use std::fs::File;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, CacheDirArgs, LayerArgs, Mode, MountArgs, SourceArgs};
@@ -16,6 +16,7 @@ use crate::cli::args::headers;
 use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::prefetch;
 use crate::cli::daemon::status_source::StatusSource;
+use crate::cli::files::read_limited;
 use crate::cli::ui::output;
 use crate::cli::ui::progress::{Progress, ProgressOptions, Work};
 use tarfs::Stats;
@@ -180,17 +181,8 @@ fn load_client_certificate(args: &SourceArgs) -> anyhow::Result<Option<ClientCer
 
 /// Reads the file at `path`, which `flag` names.
 fn read_pem(flag: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
-    let read = || {
-        let mut pem = Vec::new();
-        let mut file = File::open(path)?.take(MAX_PEM_BYTES + 1);
-        file.read_to_end(&mut pem).map(|_| pem)
-    };
-    let name = || format!("{flag} {}", path.display());
-    let pem = read().with_context(name)?;
-    if pem.len() as u64 > MAX_PEM_BYTES {
-        bail!("{}: it is longer than {MAX_PEM_BYTES} bytes", name());
-    }
-    Ok(pem)
+    let read = File::open(path).and_then(|file| read_limited(file, MAX_PEM_BYTES));
+    read.with_context(|| format!("{flag} {}", path.display()))
 }
 
 /// Opens the image that SOURCE names. A SOURCE that names no image is an error.

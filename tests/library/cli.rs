@@ -657,7 +657,7 @@ fn invalid_profile_is_not_merged() {
         ("bad", "line 3 of the profile"),
         ("text", "not a profile"),
         ("missing", "No such file"),
-        ("huge", "longer than a profile may be"),
+        ("huge", "longer than 67108864 bytes"),
         ("out", "Is a directory"),
     ] {
         place.fails(

@@ -6,14 +6,14 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use tarfs::source::HeaderLoader;
 
 use crate::cli::environment;
+use crate::cli::files::read_text;
 
 /// Maximum length of a text with headers, in bytes. Servers accept less.
 const MAX_HEADERS_BYTES: u64 = 1 << 20;
@@ -140,46 +140,27 @@ fn with_environment(args: &[HeaderArg]) -> anyhow::Result<Vec<HeaderArg>> {
     let text = text
         .into_string()
         .map_err(|_| anyhow::anyhow!("{variable} is not UTF-8"))?;
-    for (number, line) in numbered_lines(&text) {
-        let arg = line
-            .parse()
-            .map_err(|error: String| anyhow::anyhow!("{variable}, line {number}: {error}"))?;
-        args.push(arg);
-    }
+    args.extend(parse_lines(&text, variable)?);
     Ok(args)
 }
 
 /// Reads the headers in the file at `path`, one per line, like curl.
 fn read_file(path: &Path) -> anyhow::Result<Vec<Header>> {
     let name = path.display();
-    let text = read_text(path).with_context(|| format!("cannot read the headers in {name}"))?;
-    let mut headers = Vec::new();
-    for (number, line) in numbered_lines(&text) {
-        match line.parse() {
-            Ok(header) => headers.push(header),
-            Err(error) => bail!("{name}, line {number}: {error}"),
-        }
-    }
-    Ok(headers)
+    let read = File::open(path).and_then(|file| read_text(file, MAX_HEADERS_BYTES));
+    let text = read.with_context(|| format!("cannot read the headers in {name}"))?;
+    parse_lines(&text, &name.to_string())
 }
 
-fn read_text(path: &Path) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    File::open(path)?
-        .take(MAX_HEADERS_BYTES + 1)
-        .read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_HEADERS_BYTES {
-        return Err(io::Error::other(format!(
-            "it is longer than {MAX_HEADERS_BYTES} bytes"
-        )));
-    }
-    String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8"))
-}
-
-/// Returns the lines of `text` that are not blank or comments, with numbers from 1.
-fn numbered_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+/// Parses the lines of `text` that are not blank or comments. Errors name `place` and the line.
+fn parse_lines<T: FromStr<Err = String>>(text: &str, place: &str) -> anyhow::Result<Vec<T>> {
     let lines = (1..).zip(text.lines().map(str::trim));
-    lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let parse = |(number, line): (usize, &str)| {
+        let parsed = line.parse();
+        parsed.map_err(|error| anyhow::anyhow!("{place}, line {number}: {error}"))
+    };
+    lines.map(parse).collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,6 +19,7 @@ use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
 use super::write::materialize::{self, MaterializeOptions};
 use crate::cli::args::{CacheDirArgs, QuietArg, SourceArgs};
+use crate::cli::files::{create_missing_dir, read_limited};
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
@@ -171,13 +172,8 @@ fn all_capabilities() -> BTreeSet<String> {
 }
 
 fn read_profile(file: &Path) -> anyhow::Result<SeccompProfile> {
-    let mut text = Vec::new();
-    let file = File::open(file).context("cannot read the seccomp profile")?;
-    file.take(MAX_PROFILE_LEN + 1).read_to_end(&mut text)?;
-    ensure!(
-        text.len() as u64 <= MAX_PROFILE_LEN,
-        "the seccomp profile is longer than {MAX_PROFILE_LEN} bytes"
-    );
+    let text = File::open(file).and_then(|file| read_limited(file, MAX_PROFILE_LEN));
+    let text = text.context("cannot read the seccomp profile")?;
     let profile = SeccompProfile::parse(&text, kernel_version());
     profile.context("it is not a seccomp profile")
 }
@@ -267,9 +263,8 @@ fn make_directory(directory: &Path) -> io::Result<()> {
     if let Some(parent) = directory.parent() {
         fs::create_dir_all(parent)?;
     }
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        made => return made,
+    if create_missing_dir(directory, 0o700)? {
+        return Ok(());
     }
     let status = fs::metadata(directory)?;
     if !status.is_dir() {
@@ -554,8 +549,5 @@ fn read_account_file(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
         }
         Err(error) => return Err(error.into()),
     };
-    let mut text = Vec::new();
-    file.take(MAX_PASSWD_LEN + 1).read_to_end(&mut text)?;
-    ensure!(text.len() as u64 <= MAX_PASSWD_LEN, "it is too long");
-    Ok(text)
+    Ok(read_limited(file, MAX_PASSWD_LEN)?)
 }

@@ -1,7 +1,7 @@
 //! `tarfs profile`: merges access profiles into one, and cuts it at a size.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,6 +11,7 @@ use crate::cli::args::Size;
 use crate::cli::daemon::access_profile::{
     MAX_PROFILE_BYTES, ProfileRange, merge_profiles, parse_profile,
 };
+use crate::cli::files::read_text;
 use crate::cli::ui::output;
 use tarfs::internal::publish::publish_private;
 
@@ -48,12 +49,6 @@ pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn read_profile(path: &Path) -> anyhow::Result<Vec<ProfileRange>> {
-    let mut text = String::new();
-    let mut file = File::open(path)?.take(MAX_PROFILE_BYTES as u64 + 1);
-    file.read_to_string(&mut text)?;
-    ensure!(
-        text.len() <= MAX_PROFILE_BYTES,
-        "it is longer than a profile may be"
-    );
+    let text = read_text(File::open(path)?, MAX_PROFILE_BYTES as u64)?;
     Ok(parse_profile(&text)?.collect::<Result<_, _>>()?)
 }

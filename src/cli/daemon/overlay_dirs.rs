@@ -26,6 +26,7 @@ use super::scratch_dir::remove_scratch;
 use super::supervisor::{SupervisorLink, TakeoverState};
 use crate::cli::args::MountArgs;
 use crate::cli::environment;
+use crate::cli::files::create_missing_dir;
 use tarfs::fuse::{
     LOWER_DIR_NAME, Mount, MountOptions, MountTarget, SCRATCH_PREFIX, SuperblockWatch, UpperDirs,
 };
@@ -239,7 +240,7 @@ impl OverlayDirs {
 /// Creates the --upper directory if it is missing, for this user alone, and locks it.
 fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathBuf, Option<File>)> {
     let name = || named.display().to_string();
-    create_directory(named).with_context(|| format!("cannot make {}", name()))?;
+    create_missing_dir(named, 0o700).with_context(|| format!("cannot make {}", name()))?;
     let home = fs::canonicalize(named).with_context(|| format!("cannot use {}", name()))?;
     let mountpoint = tarfs::fuse::canonical_mountpoint(mountpoint)?;
     ensure!(
@@ -303,22 +304,15 @@ fn is_supported_fs_type(f_type: i128) -> bool {
 
 /// Creates the missing directories of `upper`. The overlay shows its attributes, so they come from `lower`.
 fn create_upper(lower: &Path, upper: &UpperDirs) -> io::Result<()> {
-    create_directory(&upper.work)?;
+    create_missing_dir(&upper.work, 0o700)?;
     if upper.upper.is_dir() {
         return Ok(());
     }
     // The final name appears only with all attributes.
     let new = upper.upper.with_extension("new");
-    create_directory(&new)?;
+    create_missing_dir(&new, 0o700)?;
     copy_attributes(lower, &new)?;
     fs::rename(new, &upper.upper)
-}
-
-fn create_directory(path: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// Copies attributes from `from` to `to`, as far as this user may.

@@ -1,7 +1,7 @@
 //! Prefetch, and the profiles that --record writes and --replay reads.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use super::access_profile::{self, MAX_PROFILE_BYTES};
 use crate::cli::args::PrefetchArgs;
 use crate::cli::environment::{self, Role};
+use crate::cli::files::read_text;
 use tarfs::Packed;
 use tarfs::Stats;
 use tarfs::archive::{AccessedRange, PrefetchOptions, Profile, Volume};
@@ -180,12 +181,8 @@ impl Drop for Recording {
 
 /// Reads the recording of the dead process; empty if that fails.
 fn read_earlier_recording(path: &Path, volume: &dyn Volume) -> Vec<AccessedRange> {
-    let mut text = String::new();
-    let read = File::open(path).and_then(|file| {
-        let most = MAX_PROFILE_BYTES as u64;
-        file.take(most).read_to_string(&mut text)
-    });
-    let found = read.ok().and_then(|_| {
+    let read = File::open(path).and_then(|file| read_text(file, MAX_PROFILE_BYTES as u64));
+    let found = read.ok().and_then(|text| {
         let index = volume.index();
         index
             .read(|index| access_profile::resolve_profile(&text, index))

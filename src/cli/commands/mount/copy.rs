@@ -8,7 +8,7 @@ use anyhow::ensure;
 
 use crate::cli::daemon::control_socket::CopyProgress;
 use crate::cli::daemon::opened_archive::OpenedArchive;
-use crate::cli::destination::resolve_destination;
+use crate::cli::files::resolve_destination;
 use tarfs::fuse::{self, BackingFiles, Mount};
 use tarfs::index::Ino;
 use tarfs::materialize::XattrFilter;

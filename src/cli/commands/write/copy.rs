@@ -1,7 +1,6 @@
 //! `tarfs copy`: copies a directory of this machine, as `cp -a` does.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use anyhow::{Context, ensure};
 use super::args::{AtomicArg, DryRunArg, ExistingArgs, SelectionArgs, WriteArgs};
 use super::output::Output;
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
-use crate::cli::destination::resolve_destination;
+use crate::cli::files::{create_missing_dir, resolve_destination};
 use tarfs::materialize::{self, Materializer, Options, Staging};
 
 /// Arguments of `tarfs copy`.
@@ -113,11 +112,7 @@ pub(super) fn ensure_there(directory: &Path) -> anyhow::Result<()> {
 
 /// Makes the destination if it is missing, as cp and rsync do.
 pub(super) fn make_destination(directory: &Path) -> anyhow::Result<()> {
-    match fs::create_dir(directory) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            let name = directory.display();
-            Err(error).with_context(|| format!("{name}: cannot make the directory"))
-        }
-        _ => Ok(materialize::check_empty_destination(directory)?),
-    }
+    let name = || format!("{}: cannot make the directory", directory.display());
+    create_missing_dir(directory, 0o777).with_context(name)?;
+    Ok(materialize::check_empty_destination(directory)?)
 }

@@ -10,9 +10,9 @@ mod client;
 mod messages;
 mod server;
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use std::time::Duration;
 use rustix::process::geteuid;
 use serde::Serialize;
 
+use crate::cli::files::create_missing_dir;
 pub(crate) use client::{
     UmountOutcome, find_status, list_statuses, request_index, request_umount, wait_for_exit,
 };
@@ -38,10 +39,8 @@ fn send_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()
 }
 
 pub(crate) fn create_private_dir(directory: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-        _ => check_private_dir(directory),
-    }
+    create_missing_dir(directory, 0o700)?;
+    check_private_dir(directory)
 }
 
 /// Checks that another user has not created the directory, or a link in its place.

@@ -1,0 +1,45 @@
+//! Files and directories that flags name.
+
+use std::fs::DirBuilder;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Resolves symbolic links in `directory`, which may not exist yet.
+pub(crate) fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
+    match std::fs::canonicalize(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let directory = std::path::absolute(directory)?;
+            let parent = directory.parent().unwrap_or(Path::new("/"));
+            let name = directory.file_name().unwrap_or_default();
+            Ok(std::fs::canonicalize(parent)?.join(name))
+        }
+        found => found,
+    }
+}
+
+/// Creates a directory, unless something is there. Returns whether it did.
+pub(crate) fn create_missing_dir(path: &Path, mode: u32) -> io::Result<bool> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        made => made.map(|()| true),
+    }
+}
+
+/// Reads `file` to its end, or fails if it is longer than `max_bytes`.
+pub(crate) fn read_limited(file: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(max_bytes + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(io::Error::other(format!(
+            "it is longer than {max_bytes} bytes"
+        )));
+    }
+    Ok(bytes)
+}
+
+/// As [`read_limited`], for text.
+pub(crate) fn read_text(file: impl Read, max_bytes: u64) -> io::Result<String> {
+    String::from_utf8(read_limited(file, max_bytes)?)
+        .map_err(|_| io::Error::other("it is not UTF-8"))
+}
