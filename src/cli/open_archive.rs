@@ -15,7 +15,6 @@ use super::environment;
 use crate::cli::args::headers;
 use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::prefetch;
-use crate::cli::daemon::status_source::StatusSource;
 use crate::cli::files::read_limited;
 use crate::cli::ui::output;
 use crate::cli::ui::progress::{Progress, ProgressOptions, Work};
@@ -33,19 +32,15 @@ use tarfs::source::{
 };
 use tarfs::tar;
 
-/// Starts the threads for the network. All other work has threads of its own.
-pub(crate) fn start_network_runtime() -> anyhow::Result<Runtime> {
-    locate::start_network().context("cannot start the network")
-}
-
-/// Returns the settings with which a verb opens SOURCE. Reads the files of headers and certificates.
+/// Starts the threads for the network, and returns the settings with which a verb opens SOURCE. All other work has
+/// threads of its own. Reads the files of headers and certificates.
 pub(crate) fn open_context(
     args: &SourceArgs,
     cache_dir: &CacheDirArgs,
-    network: &Runtime,
     stats: &Arc<Stats>,
     quiet: bool,
-) -> anyhow::Result<OpenContext> {
+) -> anyhow::Result<(Runtime, OpenContext)> {
+    let network = locate::start_network().context("cannot start the network")?;
     let mut context = OpenContext::new(network.handle().clone());
     context.source = source_options(args, stats)?;
     context.headers_origin = args.origin().to_string_lossy().into_owned();
@@ -55,7 +50,7 @@ pub(crate) fn open_context(
     context.expected_sha256 = args.expect_sha256;
     context.platform.clone_from(&args.platform);
     context.progress = (!quiet).then(|| Arc::new(start_indexing_progress) as ProgressFn);
-    Ok(context)
+    Ok((network, context))
 }
 
 fn apply_cache_flags(context: &mut OpenContext, cache: &CacheArgs, least_origin: TreeOrigin) {
@@ -191,8 +186,7 @@ pub(crate) fn open_image(
     cache_dir: &CacheDirArgs,
     quiet: bool,
 ) -> anyhow::Result<Image> {
-    let (network, stats) = (start_network_runtime()?, Arc::default());
-    let context = open_context(args, cache_dir, &network, &stats, quiet)?;
+    let (_network, context) = open_context(args, cache_dir, &Arc::default(), quiet)?;
     Ok(context.open_image(&args.source)?)
 }
 
@@ -205,9 +199,8 @@ pub(crate) fn open_tree(
     least_origin: TreeOrigin,
     rows: RowsToLoad,
 ) -> anyhow::Result<(Runtime, Arc<dyn Volume>)> {
-    let network = start_network_runtime()?;
     let quiet = !io::stderr().is_terminal();
-    let (tree, mut context) = tree_context(args, layers, cache, &network, quiet)?;
+    let (network, tree, mut context) = tree_context(args, layers, cache, quiet)?;
     cache.saved.apply(&mut context, least_origin);
     context.archive.scan.allow_skipping = true;
     if !tree.is_layered() {
@@ -230,31 +223,28 @@ pub(crate) fn tree_context(
     args: &SourceArgs,
     layers: &LayerArgs,
     cache: &CacheArgs,
-    network: &Runtime,
     quiet: bool,
-) -> anyhow::Result<(TreeSpec, OpenContext)> {
-    let (tree, stats) = (layers.tree(args), Arc::default());
-    let cache_dir = &cache.saved.cache_dir;
-    let mut context = open_context(args, cache_dir, network, &stats, quiet)?;
+) -> anyhow::Result<(Runtime, TreeSpec, OpenContext)> {
+    let (tree, cache_dir) = (layers.tree(args), &cache.saved.cache_dir);
+    let (network, mut context) = open_context(args, cache_dir, &Arc::default(), quiet)?;
     apply_cache_flags(&mut context, cache, TreeOrigin::SHOWN);
     ensure!(
         tree.is_layered() || !tree.source.is_stdin(),
         "standard input can only be materialized"
     );
-    Ok((tree, context))
+    Ok((network, tree, context))
 }
 
 pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<OpenedArchive> {
-    let network = start_network_runtime()?;
     // A mount leaves its current directory, and its status should show paths that are valid everywhere.
     let tree = args.layers.tree(&args.source).absolute();
     let is_layered = tree.is_layered();
     let is_early = !args.waits_for_index() && (!is_layered || tree.may_be_artifact());
     let shows_progress = args.waits_for_index() || is_layered;
     let quiet = !(args.foreground || shows_progress && io::stderr().is_terminal());
-    let context = mount_context(args, &network, &stats, quiet)?;
+    let (network, context) = mount_context(args, &stats, quiet)?;
     if tree.source.is_place() {
-        return open_directory(args, &tree.source, context, stats, network);
+        return open_directory(args, &tree.source, context, (stats, network));
     }
     let retry_forever = &context.archive.scan.retry_forever;
     if args.shown_version.is_some() && !is_layered {
@@ -273,20 +263,12 @@ pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
         tracing::warn!("{note}");
     }
     let (recording, prefetch_notes) = prefetch::start(&args.prefetch, &context, &volume)?;
-    let status_source = StatusSource {
-        volume,
-        is_layered,
-        has_disk_cache: !args.cache.no_disk_cache,
+    let (name, has_disk_cache) = (tree.source.redacted(), !args.cache.no_disk_cache);
+    Ok(OpenedArchive {
         prefetch_notes,
-    };
-    let name = tree.source.redacted();
-    Ok(OpenedArchive::new(
-        name,
-        status_source,
         recording,
-        stats,
-        network,
-    ))
+        ..OpenedArchive::new(name, &volume, is_layered, has_disk_cache, (stats, network))
+    })
 }
 
 /// Lists the archives of the place `spec`. They are opened when they are used.
@@ -294,8 +276,7 @@ fn open_directory(
     args: &MountArgs,
     spec: &SourceSpec,
     context: OpenContext,
-    stats: Arc<Stats>,
-    network: Runtime,
+    process: (Arc<Stats>, Runtime),
 ) -> anyhow::Result<OpenedArchive> {
     let context = OpenContext {
         progress: None,
@@ -307,27 +288,21 @@ fn open_directory(
         .notes
         .iter()
         .for_each(|note| tracing::warn!("{note}"));
-    let status_source = StatusSource {
-        volume: Arc::clone(&archives.root) as Arc<dyn Volume>,
-        is_layered: false,
-        has_disk_cache: !args.cache.no_disk_cache,
-        prefetch_notes: Box::new(Vec::new),
-    };
-    let opened = OpenedArchive::new(spec.redacted(), status_source, None, stats, network);
+    let root = Arc::clone(&archives.root) as Arc<dyn Volume>;
+    let (name, has_disk_cache) = (spec.redacted(), !args.cache.no_disk_cache);
     Ok(OpenedArchive {
         directory: Some(Arc::new(archives)),
-        ..opened
+        ..OpenedArchive::new(name, &root, false, has_disk_cache, process)
     })
 }
 
 fn mount_context(
     args: &MountArgs,
-    network: &Runtime,
     stats: &Arc<Stats>,
     quiet: bool,
-) -> anyhow::Result<OpenContext> {
+) -> anyhow::Result<(Runtime, OpenContext)> {
     let cache_dir = &args.cache.saved.cache_dir;
-    let mut context = open_context(&args.source, cache_dir, network, stats, quiet)?;
+    let (network, mut context) = open_context(&args.source, cache_dir, stats, quiet)?;
     let is_copied = args.copy_to.is_some();
     let least_origin = if is_copied {
         TreeOrigin::WRITTEN
@@ -345,7 +320,7 @@ fn mount_context(
     if args.shown_version.is_some() && !args.cache.offline {
         context.source.revalidation = Revalidation::UnlessLate;
     }
-    Ok(context)
+    Ok((network, context))
 }
 
 #[cfg(test)]

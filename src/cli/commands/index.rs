@@ -37,7 +37,6 @@ pub(crate) struct IndexArgs {
 }
 
 pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
-    let network = open_archive::start_network_runtime()?;
     let is_image = args.source.source.is_image();
     ensure!(
         args.output.is_none() || !is_image,
@@ -50,8 +49,8 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let mut cache = args.cache.clone();
     // A new index describes the archive, and not another index of it.
     cache.saved.no_published_index = true;
-    let (tree, mut context) =
-        open_archive::tree_context(&args.source, &layers, &cache, &network, args.quiet.is_set)?;
+    let (_network, tree, mut context) =
+        open_archive::tree_context(&args.source, &layers, &cache, args.quiet.is_set)?;
     if !is_image {
         // The index is for other machines, and they cannot know the digest otherwise.
         context.archive.scan.plain_sha256 = Digest::Compute;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use serde::Serialize;
-use tokio::runtime::Runtime;
+use tokio::runtime::Handle;
 
 use crate::cli::args::{CacheDirArgs, JsonArg, QuietArg, SourceArgs};
 use crate::cli::exit_status;
@@ -62,20 +62,14 @@ struct Report {
 }
 
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
-    let network = open_archive::start_network_runtime()?;
-    let stats = Arc::new(Stats::default());
     // Checked before anything is fetched.
     let index = args.index.as_deref();
     let limit = MemoryLimit::new(args.source.index_memory.0);
     let index = index.map(|path| store::read(path, &limit));
     let mut index = index.transpose()?;
-    let mut context = open_archive::open_context(
-        &args.source,
-        &args.cache_dir,
-        &network,
-        &stats,
-        args.quiet.is_set,
-    )?;
+    let (stats, quiet) = (Arc::default(), args.quiet.is_set);
+    let opened = open_archive::open_context(&args.source, &args.cache_dir, &stats, quiet);
+    let (_network, mut context) = opened?;
     context.archive.index_file.clone_from(&args.index);
     let source = TreeSpec::from(args.source.source.clone());
     let sources = context.open_sources(&source)?;
@@ -94,7 +88,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
             index,
             tree.as_mut(),
             &scan_options,
-            &network,
+            &context.network,
             &stats,
         ));
     }
@@ -163,7 +157,7 @@ fn verify(
     index: Option<Index>,
     layers: Option<&mut VerifiedLayers>,
     scan_options: &scan::Options,
-    network: &Runtime,
+    network: &Handle,
     stats: &Arc<Stats>,
 ) -> Report {
     let plain_digest = source.fingerprint().plain_sha256();
@@ -185,7 +179,7 @@ fn verify(
             stats: Arc::clone(stats),
         };
         let _progress = Progress::start(task, args.quiet.is_set);
-        scan::scan(source, &options, network.handle(), stats, &mut check)
+        scan::scan(source, &options, network, stats, &mut check)
     };
     let layer = check.layer.take();
     let mut report = Report {

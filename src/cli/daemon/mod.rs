@@ -12,5 +12,4 @@ pub(crate) mod privileges;
 pub(crate) mod prometheus;
 pub(crate) mod scratch_dir;
 pub(crate) mod sd_notify;
-pub(crate) mod status_source;
 pub(crate) mod supervisor;

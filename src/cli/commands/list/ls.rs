@@ -170,14 +170,13 @@ fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
             "SOURCE is a directory of archives, of which only the names are listed (name one of them)".into()
         )
     );
-    let network = open_archive::start_network_runtime()?;
     let TreeArgs {
         source,
         layers,
         cache,
         ..
     } = &args.tree;
-    let (tree, context) = open_archive::tree_context(source, layers, cache, &network, true)?;
+    let (_network, tree, context) = open_archive::tree_context(source, layers, cache, true)?;
     let listing = context.list_place(&tree.source)?;
     listing.notes.iter().for_each(output::print_error);
     // A name has no control characters.

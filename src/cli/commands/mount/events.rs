@@ -110,7 +110,7 @@ fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> 
         return inbox.recv().ok();
     };
     loop {
-        let index = state.opened.status_source.index();
+        let index = state.opened.index();
         let location = &state.opened.location;
         let is_sent = manager.notify_status(&format!(
             "{location}: {}",

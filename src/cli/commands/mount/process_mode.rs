@@ -30,7 +30,7 @@ impl ProcessMode {
             Self::Foreground(..) => {}
             Self::Background(log, _) => log.start_copying(),
         }
-        let index = opened.status_source.index();
+        let index = opened.index();
         if index.phase == Phase::Scanning && stderr().is_terminal() {
             output::print_error(format_args!(
                 "mounted; files can be opened by name now, but directory listings (`ls`) wait until the \
@@ -68,22 +68,22 @@ impl ProcessMode {
 
 /// Logs the scan's error and the number of damaged members, and the first ones unless they are logged.
 pub(super) fn report_scan_end(opened: &OpenedArchive) {
-    if let Some(failure) = opened.status_source.index().failure {
+    if let Some(failure) = opened.index().failure {
         tracing::error!(
             failure,
             "indexing failed; files that were not indexed yet are unavailable"
         );
     }
-    let damage = opened.status_source.damage();
-    if damage.members == 0 {
+    let (members, named) = opened.damage();
+    if members == 0 {
         return;
     }
     let is_logged = opened.layers.is_empty() && opened.stats.scans.get() > 0;
     if !is_logged {
-        for member in &damage.named {
+        for member in &named {
             tracing::warn!("{member}");
         }
     }
-    let count = output::format_damaged_members(damage.members);
+    let count = output::format_damaged_members(members);
     tracing::warn!("{count}; `tarfs status` names the first ones");
 }

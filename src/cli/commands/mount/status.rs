@@ -49,7 +49,7 @@ pub(super) fn build_status(state: &ServeState<'_>) -> Status {
         None => (mount.target.mountpoint.clone(), None),
     };
     let entries = opened.content.index().entry_count();
-    let damage = opened.status_source.damage();
+    let (damaged_members, damaged) = opened.damage();
     opened.stats.panics.record_max(panic_hook::count());
     let mut memory = opened.content.memory_use();
     if let Some(archives) = &opened.directory {
@@ -67,11 +67,11 @@ pub(super) fn build_status(state: &ServeState<'_>) -> Status {
         since_unix_seconds: unix_seconds(mount.mounted_at),
         version: opened.version.clone(),
         entries,
-        index: opened.status_source.index(),
+        index: opened.index(),
         resident_bytes: resident_bytes().unwrap_or(0),
         memory,
-        disk_cache: opened.status_source.disk_cache(),
-        prefetch: opened.status_source.prefetch(),
+        disk_cache: opened.disk_cache(),
+        prefetch: opened.prefetch(),
         metrics: state.metrics_url.clone(),
         counters: opened
             .stats
@@ -82,8 +82,8 @@ pub(super) fn build_status(state: &ServeState<'_>) -> Status {
         directory: mount.directory_status(),
         copy: progress,
         writable: state.writable.map(|writable| writable.status(mount)),
-        damaged_members: damage.members,
-        damaged: damage.named,
+        damaged_members,
+        damaged,
         notes,
         errors: mount
             .recent_errors()
@@ -100,7 +100,7 @@ pub(super) fn build_status(state: &ServeState<'_>) -> Status {
 
 /// States of the mount that need an explanation.
 fn notes(state: &ServeState<'_>) -> Vec<String> {
-    let mut notes = state.opened.status_source.notes();
+    let mut notes = state.opened.notes();
     if let Some(copy) = state.copy {
         notes.extend(copy.notes(state.mount));
     }

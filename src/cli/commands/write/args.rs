@@ -127,17 +127,16 @@ impl ArchiveArgs {
     pub(super) fn open_context(
         &self,
         source: &SourceArgs,
-        network: &Runtime,
         stats: &Arc<Stats>,
         quiet: bool,
-    ) -> anyhow::Result<OpenContext> {
+    ) -> anyhow::Result<(Runtime, OpenContext)> {
         let cache_dir = &self.saved.cache_dir;
-        let mut context = open_archive::open_context(source, cache_dir, network, stats, quiet)?;
+        let (network, mut context) = open_archive::open_context(source, cache_dir, stats, quiet)?;
         self.saved.apply(&mut context, TreeOrigin::WRITTEN);
         if let Some(size) = self.max_unpacked_size {
             context.archive.scan.tar.limits.size = size.0;
         }
-        Ok(context)
+        Ok((network, context))
     }
 }
 

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use tokio::runtime::Runtime;
+use tokio::runtime::Handle;
 
 use super::args::{
     ArchiveArgs, AtomicArg, DestinationArg, DryRunArg, ExistingArgs, SelectionArgs, WriteArgs,
@@ -19,7 +19,6 @@ use crate::cli::args::{
 };
 use crate::cli::commands::list::operands::ensure_archive;
 use crate::cli::exit_status;
-use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
 use crate::cli::ui::progress::{Progress, ProgressOptions, Work};
@@ -125,7 +124,6 @@ pub(crate) fn run_with(
     args: &MaterializeOptions,
     cleanup: Option<&CleanupOnSignal>,
 ) -> anyhow::Result<ExitCode> {
-    let network = open_archive::start_network_runtime()?;
     let output = Output::new(
         args.destination.path(),
         args.options(source_args)?,
@@ -142,7 +140,7 @@ pub(crate) fn run_with(
     let tree = args.layers.tree(source_args);
     args.check_before_opening()?;
     let (archive, quiet) = (&args.archive, args.write.quiet.is_set);
-    let context = archive.open_context(source_args, &network, &output.stats, quiet)?;
+    let (_network, context) = archive.open_context(source_args, &output.stats, quiet)?;
     let Sources { layers, is_layered } = args.open_sources(&context, &tree, &source_args.given)?;
     let first = layers.first().context("there is always SOURCE")?;
     let open_options = OpenOptions {
@@ -161,7 +159,7 @@ pub(crate) fn run_with(
             ..open_options.scan.clone()
         },
         open_options: &open_options,
-        network: &network,
+        network: &context.network,
         source: &first.source,
         layers: &layers,
     };
@@ -345,7 +343,7 @@ impl MaterializeOptions {
 struct Run<'a> {
     output: &'a Output<'a>,
     args: &'a MaterializeOptions,
-    network: &'a Runtime,
+    network: &'a Handle,
     source: &'a Arc<dyn Source>,
     /// SOURCE and its layers.
     layers: &'a [Layer],
@@ -523,13 +521,7 @@ impl Run<'_> {
             stats: Arc::clone(&self.output.stats),
         };
         let _progress = Progress::start(task, self.output.shows_no_progress());
-        scan::scan(
-            source,
-            options,
-            self.network.handle(),
-            &self.output.stats,
-            sink,
-        )
+        scan::scan(source, options, self.network, &self.output.stats, sink)
     }
 }
 

@@ -131,17 +131,18 @@ pub(super) fn open_indexed(
     source: &SourceArgs,
     archive: &ArchiveArgs,
     tree: &TreeSpec,
-    network: &Runtime,
     output: &Output<'_>,
     user: &str,
-) -> anyhow::Result<Arc<dyn Volume>> {
+) -> anyhow::Result<(Runtime, Arc<dyn Volume>)> {
     ensure!(
         !tree.source.is_stdin(),
         "standard input can be read only once, and {user} its index first (save it to a file)"
     );
-    let mut context = archive.open_context(source, network, &output.stats, output.is_quiet)?;
+    let opened = archive.open_context(source, &output.stats, output.is_quiet);
+    let (network, mut context) = opened?;
     context.archive.scan.allow_skipping = true;
-    Ok(context.open(tree)?)
+    let volume = context.open(tree)?;
+    Ok((network, volume))
 }
 
 fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
@@ -171,10 +172,9 @@ fn write(
         false,
         truncated,
     );
-    let network = open_archive::start_network_runtime()?;
     let tree = LayerArgs::default().tree(&args.source);
     let (source, archive) = (&args.source, &args.archive);
-    let volume = open_indexed(source, archive, &tree, &network, &output, "shards need")?;
+    let (_network, volume) = open_indexed(source, archive, &tree, &output, "shards need")?;
     let count = shard.map_or(1, |shard| shard.count);
     let (archive, index, plan) = shards::plan_of(&*volume, count)?;
     let bytes = shard.and_then(|shard| plan.shards().get(shard.number.checked_sub(1)? as usize));

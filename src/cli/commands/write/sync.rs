@@ -19,7 +19,6 @@ use crate::cli::commands::list::operands::{
     self, local_directory, refuse_flags_of_archives, with_contents,
 };
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
-use crate::cli::open_archive;
 use crate::cli::shards;
 use crate::cli::ui::output;
 use tarfs::index::Ino;
@@ -88,17 +87,10 @@ impl SyncArgs {
         let index = self.archive.saved.index.as_deref();
         sources.extend(index.and_then(|place| local_path(place.as_os_str())));
         self.ensure_outside(sources.iter().map(PathBuf::as_path))?;
-        let network = open_archive::start_network_runtime()?;
         let tree = self.layers.tree(&self.source);
-        let opened = open_indexed(
-            &self.source,
-            &self.archive,
-            &tree,
-            &network,
-            output,
-            "`tarfs sync` needs",
-        );
-        let volume = opened?;
+        let (source, archive) = (&self.source, &self.archive);
+        let (_network, volume) =
+            open_indexed(source, archive, &tree, output, "`tarfs sync` needs")?;
         let index = volume.complete_index();
         let index = index.context("the archive is not indexed")?;
         let tree = index.tree().context("cannot list the tree")?;
