@@ -13,6 +13,7 @@ mod help;
 mod malloc;
 mod mount_helper;
 mod open_archive;
+mod periodic;
 mod shards;
 mod ui;
 

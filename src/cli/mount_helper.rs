@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{ArgAction, Command, Parser};
+use clap::{Command, Parser};
 
 use super::command_line::{self, Verb};
 use super::environment;
 use crate::cli::args::headers;
-use crate::cli::daemon::daemonize::{self, DirectoryScope};
+use crate::cli::daemon::daemonize;
 use crate::cli::ui::output;
 use tarfs::fuse::{MountOptions, OptionError};
 
@@ -128,10 +128,8 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
         }
     };
     if call.verbose {
-        output::print_error(format_args!(
-            "runs tarfs {}",
-            translated.redacted().join(" ")
-        ));
+        let words = headers::redact_arguments(&translated.words).join(OsStr::new(" "));
+        output::print_error(format_args!("runs tarfs {}", words.display()));
     }
     // Flags report errors in their values.
     let words = [&["tarfs".into()], translated.words.as_slice()].concat();
@@ -143,7 +141,8 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
     if call.fake {
         return ExitCode::SUCCESS;
     }
-    match spawn_mount(&translated) {
+    // A mount by root belongs to the system and outlives root's session.
+    match daemonize::spawn_daemon(&translated.words, environment::is_root()) {
         Ok(code) if code == ExitCode::SUCCESS => {
             if translated.wants_to_write {
                 output::print_error(format_args!(
@@ -170,16 +169,6 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
     }
 }
 
-fn spawn_mount(translated: &MountArguments) -> anyhow::Result<ExitCode> {
-    // A mount by root belongs to the system and outlives root's session.
-    let scope = if environment::is_root() {
-        DirectoryScope::System
-    } else {
-        DirectoryScope::User
-    };
-    daemonize::spawn_daemon(&translated.words, scope)
-}
-
 fn mount_command() -> Command {
     let command = command_line::command();
     let mut verbs = command.get_subcommands();
@@ -195,22 +184,8 @@ struct MountArguments {
     wants_to_write: bool,
 }
 
-impl MountArguments {
-    /// Returns the arguments without values that may be secret.
-    fn redacted(&self) -> Vec<String> {
-        let words = headers::redact_arguments(&self.words).into_iter();
-        words
-            .map(|word| word.to_string_lossy().into_owned())
-            .collect()
-    }
-}
-
 #[derive(PartialEq, Eq, Debug, thiserror::Error)]
 enum TranslateError {
-    #[error("mount option `{0}` takes a value: {0}=…")]
-    MissingValue(String),
-    #[error("mount option `{0}` takes no value")]
-    UnexpectedValue(String),
     #[error(transparent)]
     Option(#[from] OptionError),
     #[error("a mount cannot be changed: unmount it, and mount it again with other options")]
@@ -221,7 +196,7 @@ impl TranslateError {
     fn exit_code(&self) -> u8 {
         match self {
             Self::Remount => EX_FAIL,
-            Self::MissingValue(_) | Self::UnexpectedValue(_) | Self::Option(_) => EX_USAGE,
+            Self::Option(_) => EX_USAGE,
         }
     }
 }
@@ -245,9 +220,11 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
             "rw" | "ro" => wants_to_write = Some(name == "rw"),
             _ if MountOptions::is_ignored(name) => {}
             _ => match find_flag(mount, name) {
-                Some((flag, takes_value)) => {
+                Some(flag) => {
                     is_writable |= flag == "writable";
-                    words.push(flag_word(name, &flag, value, takes_value)?);
+                    // clap refuses a missing or a needless value.
+                    let value = value.map_or_else(String::new, |value| format!("={value}"));
+                    words.push(format!("--{flag}{value}").into());
                 }
                 None => match MountOptions::default().apply(&MountOptions::escape(&option)) {
                     Ok(()) => {
@@ -278,27 +255,12 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
     })
 }
 
-fn flag_word(
-    name: &str,
-    flag: &str,
-    value: Option<&str>,
-    takes_value: bool,
-) -> Result<OsString, TranslateError> {
-    match (value, takes_value) {
-        (Some(value), true) => Ok(format!("--{flag}={value}").into()),
-        (None, false) => Ok(format!("--{flag}").into()),
-        (None, true) => Err(TranslateError::MissingValue(name.to_owned())),
-        (Some(_), false) => Err(TranslateError::UnexpectedValue(name.to_owned())),
-    }
-}
-
-/// Returns the flag for the option `name`, and whether it takes a value.
-fn find_flag(mount: &Command, name: &str) -> Option<(String, bool)> {
+/// Returns the flag for the option `name`.
+fn find_flag(mount: &Command, name: &str) -> Option<String> {
     let name = name.replace('_', "-");
     let mut flags = mount.get_arguments();
-    let flag = flags.find(|flag| flag.get_long() == Some(&name))?;
-    let takes_value = matches!(flag.get_action(), ArgAction::Set | ArgAction::Append);
-    (!FLAGS_WITHOUT_OPTION.contains(&name.as_str())).then_some((name, takes_value))
+    let is_flag = flags.any(|flag| flag.get_long() == Some(&name));
+    (is_flag && !FLAGS_WITHOUT_OPTION.contains(&name.as_str())).then_some(name)
 }
 
 /// Splits options at commas that no backslash or quote protects. Removes both, which mount(8) passes on.
@@ -450,11 +412,17 @@ mod tests {
     #[test]
     fn invalid_option_fails_and_sloppy_ignores_unknown_ones() {
         let refused = |options: &str| translated(&["S", "D", "-o", options]).expect_err(options);
-        assert_eq!(refused("memory").exit_code(), EX_USAGE);
-        assert_eq!(
-            refused("restart=yes"),
-            TranslateError::UnexpectedValue("restart".into())
-        );
+        for options in ["memory", "restart=yes", "memory,uid=7", "memory,restart"] {
+            let words = translated(&["S", "D", "-o", options]).expect("known").words;
+            let parsed = command_line::parse([&["tarfs".into()], words.as_slice()].concat());
+            let text = parsed
+                .expect_err("a value is missing, or one too many")
+                .to_string();
+            assert!(
+                text.contains("--memory <SIZE>") || text.contains("--restart"),
+                "{text}"
+            );
+        }
         assert_eq!(
             refused("foreground"),
             OptionError::Unknown("foreground".into()).into()
@@ -481,7 +449,9 @@ mod tests {
     #[test]
     fn header_option_is_redacted_and_its_file_is_not() {
         let call = ["S", "D", "-o", "header=A: secret,header=@/etc/h"];
-        let shown = translated(&call).expect("known").redacted().join(" ");
+        let words = translated(&call).expect("known").words;
+        let shown = headers::redact_arguments(&words).join(OsStr::new(" "));
+        let shown = shown.to_string_lossy();
         assert!(!shown.contains("secret"), "{shown}");
         assert!(shown.contains("--header=@/etc/h"), "{shown}");
     }

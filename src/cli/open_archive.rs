@@ -17,7 +17,7 @@ use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::prefetch;
 use crate::cli::files::read_limited;
 use crate::cli::ui::output;
-use crate::cli::ui::progress::{Progress, ProgressOptions, Work};
+use crate::cli::ui::progress::{self, ProgressOptions, Work};
 use tarfs::Stats;
 use tarfs::archive::directory::ArchiveDirectory;
 use tarfs::archive::{Archive, DiskCacheMode, TreeOrigin, Volume, scan};
@@ -77,7 +77,7 @@ fn start_indexing_progress(total_bytes: Option<u64>, stats: &Arc<Stats>) -> Box<
         work: Work::Read,
         stats: Arc::clone(stats),
     };
-    Box::new(Progress::start(options, false))
+    Box::new(progress::start(options, false))
 }
 
 fn source_options(args: &SourceArgs, stats: &Arc<Stats>) -> anyhow::Result<source::Options> {

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use crate::cli::args::ShardArg;
-use tarfs::archive::scan::Sink;
 use tarfs::archive::{Archive, Volume};
 use tarfs::index::{Index, ShardPlan};
-use tarfs::materialize::{EntryError, read_entries};
+use tarfs::materialize::EntryError;
 
 /// Cuts `volume` into `count` shards.
 pub(crate) fn plan_of(
@@ -25,22 +23,6 @@ pub(crate) fn plan_of(
     let index = index.into_tree().context("cannot list the tree")?;
     let plan = ShardPlan::new(&index, count);
     Ok((archive, index, plan))
-}
-
-/// Sends one shard to `sink`. Returns whether it had no damage.
-pub(crate) fn send<S: Sink<Error = tarfs::materialize::Error>>(
-    archive: &Archive,
-    index: &Index,
-    plan: &ShardPlan,
-    shard: ShardArg,
-    sink: &mut S,
-) -> anyhow::Result<bool> {
-    whether_complete(read_entries(
-        archive,
-        index,
-        plan.entries(shard.number),
-        sink,
-    ))
 }
 
 /// Whether entries that were read had no damage.

@@ -27,4 +27,4 @@ pub(crate) use source::SourceArgs;
 #[cfg(test)]
 pub(crate) use source::tests::parse_source;
 pub(crate) use walk::{JobsArg, LinkFlags, TreeArgs};
-pub(crate) use xattrs::XattrArgs;
+pub(crate) use xattrs::{XattrArgs, glob_parser};

@@ -3,8 +3,6 @@
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use tarfs::archive::scan::MIN_MEMORY;
-
 /// A number of bytes as users write it: `4096`, `64K`, `8MiB`, `1.5GB`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Size(pub u64);
@@ -46,27 +44,19 @@ impl FromStr for Size {
     }
 }
 
-pub(super) fn parse_memory(text: &str) -> Result<Size, String> {
-    parse_size_at_least(MIN_MEMORY, text)
-}
-
-pub(super) fn parse_chunk_size(text: &str) -> Result<Size, String> {
-    parse_size_at_least(MIN_CHUNK_LEN, text)
-}
-
-/// Minimum of --chunk-size, in bytes.
-const MIN_CHUNK_LEN: u64 = 4096;
-
-fn parse_size_at_least(min: u64, text: &str) -> Result<Size, String> {
-    let size: Size = text.parse()?;
-    if size.0 < min {
+/// Parses a size of at least `min` bytes.
+pub(super) fn size_parser(min: u64) -> impl Fn(&str) -> Result<Size, String> + Clone {
+    move |text| {
+        let size: Size = text.parse()?;
+        if size.0 >= min {
+            return Ok(size);
+        }
         let (min, unit) = match min {
             bytes if bytes.is_multiple_of(1 << 20) => (bytes >> 20, "MiB"),
             bytes => (bytes >> 10, "KiB"),
         };
-        return Err(format!("the smallest valid value is {min}{unit}"));
+        Err(format!("the smallest valid value is {min}{unit}"))
     }
-    Ok(size)
 }
 
 pub(crate) fn seconds_parser(
@@ -102,10 +92,10 @@ mod tests {
 
     #[test]
     fn size_below_minimum_is_rejected_with_the_minimum() {
-        assert_eq!(parse_memory("32MiB"), Ok(Size(32 << 20)));
-        let refused = parse_memory("31MiB").expect_err("too little");
+        assert_eq!(size_parser(32 << 20)("32MiB"), Ok(Size(32 << 20)));
+        let refused = size_parser(32 << 20)("31MiB").expect_err("too little");
         assert_eq!(refused, "the smallest valid value is 32MiB");
-        let refused = parse_chunk_size("0").expect_err("nothing");
+        let refused = size_parser(4096)("0").expect_err("nothing");
         assert_eq!(refused, "the smallest valid value is 4KiB");
     }
 

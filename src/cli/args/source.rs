@@ -9,8 +9,9 @@ use super::given::GivenArgs;
 use super::headers::HeaderArg;
 use super::heading;
 use super::server::ServerArgs;
-use super::size::{Size, count_parser, parse_chunk_size, parse_memory, seconds_parser};
+use super::size::{Size, count_parser, seconds_parser, size_parser};
 use tarfs::Sha256;
+use tarfs::archive::scan::MIN_MEMORY;
 use tarfs::codec::Compression;
 use tarfs::image::Platform;
 use tarfs::locate::SourceSpec;
@@ -62,7 +63,7 @@ pub(crate) struct SourceArgs {
     pub connections: usize,
 
     /// Maximum bytes of one request
-    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_chunk_size,
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = size_parser(4096),
           help_heading = heading::NETWORK, hide_short_help = true)]
     pub chunk_size: Size,
 
@@ -93,7 +94,7 @@ pub(crate) struct SourceArgs {
     pub retries: Option<u32>,
 
     /// Memory for buffers, decoders and cached data together, without the index
-    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_memory,
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = size_parser(MIN_MEMORY),
           help_heading = heading::LIMITS, hide_short_help = true)]
     pub memory: Size,
 

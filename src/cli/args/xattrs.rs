@@ -1,9 +1,9 @@
 //! The flags that select extended attributes and ACLs.
 
-use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use super::heading;
 use tarfs::materialize::Glob;
@@ -15,14 +15,14 @@ pub(crate) struct XattrArgs {
     /// Use only extended attributes that match this pattern of GNU tar; repeatable
     ///
     /// The default is all but security.selinux, security.ima, security.evm and trusted.*.
-    #[arg(long, value_name = "PATTERN", conflicts_with = "no_xattrs",
+    #[arg(long, value_name = "PATTERN", value_parser = glob_parser(), conflicts_with = "no_xattrs",
           help_heading = heading::SELECTION, hide_short_help = true)]
-    xattrs_include: Vec<OsString>,
+    xattrs_include: Vec<Glob>,
 
     /// Skip extended attributes that match this pattern of GNU tar; repeatable
-    #[arg(long, value_name = "PATTERN", conflicts_with = "no_xattrs",
+    #[arg(long, value_name = "PATTERN", value_parser = glob_parser(), conflicts_with = "no_xattrs",
           help_heading = heading::SELECTION, hide_short_help = true)]
-    xattrs_exclude: Vec<OsString>,
+    xattrs_exclude: Vec<Glob>,
 
     /// Skip all extended attributes except ACLs
     #[arg(long, help_heading = heading::SELECTION, hide_short_help = true)]
@@ -35,17 +35,16 @@ pub(crate) struct XattrArgs {
 
 impl XattrArgs {
     pub(crate) fn filter(&self) -> XattrFilter {
-        let globs = |patterns: &[OsString]| {
-            let patterns = patterns.iter();
-            patterns
-                .map(|pattern| Glob::new(pattern.as_bytes()))
-                .collect()
-        };
         XattrFilter {
-            include: globs(&self.xattrs_include),
-            exclude: globs(&self.xattrs_exclude),
+            include: self.xattrs_include.clone(),
+            exclude: self.xattrs_exclude.clone(),
             xattrs: !self.no_xattrs,
             acls: !self.no_acls,
         }
     }
+}
+
+/// Parses a pattern of GNU tar.
+pub(crate) fn glob_parser() -> impl TypedValueParser<Value = Glob> {
+    OsStringValueParser::new().map(|pattern| Glob::new(pattern.as_bytes()))
 }

@@ -11,7 +11,7 @@ use crate::cli::args::{CacheDirArgs, JsonArg, QuietArg, SourceArgs};
 use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::ui::output;
-use crate::cli::ui::progress::{Progress, ProgressOptions, Work};
+use crate::cli::ui::progress::{self, ProgressOptions, Work};
 use tarfs::Sha256;
 use tarfs::Stats;
 use tarfs::archive::scan::{self, Digest, ScanError};
@@ -178,7 +178,7 @@ fn verify(
             work: Work::Read,
             stats: Arc::clone(stats),
         };
-        let _progress = Progress::start(task, args.quiet.is_set);
+        let _progress = progress::start(task, args.quiet.is_set);
         scan::scan(source, &options, network, stats, &mut check)
     };
     let layer = check.layer.take();

@@ -23,21 +23,12 @@ use tarfs::internal::trusted_dir;
 
 const READY_MESSAGE: &str = "ready\n";
 
-/// Owner of the directories that a background process uses for its socket and its cache.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum DirectoryScope {
-    User,
-    System,
-}
-
-/// Starts this program again with `arguments`, and waits until it is ready or has printed why it failed.
-pub(crate) fn spawn_daemon(
-    arguments: &[OsString],
-    scope: DirectoryScope,
-) -> anyhow::Result<ExitCode> {
+/// Starts this program again with `arguments`, and waits until it is ready or has printed why it failed. Its socket and
+/// its cache are in directories of the system or of this user.
+pub(crate) fn spawn_daemon(arguments: &[OsString], is_of_system: bool) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's file")?;
     let mut command = Command::new(&program);
-    if scope == DirectoryScope::System {
+    if is_of_system {
         command.env_remove(environment::RUNTIME_DIR);
         command.env(environment::CACHE_DIR, environment::system_cache_dir());
     }

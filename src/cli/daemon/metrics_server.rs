@@ -54,13 +54,6 @@ pub(crate) struct MetricsListener {
     address: SocketAddr,
 }
 
-/// Serves until it is dropped.
-#[derive(Debug)]
-pub(crate) struct MetricsServer {
-    /// The accept task, which owns the tasks of the connections.
-    _acceptor: JoinSet<()>,
-}
-
 impl MetricsListener {
     /// Binds `address`; port 0 is any free port.
     pub(crate) fn bind(address: SocketAddr) -> anyhow::Result<Self> {
@@ -74,12 +67,13 @@ impl MetricsListener {
         format!("http://{}{METRICS_PATH}", self.address)
     }
 
-    /// Responds on the threads of `network` with the status from `request_status`.
+    /// Responds on the threads of `network` with the status from `request_status`, until the returned task is dropped. It
+    /// accepts connections, and owns their tasks.
     pub(crate) fn serve(
         self,
         network: &Handle,
         request_status: impl Fn() -> oneshot::Receiver<Status> + Send + Sync + 'static,
-    ) -> io::Result<MetricsServer> {
+    ) -> io::Result<JoinSet<()>> {
         self.serve_with_limits(Limits::default(), network, Arc::new(request_status))
     }
 
@@ -88,15 +82,13 @@ impl MetricsListener {
         limits: Limits,
         network: &Handle,
         request_status: StatusRequester,
-    ) -> io::Result<MetricsServer> {
+    ) -> io::Result<JoinSet<()>> {
         self.listener.set_nonblocking(true)?;
         let _within = network.enter();
         let listener = TcpListener::from_std(self.listener)?;
         let mut acceptor = JoinSet::new();
         acceptor.spawn_on(accept_loop(listener, limits, request_status), network);
-        Ok(MetricsServer {
-            _acceptor: acceptor,
-        })
+        Ok(acceptor)
     }
 }
 
@@ -231,7 +223,7 @@ mod tests {
     struct TestServer {
         address: SocketAddr,
         request_count: Arc<AtomicU64>,
-        serving: Option<MetricsServer>,
+        serving: Option<JoinSet<()>>,
         network: Runtime,
     }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tokio::runtime::Runtime;
 
 use super::control_socket::{IndexState, Phase, PrefetchStatus};
-use super::prefetch::{NotesFn, Recording};
+use super::prefetch::NotesFn;
+use crate::cli::periodic::PeriodicThread;
 use crate::cli::ui::output;
 use tarfs::Stats;
 use tarfs::archive::{
@@ -34,7 +35,7 @@ pub(crate) struct OpenedArchive {
     /// The archives, if SOURCE is a directory of archives.
     pub directory: Option<Arc<SourceArchives>>,
     /// Recorder of read files, if the user wants one; ends with the mount.
-    pub recording: Option<Recording>,
+    pub recording: Option<PeriodicThread>,
     /// Runtime that reads need. Declared last, so that it is dropped last.
     pub network: Runtime,
 }

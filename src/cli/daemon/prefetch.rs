@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -13,6 +12,7 @@ use super::access_profile::{self, MAX_PROFILE_BYTES};
 use crate::cli::args::PrefetchArgs;
 use crate::cli::environment::{self, Role};
 use crate::cli::files::read_text;
+use crate::cli::periodic::PeriodicThread;
 use tarfs::Packed;
 use tarfs::Stats;
 use tarfs::archive::{AccessedRange, PrefetchOptions, Profile, Volume};
@@ -20,7 +20,6 @@ use tarfs::fetch;
 use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::internal::publish::publish_private;
 use tarfs::internal::sync::Mutex;
-use tarfs::internal::thread::Thread;
 use tarfs::locate::{OpenContext, SourceSpec};
 use tarfs::source::{self, Revalidation};
 
@@ -35,7 +34,7 @@ pub(crate) fn start(
     args: &PrefetchArgs,
     context: &OpenContext,
     volume: &Arc<dyn Volume>,
-) -> anyhow::Result<(Option<Recording>, NotesFn)> {
+) -> anyhow::Result<(Option<PeriodicThread>, NotesFn)> {
     let notes = Arc::<Mutex<Vec<String>>>::default();
     let replay = args.replay.as_deref().and_then(|location| {
         // A profile is only a hint, so its errors become notes.
@@ -63,7 +62,7 @@ pub(crate) fn start(
         .context("cannot start a thread")?;
     let record = args.record.as_deref();
     let recording = record
-        .map(|path| Recording::start(path, Arc::clone(volume)))
+        .map(|path| start_recording(path, Arc::clone(volume)))
         .transpose()?;
     let read_notes = move || notes.lock().clone();
     Ok((recording, Box::new(read_notes)))
@@ -128,55 +127,29 @@ fn fetch_profile(location: &str, context: &OpenContext) -> anyhow::Result<String
     String::from_utf8(text).with_context(|| format!("{} is not UTF-8", source::redact(location)))
 }
 
-/// Writes the read ranges to a file until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Recording {
-    end: Option<Sender<()>>,
-    thread: Option<Thread<()>>,
-}
-
-impl Recording {
-    fn start(path: &Path, volume: Arc<dyn Volume>) -> anyhow::Result<Self> {
-        // The process changes its current directory.
-        let path = std::path::absolute(path)?;
-        // The kernel has cached what the dead process served, and does not read it again.
-        let earlier = match environment::role() {
-            Some(Role::Successor) => read_earlier_recording(&path, &*volume),
-            _ => Vec::new(),
-        };
-        write_profile(&path, &*volume, &earlier)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        let (end, ended) = channel();
-        let thread = Thread::spawn("tarfs-record", move || {
-            let mut reads = 0;
-            loop {
-                let is_over =
-                    ended.recv_timeout(RECORDING_INTERVAL) != Err(RecvTimeoutError::Timeout);
-                if let Some((ranges, now)) = volume.accesses_since(reads) {
-                    let ranges = [&earlier[..], &ranges].concat();
-                    match write_profile(&path, &*volume, &ranges) {
-                        Ok(()) => reads = now,
-                        Err(error) => tracing::warn!(%error, "the recording cannot be written"),
-                    }
-                }
-                if is_over {
-                    return;
-                }
+/// Writes the read ranges to the file at `path` until the returned thread is dropped.
+fn start_recording(path: &Path, volume: Arc<dyn Volume>) -> anyhow::Result<PeriodicThread> {
+    // The process changes its current directory.
+    let path = std::path::absolute(path)?;
+    // The kernel has cached what the dead process served, and does not read it again.
+    let earlier = match environment::role() {
+        Some(Role::Successor) => read_earlier_recording(&path, &*volume),
+        _ => Vec::new(),
+    };
+    write_profile(&path, &*volume, &earlier)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    let mut reads = 0;
+    let record = move |_| {
+        if let Some((ranges, now)) = volume.accesses_since(reads) {
+            let ranges = [&earlier[..], &ranges].concat();
+            match write_profile(&path, &*volume, &ranges) {
+                Ok(()) => reads = now,
+                Err(error) => tracing::warn!(%error, "the recording cannot be written"),
             }
-        })
-        .context("cannot start a thread")?;
-        Ok(Self {
-            end: Some(end),
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for Recording {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        drop(self.thread.take());
-    }
+        }
+    };
+    PeriodicThread::start("tarfs-record", RECORDING_INTERVAL, record)
+        .context("cannot start a thread")
 }
 
 /// Reads the recording of the dead process; empty if that fails.

@@ -59,23 +59,16 @@ fn try_drop_capabilities(needed: CapabilitySet) -> rustix::io::Result<()> {
 }
 
 fn needed_capabilities(args: &MountArgs) -> CapabilitySet {
-    let mut needed = MOUNT_CAPABILITIES;
-    if args.prefetch.record.is_some() {
-        needed |= RECORD_CAPABILITIES;
-    }
-    if args.copy_to.is_some() {
-        needed |= COPY_CAPABILITIES;
-    }
-    if args.writable {
-        needed |= WRITABLE_CAPABILITIES;
-    }
-    if args.namespace.is_some() {
-        needed |= NAMESPACE_CAPABILITIES;
-    }
-    if args.restart && args.metrics.is_some_and(|address| address.port() < 1024) {
-        needed |= RESTART_CAPABILITIES;
-    }
-    needed
+    let binds_again = args.restart && args.metrics.is_some_and(|it| it.port() < 1024);
+    let needs = [
+        (args.prefetch.record.is_some(), RECORD_CAPABILITIES),
+        (args.copy_to.is_some(), COPY_CAPABILITIES),
+        (args.writable, WRITABLE_CAPABILITIES),
+        (args.namespace.is_some(), NAMESPACE_CAPABILITIES),
+        (binds_again, RESTART_CAPABILITIES),
+    ];
+    let needed = needs.iter().filter(|(is_needed, _)| *is_needed);
+    needed.fold(MOUNT_CAPABILITIES, |all, (_, more)| all | *more)
 }
 
 /// Returns the ambient set, which started programs have at once.

@@ -2,7 +2,6 @@
 
 use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -10,18 +9,10 @@ use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::logging;
 use super::output::print_error;
 use super::units::format_bytes;
+use crate::cli::periodic::PeriodicThread;
 use tarfs::Stats;
-use tarfs::internal::thread::Thread;
 
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Shows the progress of a run on a terminal until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Progress {
-    // Declared before the thread, because dropping it ends the thread.
-    _stop: Sender<()>,
-    _thread: Option<Thread<()>>,
-}
 
 /// The work whose progress is shown.
 #[derive(Clone, Debug)]
@@ -43,25 +34,14 @@ pub(crate) enum Work {
     Written,
 }
 
-impl Progress {
-    /// Shows the progress, or nothing with `quiet` or without a terminal.
-    pub(crate) fn start(options: ProgressOptions, quiet: bool) -> Self {
-        let (stop, stopped) = channel();
-        let show = move || {
-            let view = ProgressView::new(options);
-            while stopped.recv_timeout(DRAW_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                view.draw();
-            }
-            view.clear();
-        };
-        let thread = (!quiet && stderr().is_terminal())
-            .then(|| Thread::spawn("tarfs-progress", show).ok())
-            .flatten();
-        Self {
-            _stop: stop,
-            _thread: thread,
-        }
+/// Shows the progress until the returned thread is dropped, or nothing with `quiet` or without a terminal.
+pub(crate) fn start(options: ProgressOptions, quiet: bool) -> Option<PeriodicThread> {
+    if quiet || !stderr().is_terminal() {
+        return None;
     }
+    let view = ProgressView::new(options);
+    let show = move |is_last| if is_last { view.clear() } else { view.draw() };
+    PeriodicThread::start("tarfs-progress", DRAW_INTERVAL, show).ok()
 }
 
 struct ProgressView {

@@ -83,51 +83,39 @@ impl ChangeFlags {
             (_, true) => Verbosity::Changes,
             _ => Verbosity::Quiet,
         };
-        let run = Run {
-            tree: Arc::new(DirectoryTree::new()),
-            jobs: self.jobs,
-            verbosity,
-            quiet: self.quiet,
-        };
-        let visitor = |tree, log| Changer::new(tree, options, log);
-        run.at(paths, visitor, Changer::start)
+        let (tree, reports) = (DirectoryTree::new(), (verbosity, self.quiet));
+        let visitor = |tree, log| Changer::new(tree, change, log);
+        change_files(tree, self.jobs, reports, paths, visitor, Changer::start)
     }
 }
 
-/// A change of several files.
-pub(crate) struct Run {
-    pub tree: Arc<DirectoryTree>,
-    pub jobs: JobsArg,
-    pub verbosity: Verbosity,
-    /// Whether errors are not printed.
-    pub quiet: bool,
-}
-
-impl Run {
-    /// Starts a visitor at each of `paths`, and walks what it returns.
-    pub(crate) fn at<V: Visitor<DirectoryTree>>(
-        self,
-        paths: &[OsString],
-        visitor: impl FnOnce(Arc<DirectoryTree>, Arc<ChangeLog>) -> V,
-        start: impl Fn(&V, &[u8]) -> Option<Start<DirectoryTree, V::State>>,
-    ) -> anyhow::Result<ExitCode> {
-        let output = operands::standard_output(self.quiet)?;
-        let log = Arc::new(ChangeLog::new(self.verbosity, Arc::clone(&output)));
-        let visitor = Arc::new(visitor(Arc::clone(&self.tree), log));
-        // One after the other, because one path may be below another.
-        for path in paths {
-            if let Some(start) = start(&visitor, path.as_bytes()) {
-                let jobs = self.jobs.jobs;
-                let _never_broken = walk_parallel(&self.tree, &visitor, vec![start], jobs);
-            }
+/// Starts a visitor at each of `paths`, and walks what it returns. With `quiet`, errors are not printed.
+pub(crate) fn change_files<V: Visitor<DirectoryTree>>(
+    tree: DirectoryTree,
+    jobs: JobsArg,
+    (verbosity, quiet): (Verbosity, bool),
+    paths: &[OsString],
+    visitor: impl FnOnce(Arc<DirectoryTree>, Arc<ChangeLog>) -> V,
+    start: impl Fn(&V, &[u8]) -> Option<Start<DirectoryTree, V::State>>,
+) -> anyhow::Result<ExitCode> {
+    let output = operands::standard_output(quiet)?;
+    let (tree, log) = (
+        Arc::new(tree),
+        ChangeLog::new(verbosity, Arc::clone(&output)),
+    );
+    let visitor = Arc::new(visitor(Arc::clone(&tree), Arc::new(log)));
+    // One after the other, because one path may be below another.
+    for path in paths {
+        if let Some(start) = start(&visitor, path.as_bytes()) {
+            let _never_broken = walk_parallel(&tree, &visitor, vec![start], jobs.jobs);
         }
-        operands::finish(&output);
-        Ok(if output.has_failed() {
-            ExitCode::from(exit_status::PARTIAL)
-        } else {
-            ExitCode::SUCCESS
-        })
     }
+    open_place::finish(&output);
+    Ok(if output.has_failed() {
+        ExitCode::from(exit_status::PARTIAL)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 /// Prints that the attributes on the command line are invalid. Returns the exit code of the namesakes.

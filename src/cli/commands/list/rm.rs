@@ -2,9 +2,8 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use super::change::Run;
+use super::change::change_files;
 use crate::cli::args::JobsArg;
 use tarfs::change::{Verbosity, ask};
 use tarfs::tree::{DirectoryTree, RemoveOptions, Remover};
@@ -108,19 +107,18 @@ pub(crate) fn run(args: &RmArgs) -> anyhow::Result<ExitCode> {
         root: args.no_preserve_root,
         asks,
     };
-    let run = Run {
-        tree: Arc::new(tree),
-        jobs: args.jobs,
-        verbosity: if args.verbose {
-            Verbosity::All
-        } else {
-            Verbosity::Quiet
-        },
-        quiet: false,
+    let verbosity = if args.verbose {
+        Verbosity::All
+    } else {
+        Verbosity::Quiet
     };
-    run.at(
+    let visitor = |tree, log| Remover::new(tree, options, log);
+    change_files(
+        tree,
+        args.jobs,
+        (verbosity, false),
         &args.paths,
-        |tree, log| Remover::new(tree, options, log),
+        visitor,
         Remover::start,
     )
 }

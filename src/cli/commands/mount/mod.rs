@@ -17,7 +17,7 @@ use anyhow::Context;
 
 use crate::cli::args::MountArgs;
 use crate::cli::daemon::control_socket::{self, ControlSocket};
-use crate::cli::daemon::daemonize::{self, DirectoryScope, LogTarget};
+use crate::cli::daemon::daemonize::{self, LogTarget};
 use crate::cli::daemon::inherited_fds::InheritedFds;
 use crate::cli::daemon::metrics_server::MetricsListener;
 use crate::cli::daemon::opened_archive::OpenedArchive;
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
         }
         None => {
             let words: Vec<_> = std::env::args_os().skip(1).collect();
-            daemonize::spawn_daemon(&words, DirectoryScope::User)
+            daemonize::spawn_daemon(&words, false)
         }
     }
 }

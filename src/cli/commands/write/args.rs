@@ -1,8 +1,6 @@
 //! Flags of the verbs that write trees.
 
-use std::ffi::OsString;
 use std::num::NonZeroUsize;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -150,26 +148,20 @@ pub(crate) struct SelectionArgs {
     pub(super) strip_components: usize,
 
     /// Skip entries that match this pattern of GNU tar; repeatable
-    #[arg(long, value_name = "PATTERN", help_heading = heading::SELECTION)]
-    pub(super) exclude: Vec<OsString>,
+    #[arg(long, value_name = "PATTERN", value_parser = args::glob_parser(), help_heading = heading::SELECTION)]
+    pub(super) exclude: Vec<Glob>,
 
     /// Write only entries that match this pattern of GNU tar; repeatable
-    #[arg(long, value_name = "PATTERN", help_heading = heading::SELECTION)]
-    pub(super) include: Vec<OsString>,
+    #[arg(long, value_name = "PATTERN", value_parser = args::glob_parser(), help_heading = heading::SELECTION)]
+    pub(super) include: Vec<Glob>,
 }
 
 impl SelectionArgs {
     pub(super) fn selection(&self) -> Selection {
-        let globs = |patterns: &[OsString]| {
-            let patterns = patterns.iter();
-            patterns
-                .map(|pattern| Glob::new(pattern.as_bytes()))
-                .collect()
-        };
         Selection {
             strip_components: self.strip_components,
-            exclude: globs(&self.exclude),
-            include: globs(&self.include),
+            exclude: self.exclude.clone(),
+            include: self.include.clone(),
             ..Selection::default()
         }
     }

@@ -21,7 +21,7 @@ use crate::cli::commands::list::operands::ensure_archive;
 use crate::cli::exit_status;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
-use crate::cli::ui::progress::{Progress, ProgressOptions, Work};
+use crate::cli::ui::progress::{self, ProgressOptions, Work};
 use tarfs::Plain;
 use tarfs::archive::scan::{self, ScanError, Sink};
 use tarfs::archive::{Error, OpenOptions, SavedIndex};
@@ -520,7 +520,7 @@ impl Run<'_> {
             work: Work::Read,
             stats: Arc::clone(&self.output.stats),
         };
-        let _progress = Progress::start(task, self.output.shows_no_progress());
+        let _progress = progress::start(task, self.output.shows_no_progress());
         scan::scan(source, options, self.network, &self.output.stats, sink)
     }
 }

@@ -11,9 +11,10 @@ use std::time::Instant;
 
 use super::args::WriteArgs;
 use crate::cli::exit_status;
+use crate::cli::periodic::PeriodicThread;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
-use crate::cli::ui::progress::{self, Progress, ProgressOptions, Work};
+use crate::cli::ui::progress::{self, ProgressOptions, Work};
 use tarfs::ArchivePath;
 use tarfs::Stats;
 use tarfs::internal::error_chain::error_chain;
@@ -126,14 +127,18 @@ impl<'a> Output<'a> {
     }
 
     /// Shows what is written, of `total_bytes` if they are known, until the returned value is dropped.
-    pub(super) fn show_progress(&self, verb: &'static str, total_bytes: Option<u64>) -> Progress {
+    pub(super) fn show_progress(
+        &self,
+        verb: &'static str,
+        total_bytes: Option<u64>,
+    ) -> Option<PeriodicThread> {
         let options = ProgressOptions {
             verb,
             total_bytes,
             work: Work::Written,
             stats: Arc::clone(&self.stats),
         };
-        Progress::start(options, self.shows_no_progress())
+        progress::start(options, self.shows_no_progress())
     }
 
     /// Whether lines about entries take the place of the progress, or the user wants neither.

@@ -18,7 +18,7 @@ use tarfs::archive::{TreeOrigin, Version, Volume};
 use tarfs::index::store::RowsToLoad;
 use tarfs::index::{MAX_SHARDS, Shard};
 use tarfs::locate::TreeSpec;
-use tarfs::materialize::{self, ContentSink, Existing, Options};
+use tarfs::materialize::{self, ContentSink, Existing, Options, read_entries};
 
 /// Arguments of `tarfs shard`.
 #[derive(clap::Args, Debug)]
@@ -199,9 +199,9 @@ fn tar(args: &TarArgs) -> anyhow::Result<ExitCode> {
     let output = output::binary_stdout()?;
     let reporter = Arc::new(TerminalReporter::for_contents(args.source.allow_truncated));
     let mut sink = ContentSink::tar(output, Some(reporter));
-    let read = shards::send(archive, &index, &plan, args.shard, &mut sink);
+    let read = read_entries(archive, &index, plan.entries(args.shard.number), &mut sink);
     // After an error, the archive must not look complete.
-    let outcome = read.and_then(|complete| {
+    let outcome = shards::whether_complete(read).and_then(|complete| {
         let summary = sink.finish()?;
         Ok(exit_code(complete, &summary))
     });

@@ -1,11 +1,9 @@
 //! The worker's side of its connection to the supervisor.
 
-use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -16,9 +14,9 @@ use super::process::{self, Output, dup_stdin};
 use super::protocol::{self, Packet, SessionState};
 use crate::cli::daemon::sd_notify::ServiceManager;
 use crate::cli::environment::Role;
+use crate::cli::periodic::PeriodicThread;
 use tarfs::Stats;
 use tarfs::fuse::{InheritedSession, MountTarget, SuperblockWatch};
-use tarfs::internal::thread::Thread;
 
 /// Interval at which a successor checks whether the source is reachable.
 const REACHABILITY_INTERVAL: Duration = Duration::from_millis(250);
@@ -138,30 +136,21 @@ impl SupervisorLink {
     }
 
     /// Reports how long the source of `stats` is unreachable, until the returned value is dropped.
-    pub(crate) fn watch_reachability(&self, stats: &Arc<Stats>) -> io::Result<ReachabilityWatch> {
+    pub(crate) fn watch_reachability(&self, stats: &Arc<Stats>) -> io::Result<PeriodicThread> {
         let socket = self.socket.try_clone()?;
         let stats = Arc::clone(stats);
-        let (sender, end) = mpsc::channel();
-        let thread = Thread::spawn("tarfs-reach", move || {
-            let mut unreachable_time = Duration::ZERO;
-            let (mut received, mut looked) = (stats.source_read_bytes.get(), Instant::now());
-            // The thread receives nothing. The channel only closes.
-            while end.recv_timeout(REACHABILITY_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                let before = std::mem::replace(&mut received, stats.source_read_bytes.get());
-                let since = std::mem::replace(&mut looked, Instant::now());
-                if received == before && stats.unreachable_reads.get() > 0 {
-                    unreachable_time += looked - since;
-                    let milliseconds =
-                        u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
-                    // May be lost, because the next packet includes this time.
-                    let packet = Packet::Unreachable(milliseconds);
-                    drop(protocol::send(&socket, &packet, None, SendFlags::DONTWAIT));
-                }
+        let mut unreachable_time = Duration::ZERO;
+        let (mut received, mut looked) = (stats.source_read_bytes.get(), Instant::now());
+        PeriodicThread::start("tarfs-reach", REACHABILITY_INTERVAL, move |is_last| {
+            let before = std::mem::replace(&mut received, stats.source_read_bytes.get());
+            let since = std::mem::replace(&mut looked, Instant::now());
+            if !is_last && received == before && stats.unreachable_reads.get() > 0 {
+                unreachable_time += looked - since;
+                let milliseconds = u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
+                // May be lost, because the next packet includes this time.
+                let packet = Packet::Unreachable(milliseconds);
+                drop(protocol::send(&socket, &packet, None, SendFlags::DONTWAIT));
             }
-        })?;
-        Ok(ReachabilityWatch {
-            _end: sender,
-            _thread: thread,
         })
     }
 
@@ -175,13 +164,6 @@ impl SupervisorLink {
             tracing::warn!(%error, "lost the supervisor; a crash will leave a dead mount");
         }
     }
-}
-
-#[derive(Debug)]
-pub(crate) struct ReachabilityWatch {
-    /// Ends the thread when dropped, before the thread is joined.
-    _end: Sender<Infallible>,
-    _thread: Thread<()>,
 }
 
 /// Makes this process the worker of a supervisor in the foreground, or fails if that is gone already. Signals
