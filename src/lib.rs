@@ -72,7 +72,7 @@
 //! ```
 //!
 //! *Cold*: one [`archive::scan`] streams the source once and feeds one sink, the index or the writer.
-//! *Warm*: [`archive::Archive::read`] starts at the seek point before the wanted bytes.
+//! *Warm*: [`archive::Volume::read`] starts at the seek point before the wanted bytes.
 //!
 //! The modules below are layers, the lowest first. Each imports only from those above it in this list, and
 //! `tests/architecture` checks that. The program's own layer, `cli`, is above them (`src/main.rs`).

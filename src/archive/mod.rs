@@ -17,20 +17,18 @@ mod volume;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::stats::Stats;
 use crate::base::thread_pool::ThreadPool;
-use crate::index::{Index, Ino};
+use crate::index::Index;
 use crate::source::{Access, Source};
 
 use open::background_scan::BackgroundScan;
 use prefetch::{FillThreads, Prefetcher};
 use read::Reader;
-use read::assemble::required_scan_end;
 
 pub use crate::cache::DiskCacheUsage;
 pub use error::{
@@ -155,11 +153,6 @@ impl Archive {
         self.reader.tree.origin
     }
 
-    /// Whether parts of the tree must be compared with their headers in the archive.
-    pub(crate) fn compares_headers(&self) -> bool {
-        self.reader.header_checks.is_some()
-    }
-
     /// As [`Reader::report_mismatch`].
     pub(crate) fn report_mismatch(&self, path: &ArchivePath) -> ReadError {
         self.reader.report_mismatch(path)
@@ -223,35 +216,5 @@ impl Archive {
             return Ok(None);
         }
         reader.stream(extent).map(Some)
-    }
-
-    /// Reads as [`Archive::try_read`] does, but waits for missing bytes. Calls `done` on a thread of the
-    /// archive, or drops it if the read is no longer `wanted`.
-    pub fn read(
-        &self,
-        ino: Ino,
-        offset: u64,
-        len: u32,
-        wanted: IsWanted,
-        done: impl FnOnce(Result<Bytes, ReadError>) + Send + 'static,
-    ) {
-        let (read_threads, reader) = (Arc::clone(&self.read_threads), Arc::clone(&self.reader));
-        let is_wanted = Arc::clone(&wanted);
-        let work = move || {
-            if is_wanted() {
-                done(reader.read(ino, offset, len));
-            }
-        };
-        if self.reader.live_index.completed().is_some() {
-            return read_threads.submit(work);
-        }
-        // An index that is not complete has all its rows.
-        let scan_end = self
-            .index()
-            .read(|index| required_scan_end(index, ino, offset, len));
-        let scan_end = scan_end.unwrap_or_default();
-        // A read thread never waits for the scan, because the next read in the queue may not need to.
-        let callback = Callback::while_wanted(wanted, move || read_threads.submit(work));
-        self.on_available(WaitFor::Plain(scan_end), callback);
     }
 }

@@ -7,6 +7,7 @@ use std::{fmt, io};
 use bytes::Bytes;
 
 use super::prefetch::Prefetcher;
+use super::read::assemble::required_scan_end;
 use super::{
     AccessedRange, Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache, PrefetchOptions,
     ReadError, WaitFor, Watcher,
@@ -143,10 +144,11 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// local archive or of the disk cache.
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
 
-    /// As [`Archive::read`].
+    /// Reads as [`Self::try_read`] does, but waits for missing bytes. Calls `done` on a thread of the archive, or drops it
+    /// if the read is no longer `wanted`.
     fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply);
 
-    /// Reads as [`Archive::read`] does, but blocks. Must not be called on a thread of the async runtime.
+    /// Reads as [`Self::read`] does, but blocks. Must not be called on a thread of the async runtime.
     ///
     /// # Errors
     /// When the bytes are unavailable, or differ from the indexed ones.
@@ -217,7 +219,7 @@ impl Volume for Archive {
     }
 
     fn is_compared(&self) -> bool {
-        self.compares_headers()
+        self.reader.header_checks.is_some()
     }
 
     fn must_compare(&self, part: TreePart<'_>) -> bool {
@@ -250,7 +252,24 @@ impl Volume for Archive {
     }
 
     fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply) {
-        Self::read(self, ino, offset, len, wanted, done);
+        let (read_threads, reader) = (Arc::clone(&self.read_threads), Arc::clone(&self.reader));
+        let is_wanted = Arc::clone(&wanted);
+        let work = move || {
+            if is_wanted() {
+                done(reader.read(ino, offset, len));
+            }
+        };
+        if self.reader.live_index.completed().is_some() {
+            return read_threads.submit(work);
+        }
+        // An index that is not complete has all its rows.
+        let scan_end = self
+            .index()
+            .read(|index| required_scan_end(index, ino, offset, len));
+        let scan_end = scan_end.unwrap_or_default();
+        // A read thread never waits for the scan, because the next read in the queue may not need to.
+        let callback = Callback::while_wanted(wanted, move || read_threads.submit(work));
+        self.on_available(WaitFor::Plain(scan_end), callback);
     }
 
     fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {

@@ -40,7 +40,7 @@ pub(super) struct LayerComparison {
 impl LayerComparison {
     /// A comparison, if some layer needs one.
     pub(super) fn new(layers: &[Arc<Archive>], merged: &Arc<MergedIndex>) -> Option<Arc<Self>> {
-        let is_needed = layers.iter().any(|layer| layer.compares_headers());
+        let is_needed = layers.iter().any(|layer| layer.is_compared());
         is_needed.then(|| {
             Arc::new(Self {
                 layers: layers.to_vec(),
@@ -147,7 +147,7 @@ impl LayerComparison {
     fn compare_parts(self: &Arc<Self>, mut parts: vec::IntoIter<LayerPart>, done: Compared) {
         while let Some(part) = parts.next() {
             let layer = self.layers.get(part.layer as usize);
-            let Some(layer) = layer.filter(|layer| layer.compares_headers()) else {
+            let Some(layer) = layer.filter(|layer| layer.is_compared()) else {
                 continue;
             };
             let tree_part = match &part.name {

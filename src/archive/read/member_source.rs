@@ -141,7 +141,7 @@ impl MemberSource {
             let wanted = u32::try_from(rest.len()).unwrap_or(u32::MAX);
             let (sender, read) = oneshot::channel();
             // Sending fails if the caller has given up.
-            let done = move |read| drop(sender.send(read));
+            let done = Box::new(move |read| drop(sender.send(read)));
             let waiter = Arc::downgrade(&waiting);
             let is_wanted = Arc::new(move || waiter.strong_count() > 0);
             self.archive.read(self.ino, at, wanted, is_wanted, done);

@@ -131,7 +131,7 @@ impl Reader {
         }
     }
 
-    /// As [`crate::archive::Archive::read`], on the calling thread.
+    /// As [`crate::archive::Volume::read`], on the calling thread.
     pub(crate) fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         if self.must_check_header(ino) {
             self.check_header(ino)?;

@@ -4,6 +4,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use tarfs::archive::Volume;
 use tarfs::internal::thread::Thread;
 
 use super::{TestEnv, assert_file, assert_random_reads, ino, large_lz4, packed};
@@ -124,9 +125,7 @@ fn all_queued_reads_are_answered() {
             0,
             4096,
             Arc::new(|| true),
-            move |read| {
-                drop(sender.send((number, read)));
-            },
+            Box::new(move |read| drop(sender.send((number, read)))),
         );
     }
     drop(sender);

@@ -162,9 +162,7 @@ fn memory_use_is_reported_during_a_read() {
         0,
         4096,
         Arc::new(|| true),
-        move |read| {
-            drop(done.send(read));
-        },
+        Box::new(move |read| drop(done.send(read))),
     );
     is_asked.recv().expect("a request");
     let busy = archive.memory_use();
