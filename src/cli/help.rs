@@ -6,119 +6,59 @@ use clap::{Arg, Command};
 
 use super::args::heading;
 
-pub(crate) const SOURCES: [(&str, &str); 12] = [
-    (
-        "PATH",
-        "a file on this machine; a directory if the verb takes one",
-    ),
-    ("-", "standard input, if the verb reads SOURCE only once"),
-    (
-        "file://, http://, https://",
-        "a file, or an object of a web server",
-    ),
-    (
-        "s3://, gs://, az://",
-        "an object of a cloud, as s3://BUCKET/KEY",
-    ),
-    ("s3a://, gcs://, file:/PATH", "Hadoop's names of the same"),
-    (
-        "oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], docker://NAME",
-        "an image in a registry",
-    ),
-    (
-        "oci-archive:FILE[:TAG], docker-archive:FILE[:NAME]",
-        "an image in a file, which may be a URL",
-    ),
-    ("oci:DIR[:TAG]", "an image in a directory"),
-    ("tar:SOURCE!/PATH", "a file inside another archive"),
-    ("slice:START[+LEN]:SOURCE", "a range of bytes of SOURCE"),
-    (
-        "join:PART,PART",
-        "an archive in parts, each a SOURCE; a comma in a PART is \\,",
-    ),
-    (
-        "join:a.tar.gz.*",
-        "the same of local files that match a pattern",
-    ),
-];
+/// Forms of SOURCE, one a line: two spaces separate it from its meaning, as in all tables here.
+pub(crate) const SOURCES: &str = "
+  PATH  a file on this machine; a directory if the verb takes one
+  -  standard input, if the verb reads SOURCE only once
+  file://, http://, https://  a file, or an object of a web server
+  s3://, gs://, az://  an object of a cloud, as s3://BUCKET/KEY
+  s3a://, gcs://, file:/PATH  Hadoop's names of the same
+  oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], docker://NAME  an image in a registry
+  oci-archive:FILE[:TAG], docker-archive:FILE[:NAME]  an image in a file, which may be a URL
+  oci:DIR[:TAG]  an image in a directory
+  tar:SOURCE!/PATH  a file inside another archive
+  slice:START[+LEN]:SOURCE  a range of bytes of SOURCE
+  join:PART,PART  an archive in parts, each a SOURCE; a comma in a PART is \\,
+  join:a.tar.gz.*  the same of local files that match a pattern";
 
 /// Primaries of expressions of `tarfs find`.
-pub(crate) const PRIMARIES: [(&str, &str); 29] = [
-    (
-        "( ) ! -not -a -and -o -or ,",
-        "operators, as of find(1); a shell needs quotes around ( and )",
-    ),
-    (
-        "-name PATTERN, -iname",
-        "its name matches; other tests with i ignore case, too",
-    ),
-    (
-        "-path PATTERN, -wholename, -ipath, -iwholename",
-        "its whole path matches",
-    ),
-    (
-        "-lname PATTERN, -ilname",
-        "it is a link, and its target matches",
-    ),
-    (
-        "-regex REGEX, -iregex",
-        "its whole path matches a regular expression",
-    ),
-    (
-        "-type LETTER",
-        "f, d, l, b, c, p or s; several with commas between them",
-    ),
-    (
-        "-size N[c|w|b|k|M|G]",
-        "its size; +N is more, and -N less than N units, as of other numbers",
-    ),
-    ("-empty", "it is an empty file or directory"),
-    (
-        "-perm MODE",
-        "its mode; -MODE for all of these bits, /MODE for any of them",
-    ),
-    ("-user NAME, -group NAME, -uid N, -gid N", "its owner"),
-    ("-nouser, -nogroup", "its owner has no name"),
-    (
-        "-links N, -inum N, -samefile FILE",
-        "number of links, number of the file, or the same file",
-    ),
-    (
-        "-mtime N, -atime N, -ctime N",
-        "days since its change, access or change of status",
-    ),
-    ("-mmin N, -amin N, -cmin N", "the same in minutes"),
-    ("-used N", "days from its change of status to its access"),
-    ("-newer FILE, -anewer, -cnewer", "changed later than FILE"),
-    (
-        "-newerXY FILE",
-        "X and Y are a, c or m; Y may be t for a time such as 2026-05-20",
-    ),
-    ("-true, -false", "constants"),
-    (
-        "-maxdepth N, -mindepth N",
-        "levels below the starting points",
-    ),
-    ("-depth, -d", "directories come after their contents"),
-    ("-xdev, -mount", "stay on one file system"),
-    ("-daystart", "count days from midnight"),
-    (
-        "-regextype NAME",
-        "dialect of -regex, such as posix-extended",
-    ),
-    (
-        "-noleaf, -warn, -nowarn, -ignore_readdir_race",
-        "accepted, without effect",
-    ),
-    (
-        "-print, -print0",
-        "print the path, which is the default; print0 ends it with zero",
-    ),
-    ("-printf FORMAT", "print FORMAT, such as '%p %s\\n'"),
-    ("-ls", "print as `ls -dils`"),
-    ("-prune", "do not descend into the directory"),
-    ("-quit", "end the search"),
-];
+pub(crate) const PRIMARIES: &str = "
+  ( ) ! -not -a -and -o -or ,  operators, as of find(1); a shell needs quotes around ( and )
+  -name PATTERN, -iname  its name matches; other tests with i ignore case, too
+  -path PATTERN, -wholename, -ipath, -iwholename  its whole path matches
+  -lname PATTERN, -ilname  it is a link, and its target matches
+  -regex REGEX, -iregex  its whole path matches a regular expression
+  -type LETTER  f, d, l, b, c, p or s; several with commas between them
+  -size N[c|w|b|k|M|G]  its size; +N is more, and -N less than N units, as of other numbers
+  -empty  it is an empty file or directory
+  -perm MODE  its mode; -MODE for all of these bits, /MODE for any of them
+  -user NAME, -group NAME, -uid N, -gid N  its owner
+  -nouser, -nogroup  its owner has no name
+  -links N, -inum N, -samefile FILE  number of links, number of the file, or the same file
+  -mtime N, -atime N, -ctime N  days since its change, access or change of status
+  -mmin N, -amin N, -cmin N  the same in minutes
+  -used N  days from its change of status to its access
+  -newer FILE, -anewer, -cnewer  changed later than FILE
+  -newerXY FILE  X and Y are a, c or m; Y may be t for a time such as 2026-05-20
+  -true, -false  constants
+  -maxdepth N, -mindepth N  levels below the starting points
+  -depth, -d  directories come after their contents
+  -xdev, -mount  stay on one file system
+  -daystart  count days from midnight
+  -regextype NAME  dialect of -regex, such as posix-extended
+  -noleaf, -warn, -nowarn, -ignore_readdir_race  accepted, without effect
+  -print, -print0  print the path, which is the default; print0 ends it with zero
+  -printf FORMAT  print FORMAT, such as '%p %s\\n'
+  -ls  print as `ls -dils`
+  -prune  do not descend into the directory
+  -quit  end the search";
+
+/// The items of a table, and the meaning of each.
+pub(crate) fn rows(table: &str) -> impl Iterator<Item = (&str, &str)> {
+    table
+        .lines()
+        .filter_map(|row| row.trim_start().split_once("  "))
+}
 
 /// Before the purpose of an example.
 const PURPOSE: &str = "\n  # ";
@@ -326,14 +266,14 @@ pub(crate) fn examples(verb: &str) -> impl Iterator<Item = (&'static str, &'stat
 
 /// Adds examples and tables to `command`, and sorts the headings of each verb.
 pub(crate) fn arrange(command: Command) -> Command {
-    let command = command.after_long_help(format!("Forms of SOURCE:\n{}", table(&SOURCES)));
+    let command = command.after_long_help(format!("Forms of SOURCE:\n{}", format_table(SOURCES)));
     let command = EXAMPLES.iter().fold(command, |command, (verb, examples)| {
         command.mut_subcommand(verb, |verb| add_examples(sort_headings(verb), examples))
     });
     command.mut_subcommand("find", |find| {
         find.before_long_help(format!(
             "Expressions, as of find(1):\n{}",
-            table(&PRIMARIES)
+            format_table(PRIMARIES)
         ))
         .help_template(FIND_TEMPLATE)
     })
@@ -346,8 +286,8 @@ const FIND_TEMPLATE: &str =
 /// Width of the first column of a table.
 const COLUMN: usize = 26;
 
-fn table(rows: &[(&str, &str)]) -> String {
-    let row = |(item, meaning): &(&str, &str)| {
+fn format_table(table: &str) -> String {
+    let row = |(item, meaning): (&str, &str)| {
         let gap = if item.len() > COLUMN {
             format!("\n{:COLUMN$}    ", "")
         } else {
@@ -355,7 +295,7 @@ fn table(rows: &[(&str, &str)]) -> String {
         };
         format!("  {item}{gap}{meaning}")
     };
-    rows.iter().map(row).collect::<Vec<_>>().join("\n")
+    rows(table).map(row).collect::<Vec<_>>().join("\n")
 }
 
 fn add_examples(verb: Command, examples: &'static str) -> Command {
