@@ -10,7 +10,7 @@ use tarfs::locate::{SourceSpec, TreeSpec};
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct LayerArgs {
     /// Put this archive over SOURCE and over the layers before it; repeatable
-    #[arg(id = "layer", long, value_name = "SOURCE",
+    #[arg(id = "layer", long = "layer", value_name = "SOURCE",
           conflicts_with_all = ["index", "compression"], help_heading = heading::SOURCE)]
     pub layers: Vec<SourceSpec>,
 

@@ -28,7 +28,7 @@ pub(crate) struct ServerArgs {
     ///
     /// Each request goes to the URL that will probably answer it first, and to another one if that fails or
     /// is slow. SOURCE must be a URL. A URL whose bytes differ from those of SOURCE is not used.
-    #[arg(id = "mirror_url", long, value_name = "URL",
+    #[arg(id = "mirror_url", long = "mirror-url", value_name = "URL",
           help_heading = heading::NETWORK, hide_short_help = true)]
     pub mirror_urls: Vec<String>,
 
