@@ -668,3 +668,85 @@ fn invalid_profile_is_not_merged() {
     assert!(!place.path("merged").exists());
     assert_eq!(place.run(&["profile"]).code, 64);
 }
+
+#[test]
+fn flag_of_one_archive_is_refused_for_a_directory() {
+    let place = Place::new();
+    for directory in ["archives", "mnt"] {
+        fs::create_dir(place.path(directory)).expect("new");
+    }
+    let digest = "0".repeat(64);
+    for (flag, value) in [
+        ("--writable", None),
+        ("--restart", None),
+        ("--copy-to", Some("copy")),
+        ("--expect-sha256", Some(&*digest)),
+        ("--index", Some("a.idx")),
+        ("--index-sha256", Some(&*digest)),
+        ("--mirror-url", Some("http://127.0.0.1:1/a.tar")),
+        ("--record", Some("profile")),
+        ("--replay", Some("profile")),
+        ("--prefetch-rate", Some("1M")),
+        ("--layer", Some("b.tar")),
+        ("--whiteouts", Some("oci")),
+        ("--root", Some("a")),
+        ("--strip-components", Some("1")),
+    ] {
+        let given = value.map_or(flag.to_owned(), |value| format!("{flag}={value}"));
+        let refused = place.run(&["mount", "archives", "mnt", &given]);
+        let complaint = format!("{flag} is for a single archive");
+        assert_eq!(refused.code, 64, "{}", refused.complaints);
+        assert!(
+            refused.complaints.contains(&complaint),
+            "{}",
+            refused.complaints
+        );
+    }
+    for (flag, value) in [
+        ("--layer", "b.tar"),
+        ("--whiteouts", "oci"),
+        ("--index", "a.idx"),
+        ("--expect-sha256", &*digest),
+        ("--max-unpacked-size", "1M"),
+    ] {
+        let refused = place.run(&["sync", "archives", "copy", flag, value]);
+        let complaint = format!("{flag} is for archives");
+        assert!(
+            refused.complaints.contains(&complaint),
+            "{}",
+            refused.complaints
+        );
+    }
+    for words in [
+        &["cat", "archives", "a"][..],
+        &["materialize", "archives", "-C", "mnt"],
+        &["shard", "write", "archives", "1/2", "-C", "mnt"],
+        &["ls", "archives", "--shard=1/2"],
+    ] {
+        place.fails(words, &["archives: is a directory, not an archive"]);
+    }
+}
+
+#[test]
+fn flag_of_one_archive_is_refused_for_layers() {
+    let place = Place::new();
+    for words in [
+        "a",
+        "--strip-components=1",
+        "--exclude=a",
+        "--include=a",
+        "--keep-old-files",
+        "--skip-old-files",
+        "--resume",
+        "--to-stdout",
+        "--dry-run",
+    ] {
+        let refused = place.run(&["materialize", "a.tar", "--layer=b.tar", words]);
+        assert_eq!(refused.code, 64, "{words}: {}", refused.complaints);
+        assert!(
+            refused.complaints.contains("cannot be used with"),
+            "{}",
+            refused.complaints
+        );
+    }
+}
