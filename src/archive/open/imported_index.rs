@@ -49,8 +49,8 @@ impl Opener {
             _ => index,
         };
         // Spans without hashes are not cached on disk, so nothing is shared with other images.
-        let mut reader = self.build_reader(LiveIndex::complete(index), None);
-        reader.tree = TreeSource { origin, location };
+        let tree = TreeSource { origin, location };
+        let mut reader = self.build_reader(LiveIndex::complete(index), None, Some(tree));
         reader.header_checks = Some(HeaderChecks::new(None));
         reader.packed.set_digests(digests);
         Ok(Some(reader))
@@ -96,8 +96,8 @@ impl Opener {
         }
         let imported = import_estargz(toc, self.importer(), self.origin(start));
         let (index, digests) = imported.map_err(unusable)?;
-        let mut reader = self.build_reader(LiveIndex::complete(index), None);
-        reader.tree = TreeSource { origin, location };
+        let tree = TreeSource { origin, location };
+        let mut reader = self.build_reader(LiveIndex::complete(index), None, Some(tree));
         reader.packed.set_digests(digests);
         Ok(Some(reader))
     }

@@ -98,9 +98,8 @@ impl Archive {
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
         let opener = Opener::new(source, options, network, stats);
-        opener.build_archive(Arc::new(
-            opener.build_reader(LiveIndex::complete(index), None),
-        ))
+        let reader = opener.build_reader(LiveIndex::complete(index), None, None);
+        opener.build_archive(Arc::new(reader))
     }
 
     /// As [`Archive::open_early`], but without a scan. Returns the archive to scan if it has no index.
@@ -231,7 +230,7 @@ impl Opener {
         });
         let builder = self.builder(true);
         let reader =
-            Arc::new(self.build_reader(LiveIndex::growing(builder, &self.stats), disk_cache));
+            Arc::new(self.build_reader(LiveIndex::growing(builder, &self.stats), disk_cache, None));
         let mut archive = self.build_archive(Arc::clone(&reader))?;
         let is_whole_awaited = self.options.scan.expects_digest();
         let awaited = if is_whole_awaited {

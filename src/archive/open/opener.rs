@@ -119,7 +119,7 @@ impl Opener {
             return Ok(None);
         }
         let disk_cache = self.open_disk_cache(&index);
-        let reader = self.build_reader(LiveIndex::complete(index), disk_cache);
+        let reader = self.build_reader(LiveIndex::complete(index), disk_cache, None);
         keep_index_lock(&reader, index_lock);
         Ok(self.matches_source(&reader).then_some(reader))
     }
@@ -187,11 +187,11 @@ impl Opener {
         if !index.is_hashed().map_err(OpenError::IndexRows)? {
             return Err(foreign_index(path, &*self.source));
         }
-        let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
-        reader.tree = TreeSource {
+        let tree = TreeSource {
             origin: TreeOrigin::User,
             location: path.display().to_string(),
         };
+        let reader = self.build_reader(LiveIndex::complete(index), disk_cache, Some(tree));
         // Samples are decoded.
         self.check_decoder_memory(&reader)?;
         let Err(error) = reader.verify_samples(Reader::verify_source) else {
@@ -300,10 +300,12 @@ impl Opener {
         usable_disk_cache(disk_cache)
     }
 
+    /// Builds the reader of an index, which is this user's own unless it has a `foreign_tree`.
     pub(super) fn build_reader(
         &self,
         live_index: LiveIndex,
         disk_cache: Option<Arc<DiskCache>>,
+        foreign_tree: Option<TreeSource>,
     ) -> Reader {
         let (budgets, number) = if let Some((resources, number)) = &self.resources {
             (resources.budgets.clone(), *number)
@@ -318,16 +320,15 @@ impl Opener {
         let is_scanned_now = !live_index.is_scan_over();
         let span_owner = 2 * number + u32::from(is_scanned_now);
         let is_proven = self.source.fingerprint().doubt().is_none();
-        let is_indexed_version = is_scanned_now || is_proven && self.options.index_file.is_none();
+        let is_own_version = foreign_tree.is_none() && (is_scanned_now || is_proven);
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
         let (budget, free_list) = (budgets.budget.clone(), self.free_list.clone());
         Reader {
             packed: PackedReader::new(source, network, budget, free_list, stats),
             live_index,
-            spans: SpanStore::new(budgets.span_cache, span_owner, disk_cache),
+            spans: SpanStore::new(budgets.span_cache, span_owner, disk_cache, is_own_version),
             free_list: self.free_list.clone(),
-            is_indexed_version,
             windows: Windows::default(),
             read_priority: budgets.read_priority.for_archive(),
             lag_limit: Arc::default(),
@@ -335,7 +336,7 @@ impl Opener {
             broker: budgets.broker,
             memory_bytes: budgets.memory_bytes,
             stats: Arc::clone(&self.stats),
-            tree: TreeSource::default(),
+            tree: foreign_tree.unwrap_or_default(),
             header_checks: None,
             index_lock: OnceLock::new(),
             is_closed: AtomicBool::default(),

@@ -175,9 +175,8 @@ impl Opener {
         let is_copied = is_bound && tree.origin != TreeOrigin::User;
         let store = self.store.clone().filter(|_| is_copied);
         let saved_copy = store.map(|store| (store, copy.clone()));
-        let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
+        let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache, Some(tree));
         reader.header_checks = Some(HeaderChecks::new(saved_copy));
-        reader.tree = tree;
         reader
     }
 }

@@ -244,7 +244,7 @@ impl AccessTracker {
             self.has_begun = true;
             let begun = index.read(|index| {
                 self.begin(index);
-                self.stored_bytes = reader.stored_bytes(index);
+                self.stored_bytes = reader.spans.stored_bytes(index);
             });
             // It then prefetches less. Reads report the rows that are missing.
             begun.unwrap_or_default();

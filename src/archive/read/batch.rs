@@ -89,7 +89,7 @@ impl Reader {
         // Prefetch of all spans does not decode spans that are on disk.
         let may_read = found.is_some() || !self.is_faster_to_decode(&span);
         // Checked before the read, because a reader may complete the span on disk in the meantime.
-        let was_on_disk = may_read && self.is_on_disk(span.plain);
+        let was_on_disk = may_read && self.spans.is_on_disk(&self.live_index, span.plain);
         if may_read && let Some(bytes) = self.span_from_disk_cache(&span) {
             count_span(found);
             // Prefetch without a reader leaves memory to readers.
@@ -105,7 +105,7 @@ impl Reader {
         let mut windows = Vec::new();
         if let Some(layout) = self.layout() {
             // The whole span was on disk and still is, so its hash was wrong just now.
-            let is_damaged = was_on_disk && self.is_on_disk(span.plain);
+            let is_damaged = was_on_disk && self.spans.is_on_disk(&self.live_index, span.plain);
             match self.missing_windows(layout, span.plain, from, is_damaged) {
                 MissingWindows::All(all) => windows = all,
                 MissingWindows::Runs(runs) => return add_runs(batches, layout, runs, found),
@@ -208,7 +208,8 @@ impl Reader {
             match filled_spans {
                 Some(_) => self.cache_prefetched_span_on_disk(&span, &bytes),
                 // It may be on disk already.
-                None if self.is_faster_to_decode(&span) && self.is_on_disk(span.plain) => {}
+                None if self.is_faster_to_decode(&span)
+                    && self.spans.is_on_disk(&self.live_index, span.plain) => {}
                 None => self.cache_span_on_disk(&span, &bytes, false),
             }
             self.spans.insert(span.number, bytes.clone());

@@ -40,7 +40,7 @@ impl Reader {
             let between = self.indexed_span(number)?;
             let bytes = self.decode_next(&between, &mut decoder, &mut packed)?;
             // In between may be all of a long stream, which the scan put on disk.
-            if !self.is_on_disk(between.plain) {
+            if !self.spans.is_on_disk(&self.live_index, between.plain) {
                 self.cache_span_on_disk(&between, &bytes, true);
             }
             self.spans.insert(number, bytes);

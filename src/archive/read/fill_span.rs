@@ -6,11 +6,9 @@ use super::Reader;
 use super::decode_span::span_len;
 use super::packed::FetchMode;
 use crate::archive::error::ReadError;
-use crate::archive::index_source::tree_origin::TreeOrigin;
-use crate::base::extent::{Extent, Plain};
 use crate::base::span_hash;
-use crate::cache::{DiskCache, QueueTimeout, SparseExtent};
-use crate::index::{Index, Span};
+use crate::cache::{DiskCache, QueueTimeout};
+use crate::index::Span;
 use crate::source::Access;
 
 impl Reader {
@@ -82,7 +80,11 @@ impl Reader {
             } else {
                 QueueTimeout::NoWait
             };
-            disk_cache.insert_evicting(self.sparse(span.plain), bytes.clone(), disk_wait);
+            disk_cache.insert_evicting(
+                self.spans.sparse(&self.live_index, span.plain),
+                bytes.clone(),
+                disk_wait,
+            );
         }
     }
 
@@ -100,7 +102,7 @@ impl Reader {
     /// Caches a span on disk that no reader requested. It evicts nothing, and may wait.
     pub(super) fn cache_prefetched_span_on_disk(&self, span: &Span, bytes: &Bytes) {
         if let Some(disk_cache) = self.disk_cache_for(span) {
-            let extent = self.sparse(span.plain);
+            let extent = self.spans.sparse(&self.live_index, span.plain);
             disk_cache.insert_skipped(extent, bytes.clone(), QueueTimeout::Short);
         }
     }
@@ -110,7 +112,7 @@ impl Reader {
         // The disk cache file is only as long as the archive, whatever an index claims.
         span_len(span).ok()?;
         let disk_cache = self.spans.disk()?;
-        let extent = self.sparse(span.plain);
+        let extent = self.spans.sparse(&self.live_index, span.plain);
         let bytes = disk_cache.read(extent.clone())?;
         if bytes.len() as u64 != span.plain.len() || self.hash(&bytes) != hash {
             self.stats.disk_cache_damaged_spans.increment();
@@ -121,55 +123,8 @@ impl Reader {
         Some(bytes)
     }
 
-    /// Whether the disk cache has all of `extent`, perhaps damaged.
-    pub(super) fn is_on_disk(&self, extent: Extent<Plain>) -> bool {
-        let disk_cache = self.spans.disk();
-        disk_cache.is_some_and(|disk_cache| disk_cache.covers(&self.sparse(extent)))
-    }
-
-    /// `extent` with the runs of zeros that need no place on disk. There are none unless this user's own scan of this
-    /// version proves them, because another writer of an index could turn any bytes into zeros.
-    pub(super) fn sparse(&self, extent: Extent<Plain>) -> SparseExtent {
-        if !self.proves_zeros() {
-            return extent.into();
-        }
-        let sparse = self.live_index.read(|index| {
-            let first = index.span_at(extent.start())?;
-            let spans = (first..index.span_count()).take_while(|&number| {
-                let span = index.span_extent(number);
-                span.is_some_and(|span| span.start() < extent.end())
-            });
-            let runs = spans.flat_map(|number| zero_runs_of(index, number));
-            Some(SparseExtent::new(extent, runs))
-        });
-        sparse.ok().flatten().unwrap_or_else(|| extent.into())
-    }
-
-    /// Bytes of the archive that are stored if the disk cache has all of it.
-    pub(crate) fn stored_bytes(&self, index: &Index) -> u64 {
-        let all = index.origin().plain_bytes;
-        if !self.proves_zeros() {
-            return all;
-        }
-        let runs = (0..index.span_count()).flat_map(|number| zero_runs_of(index, number));
-        all.saturating_sub(runs.map(|run| run.len()).sum())
-    }
-
-    /// Whether zeros of the index are zeros of the source: this user scanned this version of it.
-    pub(super) fn proves_zeros(&self) -> bool {
-        self.is_indexed_version
-            && self.tree.origin == TreeOrigin::Archive
-            && self.header_checks.is_none()
-            && self.packed.digests().is_none()
-    }
-
     pub(super) fn hash(&self, bytes: &[u8]) -> u64 {
         let block_len = self.live_index.lock().block_len();
         span_hash::of_bytes(bytes, block_len)
     }
-}
-
-fn zero_runs_of(index: &Index, span: u32) -> Vec<Extent<Plain>> {
-    let checksums = index.span_checksums(span).ok().flatten();
-    checksums.map_or_else(Vec::new, |checksums| checksums.zero_runs())
 }

@@ -57,8 +57,6 @@ pub(crate) struct Reader {
     pub(crate) live_index: LiveIndex,
     pub(crate) spans: SpanStore,
     pub(crate) free_list: FreeList,
-    /// Whether the source surely has the version that is indexed.
-    pub(crate) is_indexed_version: bool,
     pub(crate) windows: Windows,
     pub(crate) read_priority: ReadPriority,
     pub(crate) lag_limit: Arc<LagLimit>,
@@ -193,9 +191,9 @@ impl Reader {
         let checksums_of =
             |index: &Index| index.span_checksums(part.span).ok()??.blocks(&part.range);
         let (blocks, extent) = self.live_index.read(checksums_of).ok()??;
-        let sparse = self.sparse(extent);
+        let sparse = self.spans.sparse(&self.live_index, extent);
         // Holes have the checksums of zeros.
-        if !self.proves_zeros() && !disk_cache.covers(&sparse) {
+        if !self.spans.proves_zeros() && !disk_cache.covers(&sparse) {
             return None;
         }
         let bytes = disk_cache.read_part(&sparse, wait)?;
@@ -343,9 +341,8 @@ mod tests {
                 Arc::default(),
             ),
             live_index: LiveIndex::complete(builder.finish(origin)),
-            spans: SpanStore::new(SpanCache::new(0), 0, disk_cache.map(Arc::new)),
+            spans: SpanStore::new(SpanCache::new(0), 0, disk_cache.map(Arc::new), true),
             free_list: FreeList::new(0),
-            is_indexed_version: true,
             windows: Windows::default(),
             read_priority: ReadPriority::default(),
             lag_limit: Arc::default(),
@@ -404,17 +401,15 @@ mod tests {
         };
         let found = |reader: &Reader| {
             let span = reader.indexed_span(0).expect("in the index");
-            let is_stored = reader.sparse(all).stored_bytes() > 0;
+            let is_stored = reader.spans.sparse(&reader.live_index, all).stored_bytes() > 0;
             let bytes = reader.part_from_disk_cache(&part(), Wait::ForDisk);
             let whole = reader.span_from_disk_cache(&span);
             assert_eq!(bytes.is_some(), whole.is_some());
             (is_stored, bytes.is_some())
         };
         assert_eq!(found(&reader), (false, true));
-        reader.is_indexed_version = false;
-        assert_eq!(found(&reader), (true, false));
-        reader.is_indexed_version = true;
-        reader.header_checks = Some(HeaderChecks::new(None));
+        let disk_cache = reader.spans.disk().cloned();
+        reader.spans = SpanStore::new(SpanCache::new(0), 0, disk_cache, false);
         assert_eq!(found(&reader), (true, false));
     }
 }

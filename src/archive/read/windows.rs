@@ -223,7 +223,7 @@ impl Reader {
         if span.is_some_and(|(span, _)| self.spans.contains(span)) {
             return true;
         }
-        self.is_on_disk(extent) && self.is_digested_extent(extent)
+        self.spans.is_on_disk(&self.live_index, extent) && self.is_digested_extent(extent)
     }
 
     fn window_from_disk_cache(&self, extent: Extent<Plain>) -> Option<Bytes> {
@@ -233,7 +233,7 @@ impl Reader {
             return None;
         }
         // Reads in parts, because a queued write may hold the window together with others.
-        let sparse = self.sparse(extent);
+        let sparse = self.spans.sparse(&self.live_index, extent);
         let bytes = disk_cache
             .covers(&sparse)
             .then(|| disk_cache.read_part(&sparse, Wait::ForDisk));
@@ -385,9 +385,17 @@ impl Reader {
             && self.is_digested_extent(extent)
         {
             if can_evict {
-                disk_cache.insert_evicting(self.sparse(extent), bytes.clone(), disk_wait);
+                disk_cache.insert_evicting(
+                    self.spans.sparse(&self.live_index, extent),
+                    bytes.clone(),
+                    disk_wait,
+                );
             } else {
-                disk_cache.insert(self.sparse(extent), bytes.clone(), disk_wait);
+                disk_cache.insert(
+                    self.spans.sparse(&self.live_index, extent),
+                    bytes.clone(),
+                    disk_wait,
+                );
             }
         }
         let cache = |claim: WindowClaim| {
