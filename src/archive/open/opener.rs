@@ -2,7 +2,6 @@
 
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use tokio::runtime::Handle;
@@ -339,7 +338,6 @@ impl Opener {
             tree: foreign_tree.unwrap_or_default(),
             header_checks: None,
             index_lock: OnceLock::new(),
-            is_closed: AtomicBool::default(),
         }
     }
 

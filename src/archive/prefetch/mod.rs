@@ -155,7 +155,6 @@ impl Prefetcher {
 impl Drop for Prefetcher {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        self.reader.read_priority.close();
         self.shared.send(Message::Wake);
         drop(self.thread.take());
     }

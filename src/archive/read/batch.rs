@@ -229,9 +229,8 @@ impl Reader {
         let fetched = request.map_or(batch.packed.len(), |request| request.buffer_bytes());
         let bytes = fetched + threads * decoding;
         // Other archives, which may be stalled, share the memory.
-        let is_closed = || self.is_closed.load(Ordering::Relaxed);
-        self.budget
-            .reserve_while(bytes, || (!is_closed()).then_some(RESERVE_POLL_INTERVAL))
+        let poll = || (!self.read_priority.is_closed()).then_some(RESERVE_POLL_INTERVAL);
+        self.budget.reserve_while(bytes, poll)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -73,7 +72,7 @@ impl Reader {
         packed: &mut PackedBytes,
     ) -> Result<Bytes, ReadError> {
         let len = span_len(span)?;
-        if self.is_closed.load(Ordering::Relaxed) {
+        if self.read_priority.is_closed() {
             return Err(self.read_error_at(span.plain, Error::Interrupted));
         }
         let bytes = decoder

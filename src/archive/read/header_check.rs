@@ -6,7 +6,6 @@
 
 use std::collections::HashSet;
 use std::iter;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -152,7 +151,7 @@ impl HeaderComparison<'_> {
             .collect();
         // The directories first, because an entry that matched is not compared again.
         for &ino in unknown.iter().rev() {
-            if self.reader.is_closed.load(Ordering::Relaxed) {
+            if self.reader.read_priority.is_closed() {
                 return Err(ReadError::Unscanned);
             }
             if !self.begun.insert(ino) || !self.entry(ino)? {

@@ -25,7 +25,6 @@ pub(super) mod span_store;
 pub(super) mod window_layout;
 mod windows;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use self::assemble::{Assembly, SpanPart, plan_parts};
@@ -73,13 +72,11 @@ pub(crate) struct Reader {
     pub(crate) header_checks: Option<HeaderChecks>,
     /// Lock that keeps the saved index from being removed.
     pub(crate) index_lock: OnceLock<IndexLock>,
-    pub(crate) is_closed: AtomicBool,
 }
 
 impl Reader {
     /// Ends all reads soon, now and later: those that wait for memory at once, others at their next span.
     pub(crate) fn close(&self) {
-        self.is_closed.store(true, Ordering::Relaxed);
         self.read_priority.close();
         self.budget.close();
         self.broker.close();
@@ -87,7 +84,6 @@ impl Reader {
 
     /// Ends prefetch and all fetches at once, and reads at their next span. The memory stays open to other archives.
     pub(crate) fn cancel(&self) {
-        self.is_closed.store(true, Ordering::Relaxed);
         self.read_priority.close();
         self.packed.close();
     }
@@ -353,7 +349,6 @@ mod tests {
             tree: TreeSource::default(),
             header_checks: None,
             index_lock: OnceLock::new(),
-            is_closed: AtomicBool::default(),
         };
         (reader, network)
     }

@@ -11,7 +11,7 @@ use crate::base::sync::{Condvar, Mutex};
 pub(crate) struct ReadPriority {
     shared: Arc<Shared>,
     /// Whether this archive is closed. Written under the lock of `shared`.
-    is_over: AtomicBool,
+    is_closed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ impl ReadPriority {
     pub(crate) fn for_archive(&self) -> Self {
         Self {
             shared: Arc::clone(&self.shared),
-            is_over: AtomicBool::default(),
+            is_closed: AtomicBool::default(),
         }
     }
 
@@ -41,31 +41,32 @@ impl ReadPriority {
     /// Waits until no read fills a span; returns false if the archive is closed.
     pub(crate) fn wait_until_idle(&self) -> bool {
         let mut active = self.shared.active.lock();
-        while *active > 0 && !self.is_over() {
+        while *active > 0 && !self.is_closed() {
             active = self.shared.changed.wait(active);
         }
-        !self.is_over()
+        !self.is_closed()
     }
 
     pub(crate) fn pause(&self, time: Duration) -> bool {
         let active = self.shared.active.lock();
-        if self.is_over() {
+        if self.is_closed() {
             return false;
         }
         let (_active, _) = self.shared.changed.wait_timeout(active, time);
-        !self.is_over()
+        !self.is_closed()
     }
 
     /// Ends all waits of this archive, now and later.
     pub(crate) fn close(&self) {
         let active = self.shared.active.lock();
-        self.is_over.store(true, Ordering::Relaxed);
+        self.is_closed.store(true, Ordering::Relaxed);
         drop(active);
         self.shared.changed.notify_all();
     }
 
-    fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Relaxed)
+    /// Whether reads must end soon.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Relaxed)
     }
 }
 

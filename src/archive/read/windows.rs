@@ -5,7 +5,6 @@
 //! Windows are cached in memory, and on disk at their plain offset, verified by these digests.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -163,7 +162,7 @@ impl Reader {
     ) -> Result<(), ReadError> {
         let extent = layout.window(number);
         let bytes = loop {
-            if self.is_closed.load(Ordering::Relaxed) {
+            if self.read_priority.is_closed() {
                 return Err(self.read_error_at(extent, Error::Interrupted));
             }
             let claim = match self.windows.single_flight.claim(number) {
