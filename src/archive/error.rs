@@ -8,6 +8,7 @@ use super::read::single_flight::FlightError;
 use crate::base::escape::escape;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
+use crate::base::stats::Stats;
 use crate::index::{MissingRow, WITHOUT_PUBLISHED_INDEX};
 use crate::index::{TooMuchMemory, store};
 use crate::{codec, source, tar};
@@ -246,6 +247,36 @@ pub enum ReadError {
 }
 
 impl ReadError {
+    /// Converts `error` of reading the plain bytes `extent`, and counts damage.
+    pub(super) fn at(stats: &Stats, extent: Extent<Plain>, error: Error) -> Self {
+        let error = Arc::new(error);
+        match &*error {
+            Error::Source(source) => match source.cause.class() {
+                source::Class::Changed => Self::Changed(error),
+                source::Class::NotFound => Self::NotFound(error),
+                source::Class::AccessDenied => Self::AccessDenied(error),
+                source::Class::Outage | source::Class::TimedOut => Self::TimedOut(error),
+                _ => Self::Unreachable(error),
+            },
+            Error::Interrupted
+            | Error::Codec(codec::Error {
+                cause: codec::Cause::Cancelled,
+                ..
+            }) => Self::Unreachable(error),
+            Error::Codec(codec::Error {
+                cause: codec::Cause::MemoryLimit { .. },
+                ..
+            }) => Self::Memory(error),
+            _ => {
+                stats.damaged_spans.increment();
+                Self::Damaged {
+                    extent,
+                    cause: Some(error),
+                }
+            }
+        }
+    }
+
     /// The error of the source or of its bytes that it passes on.
     pub(crate) fn archive_error(&self) -> Option<&Error> {
         match self {

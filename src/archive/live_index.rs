@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Instant;
 
+use super::error::ReadError;
 use crate::base::extent::Plain;
 use crate::base::stats::Stats;
 use crate::base::sync::{Mutex, RwLock, RwLockReadGuard};
 use crate::index::MissingRow;
-use crate::index::{Builder, Index, Ino, LazyIndex, Origin};
+use crate::index::{Builder, Index, Ino, LazyIndex, Origin, Span};
 
 /// Tells whether the caller still waits.
 pub type IsWanted = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -185,6 +186,11 @@ impl LiveIndex {
     /// As [`LazyIndex::read`], of the index as far as it is built. `access` must not wait for anything else.
     pub(super) fn read<T>(&self, access: impl FnOnce(&Index) -> T) -> Result<T, MissingRow> {
         self.lock().read(access)
+    }
+
+    pub(super) fn span(&self, number: u32) -> Result<Span, ReadError> {
+        let span = self.read(|index| index.span(number))??;
+        span.ok_or(ReadError::Index)
     }
 
     pub(super) fn completed(&self) -> Option<LazyIndex> {

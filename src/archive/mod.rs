@@ -211,10 +211,9 @@ impl Archive {
     /// # Errors
     /// When the source is unavailable, or the index is damaged.
     pub fn stream(&self, extent: Extent<Plain>) -> Result<Option<PlainStream<'_>>, ReadError> {
-        let reader = &self.reader;
-        if reader.header_checks.is_some() || reader.packed.source().access() == Access::Stream {
+        if self.compares_headers() || self.source().access() == Access::Stream {
             return Ok(None);
         }
-        reader.stream(extent).map(Some)
+        self.reader.stream(extent).map(Some)
     }
 }

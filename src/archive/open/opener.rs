@@ -15,7 +15,7 @@ use crate::archive::options::{DiskCacheMode, OpenOptions};
 use crate::archive::read::Reader;
 use crate::archive::read::packed::PackedReader;
 use crate::archive::read::span_store::SpanStore;
-use crate::archive::read::window_layout::Windows;
+use crate::archive::read::windows::WindowFetches;
 use crate::archive::scan::disk_cache_policy::should_cache_spans;
 use crate::archive::scan::options::Digest;
 use crate::base::buffer_pool::BufferPool;
@@ -328,7 +328,7 @@ impl Opener {
             live_index,
             spans: SpanStore::new(budgets.span_cache, span_owner, disk_cache, is_own_version),
             free_list: self.free_list.clone(),
-            windows: Windows::default(),
+            window_fetches: WindowFetches::default(),
             read_priority: budgets.read_priority.for_archive(),
             lag_limit: Arc::default(),
             budget: budgets.budget,

@@ -203,7 +203,7 @@ impl AccessTracker {
         {
             let range = FillRange {
                 // A read fetches the end of a file itself, if that is less than a span.
-                includes_last: range.includes_last && reader.layout().is_none(),
+                includes_last: range.includes_last && reader.windows().is_none(),
                 ..range
             };
             let numbers = index.read(|index| spans_in(index, range).collect::<Vec<_>>());

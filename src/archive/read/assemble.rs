@@ -17,9 +17,9 @@ pub(super) struct SpanPart {
 }
 
 impl SpanPart {
-    pub(super) fn slice_of(&self, span: &Bytes) -> Result<Bytes, Option<ReadError>> {
+    pub(super) fn slice_of(&self, span: &Bytes) -> Result<Bytes, ReadError> {
         if self.range.end > span.len() {
-            return Err(Some(ReadError::Index));
+            return Err(ReadError::Index);
         }
         Ok(span.slice(self.range.clone()))
     }

@@ -8,10 +8,10 @@ use bytes::Bytes;
 
 use super::Reader;
 use super::decode_span::{SpanDecoder, span_len};
-use super::packed::{FetchMode, PackedBytes};
+use super::packed::{FetchMode, PackedBytes, Request};
 use super::single_flight::Claim;
-use super::window_layout::{Layout, WindowClaim};
-use super::windows::{MissingWindows, packed_extent};
+use super::window_layout::WindowClaim;
+use super::windows::{MissingWindows, WindowReader};
 use crate::archive::error::ReadError;
 use crate::archive::scan::disk_cache_policy::{is_decoded_faster, is_local};
 use crate::base::buffer_pool::Reservation;
@@ -81,7 +81,7 @@ impl Reader {
         found: Option<&AtomicU64>,
     ) {
         let number = claim.span();
-        let span = self.indexed_span(number).ok();
+        let span = self.live_index.span(number).ok();
         // An index file can claim any length.
         let Some(span) = span.filter(|span| span_len(span).is_ok()) else {
             return;
@@ -103,18 +103,18 @@ impl Reader {
             return;
         }
         let mut windows = Vec::new();
-        if let Some(layout) = self.layout() {
+        if let Some(reader) = self.windows() {
             // The whole span was on disk and still is, so its hash was wrong just now.
             let is_damaged = was_on_disk && self.spans.is_on_disk(&self.live_index, span.plain);
-            match self.missing_windows(layout, span.plain, from, is_damaged) {
+            match reader.missing(span.plain, from, is_damaged) {
                 MissingWindows::All(all) => windows = all,
-                MissingWindows::Runs(runs) => return add_runs(batches, layout, runs, found),
+                MissingWindows::Runs(runs) => return add_runs(batches, &reader, runs, found),
             }
         }
         let Ok(end) = self.packed_end(number) else {
             return;
         };
-        let seek_offset = self.read_index(|index| index.seek_offset(number));
+        let seek_offset = self.live_index.read(|index| index.seek_offset(number));
         let Ok(Some(start)) = seek_offset else {
             return extend_range(batches, end, claim);
         };
@@ -131,16 +131,17 @@ impl Reader {
     }
 
     pub(crate) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, ReadError> {
-        let request = self.request(batch.packed)?;
+        let request = Request::find(&self.live_index, batch.packed)?;
         let fetched = self.packed.fetch_verified(&request, FetchMode::Background);
         fetched.or_else(|error| {
             let claims = batch.ranges.iter().flat_map(|range| &range.claims);
             let Some(first) = claims.map(Claim::span).next() else {
                 let start = Plain(batch.packed.start().0);
                 let extent = Extent::with_len(start, batch.packed.len());
-                return Err(self.read_error_at(extent, error));
+                return Err(ReadError::at(&self.stats, extent, error));
             };
-            Err(self.read_error_at(self.indexed_span(first)?.plain, error))
+            let span = self.live_index.span(first)?;
+            Err(ReadError::at(&self.stats, span.plain, error))
         })
     }
 
@@ -174,7 +175,7 @@ impl Reader {
         filled_spans: Option<&AtomicU64>,
     ) -> Result<(), ReadError> {
         if range.claims.is_empty() {
-            let layout = self.layout().ok_or(ReadError::Index)?;
+            let windows = self.windows().ok_or(ReadError::Index)?;
             // Copies, because a queued disk write would keep all bytes of the request in memory.
             let mut bytes = self.free_list.allocate_empty(packed.len(), 0);
             bytes.append(&packed);
@@ -183,7 +184,7 @@ impl Reader {
                 Some(_) => (QueueTimeout::Short, false),
                 None => (QueueTimeout::NoWait, true),
             };
-            self.cache_windows(layout, range.windows, &bytes, disk_wait, can_evict);
+            windows.cache(range.windows, &bytes, disk_wait, can_evict);
             // A run that failed stays missing.
             let missing_runs = range.missing_runs.as_ref();
             if missing_runs.is_some_and(|runs| runs.fetch_sub(1, Ordering::SeqCst) == 1) {
@@ -194,14 +195,15 @@ impl Reader {
         let mut filled: Option<(SpanDecoder, PackedBytes)> = None;
         let mut packed = Some(packed);
         for claim in std::mem::take(&mut range.claims) {
-            let span = self.indexed_span(claim.span())?;
+            let span = self.live_index.span(claim.span())?;
             span_len(&span)?;
             let (decoder, packed) = if let Some(filled) = &mut filled {
                 filled
             } else {
                 let seek_point = span.seek_point.as_ref().ok_or(ReadError::Index)?;
                 let decoder = self.resume_decoder(seek_point);
-                let decoder = decoder.map_err(|error| self.read_error_at(span.plain, error))?;
+                let read_error = |error| ReadError::at(&self.stats, span.plain, error);
+                let decoder = decoder.map_err(read_error)?;
                 filled.insert((decoder, PackedBytes::Fetched(packed.take())))
             };
             let bytes = self.decode_next(&span, decoder, packed)?;
@@ -216,7 +218,9 @@ impl Reader {
             self.stats.prefetched_spans.increment();
             count_span(filled_spans);
             claim.complete(bytes.clone());
-            self.complete_windows(span.plain, &bytes, &mut range.windows);
+            if let Some(windows) = self.windows() {
+                windows.complete(span.plain, &bytes, &mut range.windows);
+            }
         }
         Ok(())
     }
@@ -225,7 +229,7 @@ impl Reader {
     pub(crate) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Option<Reservation> {
         let decoding = codec::read_pool_bytes(self.compression()) + codec::seek_point::MAX_SPAN_LEN;
         let threads = batch.ranges.len().min(threads) as u64;
-        let request = self.request(batch.packed);
+        let request = Request::find(&self.live_index, batch.packed);
         let fetched = request.map_or(batch.packed.len(), |request| request.buffer_bytes());
         let bytes = fetched + threads * decoding;
         // Other archives, which may be stalled, share the memory.
@@ -294,7 +298,7 @@ impl Batch {
 
 fn add_runs(
     batches: &mut Vec<Batch>,
-    layout: Layout,
+    reader: &WindowReader<'_>,
     runs: Vec<Vec<WindowClaim>>,
     found: Option<&AtomicU64>,
 ) {
@@ -304,7 +308,7 @@ fn add_runs(
     let missing_runs = Arc::new(AtomicUsize::new(runs.len()));
     for windows in runs {
         let range = SpanRange {
-            packed: packed_extent(layout.claimed_extent(windows.first(), windows.len())),
+            packed: reader.packed_extent(&windows),
             claims: Vec::new(),
             windows,
             missing_runs: Some(Arc::clone(&missing_runs)),

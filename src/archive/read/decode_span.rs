@@ -1,12 +1,11 @@
 //! Decodes spans from the nearest seek point, and verifies them.
 
 use std::fmt;
-use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::Reader;
-use super::packed::{FetchMode, PackedBytes};
+use super::packed::{FetchMode, PackedBytes, Request};
 use crate::archive::error::{Error, ReadError};
 use crate::archive::scan::digest::sha256;
 use crate::archive::scan::disk_cache_policy::DecodingClock;
@@ -16,7 +15,6 @@ use crate::base::free_list::{self, FreeList};
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::index::{Index, Span};
-use crate::source::Class;
 
 impl Reader {
     /// Decodes `span`, and caches those from the nearest seek point on, which a sequential reader needs.
@@ -25,8 +23,8 @@ impl Reader {
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
         let extent = Extent::new(seek_point.packed, self.packed_end(span.number)?);
         let extent = extent.ok_or(ReadError::Index)?;
-        let request = self.request(extent)?;
-        let read_error = |error: Error| self.read_error_at(span.plain, error);
+        let request = Request::find(&self.live_index, extent)?;
+        let read_error = |error: Error| ReadError::at(&self.stats, span.plain, error);
         // Reserves everything at once, so that a running decoder never waits for another one.
         let needed_bytes = request.buffer_bytes()
             + codec::read_pool_bytes(self.compression())
@@ -36,7 +34,7 @@ impl Reader {
         let mut decoder = self.resume_decoder(seek_point).map_err(read_error)?;
         let mut packed = self.packed.open(request, mode).map_err(read_error)?;
         for number in first.number..span.number {
-            let between = self.indexed_span(number)?;
+            let between = self.live_index.span(number)?;
             let bytes = self.decode_next(&between, &mut decoder, &mut packed)?;
             // In between may be all of a long stream, which the scan put on disk.
             if !self.spans.is_on_disk(&self.live_index, between.plain) {
@@ -73,11 +71,11 @@ impl Reader {
     ) -> Result<Bytes, ReadError> {
         let len = span_len(span)?;
         if self.read_priority.is_closed() {
-            return Err(self.read_error_at(span.plain, Error::Interrupted));
+            return Err(ReadError::at(&self.stats, span.plain, Error::Interrupted));
         }
         let bytes = decoder
             .take_bytes(&self.free_list, span.plain.start(), len, packed)
-            .map_err(|error| self.read_error_at(span.plain, error))?;
+            .map_err(|error| ReadError::at(&self.stats, span.plain, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
         decoder.clock.count(bytes.len());
@@ -103,38 +101,8 @@ impl Reader {
         let seek_point = span.seek_point.as_ref();
         let extent = seek_point
             .and_then(|point| Extent::new(point.packed, self.packed_end(span.number).ok()?));
-        let request = extent.and_then(|extent| self.request(extent).ok());
+        let request = extent.and_then(|extent| Request::find(&self.live_index, extent).ok());
         request.is_some_and(|request| request.blocks.are_all_digested())
-    }
-
-    /// Converts `error` for a reader of the plain bytes `extent`, and counts damage.
-    pub(super) fn read_error_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
-        let error = Arc::new(error);
-        match &*error {
-            Error::Source(source) => match source.cause.class() {
-                Class::Changed => ReadError::Changed(error),
-                Class::NotFound => ReadError::NotFound(error),
-                Class::AccessDenied => ReadError::AccessDenied(error),
-                Class::Outage | Class::TimedOut => ReadError::TimedOut(error),
-                _ => ReadError::Unreachable(error),
-            },
-            Error::Interrupted
-            | Error::Codec(codec::Error {
-                cause: codec::Cause::Cancelled,
-                ..
-            }) => ReadError::Unreachable(error),
-            Error::Codec(codec::Error {
-                cause: codec::Cause::MemoryLimit { .. },
-                ..
-            }) => ReadError::Memory(error),
-            _ => {
-                self.stats.damaged_spans.increment();
-                ReadError::Damaged {
-                    extent,
-                    cause: Some(error),
-                }
-            }
-        }
     }
 
     /// The last span at or before `span` at which decoding can start.
@@ -143,13 +111,13 @@ impl Reader {
             let mut numbers = (0..=span.number).rev();
             numbers.find(|&number| index.seek_offset(number).is_some())
         };
-        let number = self.read_index(find)?;
-        self.indexed_span(number.ok_or(ReadError::Index)?)
+        let number = self.live_index.read(find)?;
+        self.live_index.span(number.ok_or(ReadError::Index)?)
     }
 
     /// End of the packed bytes that span `number` is decoded from: the next seek point, or the source's end.
     pub(super) fn packed_end(&self, number: u32) -> Result<Packed, ReadError> {
-        let next = self.read_index(|index| {
+        let next = self.live_index.read(|index| {
             (number + 1..index.span_count()).find_map(|number| index.seek_offset(number))
         })?;
         let index = self.live_index.lock();
@@ -192,14 +160,13 @@ impl Reader {
     /// Starts to decode `extent`, which is not empty, from the seek point before it.
     pub(crate) fn stream(&self, extent: Extent<Plain>) -> Result<PlainStream<'_>, ReadError> {
         let last = Plain(extent.end().0.saturating_sub(1));
-        let spans =
-            self.read_index(|index| index.span_at(extent.start()).zip(index.span_at(last)))?;
-        let (first, last) = spans.ok_or(ReadError::Index)?;
-        let first = self.seekable_before(&self.indexed_span(first)?)?;
+        let spans = |index: &Index| index.span_at(extent.start()).zip(index.span_at(last));
+        let (first, last) = self.live_index.read(spans)?.ok_or(ReadError::Index)?;
+        let first = self.seekable_before(&self.live_index.span(first)?)?;
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
         let packed = Extent::new(seek_point.packed, self.packed_end(last)?);
-        let request = self.request(packed.ok_or(ReadError::Index)?)?;
-        let read_error = |error: Error| self.read_error_at(extent, error);
+        let request = Request::find(&self.live_index, packed.ok_or(ReadError::Index)?)?;
+        let read_error = |error: Error| ReadError::at(&self.stats, extent, error);
         let needed_bytes = request.buffer_bytes()
             + codec::read_pool_bytes(self.compression())
             + codec::seek_point::MAX_SPAN_LEN;
@@ -225,10 +192,11 @@ impl PlainStream<'_> {
     /// When the bytes are unavailable, or differ from the indexed ones.
     pub fn next_bytes(&mut self) -> Result<Option<Bytes>, ReadError> {
         let reserved = self.reader.budget.reserve(self.needed_bytes);
-        let interrupted = |Closed| self.reader.read_error_at(self.extent, Error::Interrupted);
+        let interrupted =
+            |Closed| ReadError::at(&self.reader.stats, self.extent, Error::Interrupted);
         let _reserved = reserved.map_err(interrupted)?;
         while !self.extent.is_empty() {
-            let mut span = self.reader.indexed_span(self.span)?;
+            let mut span = self.reader.live_index.span(self.span)?;
             self.span = self.span.saturating_add(1);
             if self.is_digested && span.plain.end() > self.extent.end() {
                 // A part has no hash, and digests of its packed bytes have proved it.

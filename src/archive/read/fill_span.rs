@@ -34,7 +34,7 @@ impl Reader {
     }
 
     fn fill_span(&self, number: u32) -> Result<Bytes, ReadError> {
-        let span = self.indexed_span(number)?;
+        let span = self.live_index.span(number)?;
         span_len(&span)?;
         if let Some(bytes) = self.find_in_disk_cache(&span) {
             return Ok(bytes);

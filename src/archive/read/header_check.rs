@@ -92,7 +92,7 @@ impl Reader {
         let Some(checks) = &self.header_checks else {
             return Ok(());
         };
-        let compared = self.read_index(|index| {
+        let compared = self.live_index.read(|index| {
             compare(&mut HeaderComparison {
                 reader: self,
                 checks,

@@ -22,8 +22,8 @@ pub(super) mod priority;
 mod samples;
 pub(super) mod single_flight;
 pub(super) mod span_store;
-pub(super) mod window_layout;
-mod windows;
+mod window_layout;
+pub(super) mod windows;
 
 use std::sync::{Arc, OnceLock};
 
@@ -33,7 +33,8 @@ pub use self::decode_span::PlainStream;
 use self::packed::{PackedReader, Request};
 use self::priority::ReadPriority;
 use self::span_store::SpanStore;
-use self::window_layout::{LONG_READ_BYTES, Windows};
+use self::window_layout::LONG_READ_BYTES;
+use self::windows::{WindowFetches, WindowReader};
 use super::error::ReadError;
 use super::index_source::tree_origin::TreeSource;
 use super::live_index::LiveIndex;
@@ -46,7 +47,7 @@ use crate::base::random_reads::Wait;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
 use crate::index::store::IndexLock;
-use crate::index::{Index, Ino, Span};
+use crate::index::{Index, Ino};
 use bytes::Bytes;
 
 #[derive(Debug)]
@@ -56,7 +57,7 @@ pub(crate) struct Reader {
     pub(crate) live_index: LiveIndex,
     pub(crate) spans: SpanStore,
     pub(crate) free_list: FreeList,
-    pub(crate) windows: Windows,
+    pub(crate) window_fetches: WindowFetches,
     pub(crate) read_priority: ReadPriority,
     pub(crate) lag_limit: Arc<LagLimit>,
     /// Memory that reads hold while they decode. A read waits here if there is too little.
@@ -150,10 +151,11 @@ impl Reader {
         if let Some(bytes) = self.read_part_from_disk(part, Wait::ForDisk) {
             return Ok(bytes);
         }
-        if let Some(bytes) = self.read_windows(part)? {
-            return Ok(bytes);
+        let load_span = || self.load_span(part.span);
+        if let Some(windows) = self.windows() {
+            return Ok(windows.read(part, load_span)?);
         }
-        part.slice_of(&self.load_span(part.span)?)
+        Ok(part.slice_of(&load_span()?)?)
     }
 
     /// As [`Reader::try_read`], for prefetch, but may wait for a local disk; `None` also if it fails.
@@ -201,20 +203,24 @@ impl Reader {
         };
         let span = self.live_index.read(verified_span).ok()??;
         // Only these windows count as used, because the disk cache may lack others of the span.
-        disk_cache.mark_used(
-            self.layout()
-                .map_or(span, |layout| layout.extent(&layout.windows(part.plain))),
-        );
+        let windows = self.windows();
+        disk_cache.mark_used(windows.map_or(span, |windows| windows.align(part.plain)));
         self.stats.disk_cache_hit_spans.increment();
         self.stats.disk_cache_read_bytes.add(sparse.stored_bytes());
         Some(bytes.slice(part.range.start - blocks.start..part.range.end - blocks.start))
     }
 
     fn cached_part(&self, part: &SpanPart) -> Result<Option<Bytes>, Option<ReadError>> {
-        match self.spans.get(part.span) {
-            Some(span) => part.slice_of(&span).map(Some),
-            None => Ok(self.cached_windows(part.plain)),
+        if let Some(span) = self.spans.get(part.span) {
+            return Ok(Some(part.slice_of(&span)?));
         }
+        let windows = self.windows();
+        Ok(windows.and_then(|windows| windows.cached(part.plain)))
+    }
+
+    /// The window reader; `None` if reads use whole spans.
+    pub(crate) fn windows(&self) -> Option<WindowReader<'_>> {
+        WindowReader::new(self)
     }
 
     /// Assembles a file's bytes from parts of spans. `None` as an error means that a part is missing.
@@ -225,38 +231,14 @@ impl Reader {
         len: u32,
         mut part_bytes: impl FnMut(&SpanPart) -> Result<Bytes, Option<ReadError>>,
     ) -> Result<Bytes, Option<ReadError>> {
-        let planned = self.read_index(|index| plan_parts(index, ino, offset, len))?;
-        let (len, parts) = planned?;
+        let plan = |index: &Index| plan_parts(index, ino, offset, len);
+        let (len, parts) = self.live_index.read(plan).map_err(ReadError::from)??;
         let mut assembly = Assembly::new(offset, len);
         for part in parts {
             let bytes = part_bytes(&part)?;
             assembly.add(&part.piece, part.plain, bytes, &self.free_list);
         }
         Ok(assembly.finish())
-    }
-
-    fn indexed_span(&self, number: u32) -> Result<Span, ReadError> {
-        let span = self.read_index(|index| index.span(number))??;
-        span.ok_or(ReadError::Index)
-    }
-
-    /// As [`LiveIndex::read`].
-    fn read_index<T>(&self, access: impl FnOnce(&Index) -> T) -> Result<T, ReadError> {
-        self.live_index.read(access).map_err(ReadError::from)
-    }
-
-    /// Builds the request for `extent`, cut to scanned blocks. Fails if the index lacks its digests.
-    pub(crate) fn request(&self, extent: Extent<Packed>) -> Result<Request, ReadError> {
-        let find = |index: &Index| (index.blocks(extent), index.is_complete());
-        let (blocks, is_complete) = self.read_index(find)?;
-        let blocks = blocks?.ok_or(if is_complete {
-            ReadError::Index
-        } else {
-            ReadError::Unscanned
-        })?;
-        let extent = blocks.extent().intersection(&extent);
-        let extent = extent.ok_or(ReadError::Index)?;
-        Ok(Request { extent, blocks })
     }
 
     /// Whether plain bytes can be read directly from a local disk.
@@ -272,7 +254,8 @@ impl Reader {
             return None;
         }
         let wanted = Extent::with_len(Packed(extent.start().0), extent.len());
-        let blocks = self.read_index(|index| index.blocks(wanted)).ok()?.ok()??;
+        let find = |index: &Index| index.blocks(wanted);
+        let blocks = self.live_index.read(find).ok()?.ok()??;
         let fetched = blocks.extent();
         if fetched.intersection(&wanted) != Some(wanted) {
             return None;
@@ -339,7 +322,7 @@ mod tests {
             live_index: LiveIndex::complete(builder.finish(origin)),
             spans: SpanStore::new(SpanCache::new(0), 0, disk_cache.map(Arc::new), true),
             free_list: FreeList::new(0),
-            windows: Windows::default(),
+            window_fetches: WindowFetches::default(),
             read_priority: ReadPriority::default(),
             lag_limit: Arc::default(),
             budget: BufferPool::new(0),
@@ -395,7 +378,7 @@ mod tests {
             range: 0..16 << 10,
         };
         let found = |reader: &Reader| {
-            let span = reader.indexed_span(0).expect("in the index");
+            let span = reader.live_index.span(0).expect("in the index");
             let is_stored = reader.spans.sparse(&reader.live_index, all).stored_bytes() > 0;
             let bytes = reader.part_from_disk_cache(&part(), Wait::ForDisk);
             let whole = reader.span_from_disk_cache(&span);

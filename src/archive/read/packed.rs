@@ -6,7 +6,8 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 
 use super::first_read_hashes::FirstReadHashes;
-use crate::archive::error::Error;
+use crate::archive::error::{Error, ReadError};
+use crate::archive::live_index::LiveIndex;
 use crate::archive::scan::digest::sha256;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
@@ -15,8 +16,8 @@ use crate::base::random_reads::Wait;
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::fetch;
-use crate::index::Blocks;
 use crate::index::import::SpanDigests;
+use crate::index::{Blocks, Index};
 use crate::source::{self, Cause, IsIntact, RetryForever, Slice, Source};
 
 /// Maximum length of an extent that one request fetches. Longer ones, only without seek points, are streamed.
@@ -222,6 +223,20 @@ impl PackedReader {
 }
 
 impl Request {
+    /// The request for `extent`, cut to scanned blocks. Fails if the index lacks its digests.
+    pub(super) fn find(live_index: &LiveIndex, extent: Extent<Packed>) -> Result<Self, ReadError> {
+        let find = |index: &Index| (index.blocks(extent), index.is_complete());
+        let (blocks, is_complete) = live_index.read(find)?;
+        let blocks = blocks?.ok_or(if is_complete {
+            ReadError::Index
+        } else {
+            ReadError::Unscanned
+        })?;
+        let extent = blocks.extent().intersection(&extent);
+        let extent = extent.ok_or(ReadError::Index)?;
+        Ok(Self { extent, blocks })
+    }
+
     /// Bytes of memory for the request, without those of a decoder.
     pub(super) fn buffer_bytes(&self) -> u64 {
         self.blocks.extent().len().min(STREAM_BUFFER_BYTES)

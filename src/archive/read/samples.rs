@@ -20,7 +20,7 @@ impl Reader {
     /// Loads span `number` from the source. Fails if it is unavailable or its hash differs. A cache proves nothing about
     /// the bytes of the source now. Always fails if the source can be read only once.
     pub(crate) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
-        let span = self.indexed_span(number)?;
+        let span = self.live_index.span(number)?;
         span.hash.ok_or(ReadError::Index)?;
         self.fetch_span(&span).map(drop)
     }
@@ -29,7 +29,7 @@ impl Reader {
     pub(crate) fn is_fully_on_disk(&self) -> bool {
         let count = self.live_index.lock().span_count();
         (0..count).all(|number| {
-            let span = self.indexed_span(number).ok();
+            let span = self.live_index.span(number).ok();
             span.is_some_and(|span| self.span_from_disk_cache(&span).is_some())
         })
     }
@@ -39,7 +39,7 @@ impl Reader {
         &self,
         verify: impl Fn(&Self, u32) -> Result<(), ReadError>,
     ) -> Result<(), ReadError> {
-        let mut samples = self.read_index(sample_spans)?.into_iter();
+        let mut samples = self.live_index.read(sample_spans)?.into_iter();
         samples.try_for_each(|span| verify(self, span))
     }
 
@@ -51,7 +51,8 @@ impl Reader {
         for sample in 0..RANDOM_SAMPLES {
             let number = u32::try_from(random.hash_one(sample) % count + 1).unwrap_or(u32::MAX);
             let is_file = |entry: Entry<'_>| entry.kind() == EntryKind::File;
-            if self.read_index(|index| index.entry(Ino(number)).is_some_and(is_file))? {
+            let is_file = |index: &Index| index.entry(Ino(number)).is_some_and(is_file);
+            if self.live_index.read(is_file)? {
                 self.check_header(Ino(number))?;
             }
         }

@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::single_flight::{Claim, SingleFlight};
+use super::single_flight::Claim;
 use crate::archive::error::ReadError;
 use crate::base::extent::{Extent, Plain};
-use crate::base::sync::Mutex;
 
 /// Length of a window, unless the blocks of the index are longer.
 pub(super) const WINDOW_BYTES: u64 = 128 << 10;
@@ -25,18 +24,12 @@ pub(super) const MAX_RECENT_FETCHES: usize = 16;
 
 pub(super) type WindowClaim = Claim<ReadError, u64>;
 
-#[derive(Debug, Default)]
-pub(crate) struct Windows {
-    pub(super) single_flight: SingleFlight<ReadError, u64>,
-    pub(super) recent: Mutex<RecentFetches>,
-}
-
 /// Window ranges of recent fetches, latest first; pure.
 #[derive(Debug, Default)]
 pub(super) struct RecentFetches(VecDeque<Range<u64>>);
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
+pub(super) struct Layout {
     pub(super) window_bytes: u64,
     pub(super) end: u64,
 }
@@ -99,8 +92,12 @@ impl Layout {
     pub(super) fn group(&self, number: u64) -> Range<u64> {
         let len = self.max_windows();
         let start = number / len * len;
-        let end = self.end.div_ceil(self.window_bytes);
-        start..start.saturating_add(len).min(end)
+        start..start.saturating_add(len).min(self.window_count())
+    }
+
+    /// Number of windows of the archive.
+    pub(super) fn window_count(&self) -> u64 {
+        self.end.div_ceil(self.window_bytes)
     }
 }
 
