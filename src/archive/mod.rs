@@ -51,7 +51,6 @@ pub use prefetch::options::{
 };
 pub use read::PlainStream;
 pub(crate) use read::checked_headers::NumberSet;
-pub use scan::digest::sha256;
 pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;
 pub use version::{ParseVersionError, Version};

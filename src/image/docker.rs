@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::error::{Cause, Error};
 use super::opener::{self, Digests, Image, ImageOpener};
-use crate::archive::{detect_compression, sha256};
+use crate::archive::detect_compression;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 use crate::source::documents::{BoundedVec, MAX_ENTRIES, MAX_LAYERS, bounded_vec, json_error};
@@ -40,7 +40,7 @@ pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
     let images = parse_docker_manifest(&bytes).map_err(|cause| layout.error(MANIFEST, cause))?;
     let image = choose_image(images, opener.name).map_err(|cause| opener.error(cause))?;
     let bytes = layout.read_document(&image.config, network)?;
-    let found = sha256(&bytes);
+    let found = Sha256::of(&bytes);
     if let Some(expected) = digest_from_path(&image.config).filter(|&expected| expected != found) {
         let cause = Cause::DigestMismatch { expected, found };
         return Err(layout.error(&image.config, cause));

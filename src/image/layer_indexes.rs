@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use tokio::runtime::Handle;
 
 use super::layout::MAX_DOCUMENT_LEN;
-use crate::archive::sha256;
 use crate::base::sha256::Sha256;
 use crate::source::documents::{
     self, Annotations, Descriptor, INDEX_LAYER_ANNOTATION, SOCI_INDEX_ANNOTATION,
@@ -139,7 +138,7 @@ impl LayerIndexes {
     fn manifest(&self, digest: Sha256) -> Result<Manifest, Error> {
         let reading = self.repository.manifest(Some(digest), MAX_DOCUMENT_LEN);
         let bytes = self.network.block_on(reading)?;
-        let is_valid = bytes.len() as u64 <= MAX_DOCUMENT_LEN && sha256(&bytes) == digest;
+        let is_valid = bytes.len() as u64 <= MAX_DOCUMENT_LEN && Sha256::of(&bytes) == digest;
         let manifest = documents::parse_blobs(&bytes).ok().filter(|_| is_valid);
         let text = "a manifest for its indexes is damaged";
         manifest.ok_or_else(|| self.error(Cause::Damaged(text.to_owned())))

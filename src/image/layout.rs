@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 
 use super::error::{Cause, Error};
-use crate::archive::{Archive, sha256};
+use crate::archive::Archive;
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
@@ -119,7 +119,7 @@ impl Layout {
         let path = descriptor.blob_path();
         self.check_document_len(&path, descriptor.size)?;
         if let Some(bytes) = self.saved_document(&path)
-            && sha256(&bytes) == descriptor.digest
+            && Sha256::of(&bytes) == descriptor.digest
         {
             return Ok(bytes);
         }
@@ -141,7 +141,7 @@ impl Layout {
     }
 
     fn check_digest(&self, path: &str, bytes: &[u8], expected: Sha256) -> Result<(), Error> {
-        let found = sha256(bytes);
+        let found = Sha256::of(bytes);
         if found != expected {
             return Err(self.error(path, Cause::DigestMismatch { expected, found }));
         }
@@ -201,7 +201,7 @@ impl Layout {
         if let Some(expected) = repository.digest() {
             self.check_digest(MANIFEST, &bytes, expected)?;
         }
-        let root = documents::describe(&bytes, sha256(&bytes));
+        let root = documents::describe(&bytes, Sha256::of(&bytes));
         let root = root.map_err(|cause| self.error(MANIFEST, cause))?;
         if is_new {
             self.save_document(name, &bytes);

@@ -11,7 +11,7 @@ use serde_json::json;
 use tarfs::archive::scan::{self, Digest, Sink};
 use tarfs::archive::{
     Archive, FindIndex, IndexPlace, OpenOptions, PublishedIndex, ReadError, TreeOrigin, TreePart,
-    Version, Volume, sha256,
+    Version, Volume,
 };
 use tarfs::index::{Ino, WhiteoutFormat, store};
 use tarfs::layers::{Layer, LayeredArchive};
@@ -139,7 +139,7 @@ fn registry_with_index(plain_sha256: Digest) -> (Registry, Sha256) {
     registry.push(&files);
     registry.tag("1", &files, &manifest);
     registry.tag(&format!("sha256-{}", digest_of(&manifest)), &files, &list);
-    (registry, sha256(&plain))
+    (registry, Sha256::of(&plain))
 }
 
 /// Otherwise an image could name the diff ID of another, and a layer with other contents.

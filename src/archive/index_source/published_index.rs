@@ -10,7 +10,6 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 
 use super::tree_origin::TreeOrigin;
-use crate::archive::scan::digest::sha256;
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
@@ -188,7 +187,7 @@ pub(crate) fn read_toc(
     let (packed, location, len) = open_packed(published, find)?;
     let expected = packed.source.fingerprint().sha256();
     match read_all(&packed, len, limit) {
-        Ok(bytes) if expected.is_none_or(|expected| sha256(&bytes) == expected) => {
+        Ok(bytes) if expected.is_none_or(|expected| Sha256::of(&bytes) == expected) => {
             Ok((bytes, location))
         }
         Ok(_) => Err(PublishedIndexError::Foreign(location)),
@@ -247,7 +246,7 @@ fn check_sha256(
     expected: Sha256,
     location: &str,
 ) -> Result<(), PublishedIndexError> {
-    let found = sha256(bytes);
+    let found = Sha256::of(bytes);
     if found == expected {
         return Ok(());
     }

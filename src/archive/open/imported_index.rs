@@ -11,8 +11,8 @@ use crate::archive::index_source::tree_origin::{TreeOrigin, TreeSource};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::read::Reader;
 use crate::archive::read::checked_headers::HeaderChecks;
-use crate::archive::scan::digest::sha256;
 use crate::base::extent::{Extent, Packed};
+use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 use crate::fetch;
 use crate::index::import::{ImportError, Importer, import_estargz, import_ztoc};
@@ -91,7 +91,7 @@ impl Opener {
         let unpacked = estargz_toc::unpack(&packed, limit);
         let toc = unpacked.as_deref().and_then(estargz_toc::json);
         let toc = toc.ok_or_else(malformed)?;
-        if sha256(toc) != expected {
+        if Sha256::of(toc) != expected {
             return Err(PublishedIndexError::Foreign(location));
         }
         let imported = import_estargz(toc, self.importer(), self.origin(start));

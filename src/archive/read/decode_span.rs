@@ -7,11 +7,11 @@ use bytes::Bytes;
 use super::Reader;
 use super::packed::{FetchMode, PackedBytes, Request};
 use crate::archive::error::{Error, ReadError};
-use crate::archive::scan::digest::sha256;
 use crate::archive::scan::disk_cache_policy::DecodingClock;
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
+use crate::base::sha256::Sha256;
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::index::{Index, Span};
@@ -83,7 +83,7 @@ impl Reader {
             .packed
             .digests()
             .and_then(|digests| digests.plain(span.number));
-        let has_digest = || digest.is_none_or(|digest| sha256(&bytes) == digest);
+        let has_digest = || digest.is_none_or(|digest| Sha256::of(&bytes) == digest);
         let has_hash = || span.hash.is_none_or(|hash| self.hash(&bytes) == hash);
         if bytes.len() != len || !has_digest() || !(self.is_digested(span) || has_hash()) {
             self.stats.damaged_spans.increment();

@@ -8,7 +8,6 @@ use tokio::runtime::Handle;
 use super::first_read_hashes::FirstReadHashes;
 use crate::archive::error::{Error, ReadError};
 use crate::archive::live_index::LiveIndex;
-use crate::archive::scan::digest::sha256;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::free_list::FreeList;
@@ -170,7 +169,7 @@ impl PackedReader {
             if let Some(digests) = &self.digests {
                 let mut inside = digests.inside(blocks.extent());
                 let differs = |(range, digest): &&(Extent<Packed>, Sha256)| {
-                    sha256(slice_of(*range, blocks.extent(), bytes)) != *digest
+                    Sha256::of(slice_of(*range, blocks.extent(), bytes)) != *digest
                 };
                 return inside.find(differs).map(|(range, _)| range.start());
             }

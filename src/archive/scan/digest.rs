@@ -14,15 +14,6 @@ use crate::base::thread::Thread;
 /// Maximum number of chunks that wait to be hashed. Each holds up to an eighth of the fetch buffers.
 const MAX_QUEUED_CHUNKS: usize = 2;
 
-/// Computes the digest of `bytes`.
-///
-/// # Panics
-/// Never, because the digest always has 32 bytes.
-pub fn sha256(bytes: &[u8]) -> Sha256 {
-    let digest = ring::digest::digest(&SHA256, bytes);
-    Sha256(digest.as_ref().try_into().expect("32 bytes"))
-}
-
 pub(super) struct Digester {
     sender: SyncSender<Bytes>,
     thread: Thread<Option<Sha256>>,

@@ -14,6 +14,15 @@ impl fmt::Display for Sha256 {
 }
 
 impl Sha256 {
+    /// Computes the digest of `bytes`.
+    ///
+    /// # Panics
+    /// Never, because the digest always has 32 bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+        Self(digest.as_ref().try_into().expect("32 bytes"))
+    }
+
     /// Parses `sha256:` and 64 digits in lower case, as images and registries write a digest.
     pub(crate) fn from_oci(text: &str) -> Option<Self> {
         let digest: Self = text.parse().ok()?;

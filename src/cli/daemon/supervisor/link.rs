@@ -57,7 +57,7 @@ fn version_for_packet(version: &str) -> String {
     if version.len() <= MAX_VERSION_BYTES {
         return version.to_owned();
     }
-    format!("sha256:{}", tarfs::archive::sha256(version.as_bytes()))
+    format!("sha256:{}", tarfs::Sha256::of(version.as_bytes()))
 }
 
 impl SupervisorLink {
