@@ -321,6 +321,11 @@ pub(super) fn is_secret(pair: &str) -> bool {
             .any(|prefix| name.starts_with(prefix))
 }
 
+/// Whether `url` may receive the identity of the user for `original`.
+pub(crate) fn may_identify(url: &Url, original: &Url) -> bool {
+    url.origin() == original.origin()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -459,5 +464,26 @@ mod tests {
         ] {
             assert_eq!(crate::source::redact(spec), shown);
         }
+    }
+
+    // Promises: auth-origin, profile-header
+    #[test]
+    fn credentials_go_to_the_same_origin_only() {
+        let original = Url::parse("https://me:secret@host/a").expect("well-formed");
+        for (url, expected) in [
+            ("https://host/elsewhere?x", true),
+            ("https://me:pass@HOST:443/", true),
+            ("http://host/a", false),
+            ("http://host:443/a", false),
+            ("https://host:8443/a", false),
+            ("https://host.example.com/a", false),
+            ("https://host@other/a", false),
+        ] {
+            let url = Url::parse(url).expect("well-formed");
+            assert_eq!(may_identify(&url, &original), expected, "{url}");
+        }
+        // The origins of file URLs are never equal.
+        let file = Url::parse("file:///a").expect("well-formed");
+        assert!(!may_identify(&file, &file));
     }
 }

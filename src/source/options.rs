@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use url::Url;
 
-use super::client::may_identify;
+use super::location::may_identify;
 use super::{Certificates, Fingerprint, Identity, Retry, Via};
 use crate::base::stats::Stats;
 

@@ -24,13 +24,12 @@ use self::response::ResponseHead;
 use self::via::VIA_TIMEOUT;
 use crate::base::sha256::Sha256;
 use crate::base::sync::Mutex;
-use crate::source::location::is_in_own_network;
+use crate::source::location::{is_in_own_network, may_identify};
 use crate::source::network::{Content, RawResponse, Transport};
 use crate::source::{Cause, Denial, Fingerprint, Options, Revalidation, Validator, redact};
 
 pub use self::authorizer::{Authorizer, ErrorResponse, HeaderLoader, Request};
 pub use self::identity::Identity;
-pub(super) use self::identity::may_identify;
 pub(super) use self::sender::{Answer, MAX_ANSWER_BYTES, Sender};
 pub(super) use self::server_error::ServerError;
 pub use self::target::Target;

@@ -28,8 +28,8 @@ use url::Url;
 use self::connect_time::ConnectTimer;
 use crate::base::descriptor_limit::{check_descriptor_limit, is_descriptor_limit};
 use crate::base::sync::Mutex;
-use crate::source::client::may_identify;
 use crate::source::location::is_own_address;
+use crate::source::location::may_identify;
 use crate::source::{Cause, Obstacle, Options};
 
 pub use self::certificates::{Certificates, CertificatesError, trust_only};
