@@ -26,6 +26,7 @@ use crate::base::sha256::Sha256;
 use crate::base::sync::Mutex;
 use crate::source::location::{is_in_own_network, may_identify};
 use crate::source::network::{Content, RawResponse, Transport};
+use crate::source::retry::Failure;
 use crate::source::{Cause, Denial, Fingerprint, Options, Revalidation, Validator, redact};
 
 pub use self::authorizer::{Authorizer, ErrorResponse, HeaderLoader, Request};
@@ -99,6 +100,16 @@ pub(crate) struct Response {
     pub(crate) content: Content,
     /// Target of the redirects.
     pub(crate) url: Url,
+}
+
+impl From<&ResponseHead> for Failure {
+    fn from(head: &ResponseHead) -> Self {
+        Self {
+            cause: head.failure_cause(),
+            retry_after: head.retry_after,
+            is_for_concurrency: false,
+        }
+    }
 }
 
 impl Client {

@@ -107,7 +107,7 @@ impl Sender {
             return Err(Cause::NoUploads(head.status).into());
         }
         if !accepted.contains(&head.status) {
-            return Err(Failure::from_status(&head));
+            return Err(Failure::from(&head));
         }
         let mut body = Vec::new();
         while body.len() <= MAX_ANSWER_BYTES

@@ -135,7 +135,7 @@ impl LastExchange {
     /// Records an answer of `host` that is no success.
     fn fail_answer(&self, host: &str, head: &ResponseHead) {
         let detail = format!("{host} answers with status {}", head.status);
-        drop(self.fail(detail, Failure::from_status(head), true));
+        drop(self.fail(detail, Failure::from(head), true));
     }
 
     /// Records that a file or program named `name` cannot be opened, if there is no descriptor for it.

@@ -457,7 +457,7 @@ impl Http {
                 Ok((0, len))
             }
             _ => {
-                let failure = Failure::from_status(head);
+                let failure = Failure::from(head);
                 let is_throttled = failure.cause.is_throttling();
                 Err(Failure {
                     is_for_concurrency: is_throttled && permit.throttled(head.retry_after),
@@ -483,7 +483,7 @@ impl Http {
         let Response { head, content, .. } =
             with_idle_timeout(self.idle_timeout, self.send(None)).await?;
         if head.status != 200 {
-            return Err(Failure::from_status(&head));
+            return Err(Failure::from(&head));
         }
         head.check_encoding(self.encoding(&head)?)?;
         if !self.info.fingerprint.matches(&head.fingerprint()) {
@@ -583,7 +583,7 @@ async fn probe(
             );
             return Err(protocol_failure(&format!("the server sends {sent}")));
         }
-        None => return Err(Failure::from_status(&head)),
+        None => return Err(Failure::from(&head)),
     };
     Ok(ProbeResult {
         fingerprint: head.fingerprint(),

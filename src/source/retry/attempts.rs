@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use super::timer::Timer;
 use super::{Jitter, Retry};
 use crate::base::stats::Stats;
-use crate::source::client::response::ResponseHead;
 use crate::source::{Cause, Class, Error, Options};
 
 /// Maximum number of retries without a pause after refused concurrency, from the initial four to one.
@@ -26,16 +25,6 @@ pub(crate) struct Failure {
     pub(crate) retry_after: Option<Duration>,
     /// Whether the server may have refused the concurrency; the limiter then waits for fewer requests.
     pub(crate) is_for_concurrency: bool,
-}
-
-impl Failure {
-    pub(crate) fn from_status(head: &ResponseHead) -> Self {
-        Self {
-            cause: head.failure_cause(),
-            retry_after: head.retry_after,
-            is_for_concurrency: false,
-        }
-    }
 }
 
 impl Failure {
