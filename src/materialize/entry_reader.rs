@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use bytes::Bytes;
 
-use super::background_copy::CopyPlan;
+use super::copy_plan::CopyPlan;
 use super::write::member_of;
 use crate::archive::scan::{PayloadEnd, Sink};
 use crate::archive::{PlainStream, ReadError, TreePart, Volume};

@@ -9,6 +9,7 @@
 //! Two smaller sinks write no tree: [`ContentSink`] and [`DryRunSink`].
 
 mod background_copy;
+mod copy_plan;
 mod copy_tree;
 mod dry_run;
 mod entry_reader;

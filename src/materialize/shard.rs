@@ -2,7 +2,7 @@
 
 use rustix::fs::{FileType, Stat};
 
-use super::background_copy::CopyPlan;
+use super::copy_plan::CopyPlan;
 use super::entry_reader::{EntryError, check_names, compare, link_to, paths, read_entries};
 use super::error::{Cause, Error};
 use super::materializer::Materializer;

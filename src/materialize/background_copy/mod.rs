@@ -12,12 +12,10 @@ mod bit_set;
 mod copy;
 mod directory;
 mod ledger;
-mod plan;
 mod status;
 mod task;
 
 pub use self::copy::{BackgroundCopy, RunningCopy};
-pub(super) use self::plan::CopyPlan;
 pub use self::status::{BackgroundCopyProgress, CopyState};
 
 #[cfg(test)]

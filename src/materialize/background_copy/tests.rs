@@ -12,7 +12,6 @@ use bytes::Bytes;
 use rustix::fs::fstat;
 
 use super::copy::this_boot_id;
-use super::plan::CopyPlan;
 use super::*;
 use crate::archive::{
     self, BuiltIndex, Callback, IndexGuard, IsWanted, MemoryUse, ReadError, ReadReply, Volume,
@@ -23,6 +22,7 @@ use crate::base::extent::{Extent, Plain};
 use crate::base::sync::Mutex;
 use crate::base::xattr::filter::XattrFilter;
 use crate::index::{self, Builder, Index, Ino, LazyIndex, Origin};
+use crate::materialize::copy_plan::CopyPlan;
 use crate::materialize::test_support;
 use crate::tar::{Member, MemberKind, Segment};
 

@@ -1,4 +1,4 @@
-//! Plan of a background copy: its entries in archive order. Pure.
+//! Plan of a copy by an index: its entries in archive order. Pure.
 
 use std::ops::Range;
 
@@ -9,29 +9,29 @@ const BATCH_ENTRIES: usize = 256;
 
 /// One name of a non-directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(in crate::materialize) struct Name {
-    pub(in crate::materialize) ino: Ino,
-    pub(in crate::materialize) parent: Ino,
+pub(super) struct Name {
+    pub(super) ino: Ino,
+    pub(super) parent: Ino,
     /// Number of the name in that directory.
     number: u32,
 }
 
 /// All entries below one directory of an index.
 #[derive(Debug)]
-pub(in crate::materialize) struct CopyPlan {
+pub(super) struct CopyPlan {
     root: Ino,
     /// Number of components of the root's own path.
     root_depth: usize,
     /// Directories below the root, parents first.
-    pub(in crate::materialize) directories: Vec<Ino>,
+    pub(super) directories: Vec<Ino>,
     /// Names sorted by entry. Each entry is written under its first name.
     names: Vec<Name>,
-    pub(in crate::materialize) files: u64,
-    pub(in crate::materialize) bytes: u64,
+    pub(super) files: u64,
+    pub(super) bytes: u64,
 }
 
 impl CopyPlan {
-    pub(in crate::materialize) fn new(index: &Index, root: Ino) -> Self {
+    pub(super) fn new(index: &Index, root: Ino) -> Self {
         let mut plan = Self {
             root,
             root_depth: index.path(root).map_or(0, |path| path.components().count()),
@@ -72,13 +72,13 @@ impl CopyPlan {
     }
 
     /// All names of the entry whose first name is at `position`.
-    pub(in crate::materialize) fn names_at(&self, position: usize) -> &[Name] {
+    pub(super) fn names_at(&self, position: usize) -> &[Name] {
         let rest = self.names.get(position..).unwrap_or_default();
         let mut entries = rest.chunk_by(|one, other| one.ino == other.ino);
         entries.next().unwrap_or_default()
     }
 
-    pub(in crate::materialize) fn names_of(&self, ino: Ino) -> &[Name] {
+    pub(super) fn names_of(&self, ino: Ino) -> &[Name] {
         let names = self.names_at(self.names.partition_point(|name| name.ino < ino));
         match names.first() {
             Some(name) if name.ino == ino => names,
@@ -87,7 +87,7 @@ impl CopyPlan {
     }
 
     /// The next batch for one copy thread. Its files begin in one span, so that threads decode different spans.
-    pub(in crate::materialize) fn batch(&self, index: &Index, position: usize) -> Range<usize> {
+    pub(super) fn batch(&self, index: &Index, position: usize) -> Range<usize> {
         let rest = self.names.get(position..).unwrap_or_default();
         let mut first = None;
         let len = rest
@@ -110,14 +110,14 @@ impl CopyPlan {
     }
 
     /// Path of `name` below the root; `None` when the index is inconsistent.
-    pub(in crate::materialize) fn path(&self, index: &Index, name: &Name) -> Option<ArchivePath> {
+    pub(super) fn path(&self, index: &Index, name: &Name) -> Option<ArchivePath> {
         let mut path = self.directory(index, name.parent)?;
         let child = index.children(name.parent, name.number).next()?;
         (child.ino == name.ino && child.number == name.number).then(|| path.push(child.name))?;
         Some(path)
     }
 
-    pub(in crate::materialize) fn directory(&self, index: &Index, ino: Ino) -> Option<ArchivePath> {
+    pub(super) fn directory(&self, index: &Index, ino: Ino) -> Option<ArchivePath> {
         if ino == self.root {
             return Some(ArchivePath::root());
         }
