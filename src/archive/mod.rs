@@ -5,6 +5,7 @@ pub mod directory;
 mod error;
 mod index_source;
 mod live_index;
+mod member_source;
 mod open;
 mod options;
 mod prefetch;

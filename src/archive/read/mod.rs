@@ -16,7 +16,6 @@ mod decode_span;
 mod fill_span;
 mod first_read_hashes;
 mod header_check;
-mod member_source;
 pub(super) mod packed;
 pub(super) mod priority;
 mod samples;

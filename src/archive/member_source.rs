@@ -7,8 +7,8 @@ use bytes::Bytes;
 use futures_util::future::FutureExt;
 use tokio::sync::oneshot;
 
-use crate::archive::error::{Error, ReadError};
-use crate::archive::{Archive, TreePart, Volume};
+use super::error::{Error, ReadError};
+use super::{Archive, TreePart, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
