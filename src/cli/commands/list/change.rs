@@ -84,7 +84,7 @@ impl ChangeFlags {
             _ => Verbosity::Quiet,
         };
         let (tree, reports) = (DirectoryTree::new(), (verbosity, self.quiet));
-        let visitor = |tree, log| Changer::new(tree, change, log);
+        let visitor = |tree, log| Changer::new(tree, options, log);
         change_files(tree, self.jobs, reports, paths, visitor, Changer::start)
     }
 }
@@ -110,7 +110,7 @@ pub(crate) fn change_files<V: Visitor<DirectoryTree>>(
             let _never_broken = walk_parallel(&tree, &visitor, vec![start], jobs.jobs);
         }
     }
-    open_place::finish(&output);
+    operands::finish(&output);
     Ok(if output.has_failed() {
         ExitCode::from(exit_status::PARTIAL)
     } else {
