@@ -211,7 +211,7 @@ impl Archive {
     /// # Errors
     /// When the source is unavailable, or the index is damaged.
     pub fn stream(&self, extent: Extent<Plain>) -> Result<Option<PlainStream<'_>>, ReadError> {
-        if Volume::is_compared(self) || self.source().access() == Access::Stream {
+        if self.reader.header_checks.is_some() || self.source().access() == Access::Stream {
             return Ok(None);
         }
         self.reader.stream(extent).map(Some)

@@ -172,7 +172,7 @@ impl MountArgs {
     pub(crate) fn check(&self) -> Result<(), UsageError> {
         let is_writing = self
             .mount_options()
-            .is_ok_and(|it| it.read_only == Some(false));
+            .is_ok_and(|options| options.read_only == Some(false));
         let refuse = |text: &str| Err(UsageError(text.to_owned()));
         if is_writing && !self.writable {
             return refuse(

@@ -59,7 +59,7 @@ fn try_drop_capabilities(needed: CapabilitySet) -> rustix::io::Result<()> {
 }
 
 fn needed_capabilities(args: &MountArgs) -> CapabilitySet {
-    let binds_again = args.restart && args.metrics.is_some_and(|it| it.port() < 1024);
+    let binds_again = args.restart && args.metrics.is_some_and(|address| address.port() < 1024);
     let needs = [
         (args.prefetch.record.is_some(), RECORD_CAPABILITIES),
         (args.copy_to.is_some(), COPY_CAPABILITIES),
