@@ -7,7 +7,8 @@ use bytes::Bytes;
 use crate::archive::error::ReadError;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
-use crate::index::{Entry, EntryKind, Index, Ino, Piece};
+use crate::codec::seek_point::MAX_SPAN_LEN;
+use crate::index::{Entry, EntryKind, Index, Ino, Piece, Span};
 
 pub(super) struct SpanPart {
     pub(super) span: u32,
@@ -23,6 +24,14 @@ impl SpanPart {
         }
         Ok(span.slice(self.range.clone()))
     }
+}
+
+/// Length of `span`; an error if it exceeds the limit of a scan, because an index file can claim any length.
+pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
+    usize::try_from(span.plain.len())
+        .ok()
+        .filter(|&len| len as u64 <= MAX_SPAN_LEN)
+        .ok_or(ReadError::Index)
 }
 
 /// Plans the parts and length of a read before any wait, because a waiting thread must not hold the index.

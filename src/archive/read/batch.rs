@@ -7,7 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Reader;
-use super::decode_span::{SpanDecoder, span_len};
+use super::assemble::span_len;
+use super::decode_span::SpanDecoder;
 use super::packed::{FetchMode, PackedBytes, Request};
 use super::single_flight::Claim;
 use super::window_layout::WindowClaim;

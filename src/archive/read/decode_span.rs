@@ -5,6 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 
 use super::Reader;
+use super::assemble::span_len;
 use super::packed::{FetchMode, PackedBytes, Request};
 use crate::archive::error::{Error, ReadError};
 use crate::archive::scan::disk_cache_policy::DecodingClock;
@@ -12,7 +13,6 @@ use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::base::sha256::Sha256;
-use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::index::{Index, Span};
 
@@ -220,14 +220,6 @@ impl PlainStream<'_> {
         }
         Ok(None)
     }
-}
-
-/// Length of `span`; an error if it exceeds the limit of a scan, because an index file can claim any length.
-pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
-    usize::try_from(span.plain.len())
-        .ok()
-        .filter(|&len| len as u64 <= MAX_SPAN_LEN)
-        .ok_or(ReadError::Index)
 }
 
 /// A decoder with the output that no caller has taken yet.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::Reader;
-use super::decode_span::span_len;
+use super::assemble::span_len;
 use super::packed::FetchMode;
 use crate::archive::error::ReadError;
 use crate::base::span_hash;

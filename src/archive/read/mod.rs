@@ -32,7 +32,7 @@ pub use self::decode_span::PlainStream;
 use self::packed::{PackedReader, Request};
 use self::priority::ReadPriority;
 use self::span_store::SpanStore;
-use self::window_layout::LONG_READ_BYTES;
+use self::window_layout::{LONG_READ_BYTES, Layout};
 use self::windows::{WindowFetches, WindowReader};
 use super::error::ReadError;
 use super::index_source::tree_origin::TreeSource;
@@ -47,6 +47,7 @@ use crate::base::stats::Stats;
 use crate::codec::Compression;
 use crate::index::store::IndexLock;
 use crate::index::{Index, Ino};
+use crate::source::Access;
 use bytes::Bytes;
 
 #[derive(Debug)]
@@ -219,7 +220,22 @@ impl Reader {
 
     /// The window reader; `None` if reads use whole spans.
     pub(crate) fn windows(&self) -> Option<WindowReader<'_>> {
-        WindowReader::new(self)
+        let index = self.live_index.completed()?;
+        let (origin, source) = (index.origin(), self.packed.source());
+        let is_windowed = origin.compression == Compression::None
+            && source.access() == Access::Ranges
+            && !source.can_read_inline();
+        is_windowed.then(|| WindowReader {
+            layout: Layout::new(index.block_len(), origin.packed_bytes),
+            live_index: &self.live_index,
+            packed: &self.packed,
+            spans: &self.spans,
+            fetches: &self.window_fetches,
+            read_priority: &self.read_priority,
+            budget: &self.budget,
+            free_list: &self.free_list,
+            stats: &self.stats,
+        })
     }
 
     /// Assembles a file's bytes from parts of spans. `None` as an error means that a part is missing.

@@ -8,7 +8,7 @@ use crate::archive::error::ReadError;
 use crate::base::extent::{Extent, Plain};
 
 /// Length of a window, unless the blocks of the index are longer.
-pub(super) const WINDOW_BYTES: u64 = 128 << 10;
+const WINDOW_BYTES: u64 = 128 << 10;
 
 /// Maximum number of bytes that one read fetches in addition to those that it needs.
 pub(super) const MAX_FETCH_BYTES: u64 = 1 << 20;
@@ -52,6 +52,14 @@ impl RecentFetches {
 }
 
 impl Layout {
+    /// The layout of an archive of `archive_bytes`, whose index has blocks of `block_len`.
+    pub(super) fn new(block_len: u64, archive_bytes: u64) -> Self {
+        Self {
+            window_bytes: WINDOW_BYTES.max(block_len),
+            end: archive_bytes,
+        }
+    }
+
     pub(super) fn windows(&self, plain: Extent<Plain>) -> Range<u64> {
         plain.start().0 / self.window_bytes..plain.end().0.div_ceil(self.window_bytes)
     }

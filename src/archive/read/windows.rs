@@ -8,16 +8,13 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::Reader;
-use super::assemble::SpanPart;
-use super::decode_span::span_len;
+use super::assemble::{SpanPart, span_len};
 use super::packed::{FetchMode, PackedReader, Request};
 use super::priority::ReadPriority;
 use super::single_flight::{Claim, FlightError, SingleFlight};
 use super::span_store::SpanStore;
 use super::window_layout::{
-    FETCH_GROWTH_FACTOR, LONG_READ_BYTES, Layout, MAX_FETCH_BYTES, RecentFetches, WINDOW_BYTES,
-    WindowClaim,
+    FETCH_GROWTH_FACTOR, LONG_READ_BYTES, Layout, MAX_FETCH_BYTES, RecentFetches, WindowClaim,
 };
 use crate::archive::error::{Error, ReadError};
 use crate::archive::live_index::LiveIndex;
@@ -28,9 +25,7 @@ use crate::base::random_reads::Wait;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::cache::QueueTimeout;
-use crate::codec::Compression;
 use crate::index::Index;
-use crate::source::Access;
 
 /// Windows of one span that prefetch must fetch.
 pub(super) enum MissingWindows {
@@ -48,41 +43,18 @@ pub(crate) struct WindowFetches {
 
 /// Reads a remote uncompressed archive by windows.
 pub(crate) struct WindowReader<'a> {
-    layout: Layout,
-    live_index: &'a LiveIndex,
-    packed: &'a PackedReader,
-    spans: &'a SpanStore,
-    fetches: &'a WindowFetches,
-    read_priority: &'a ReadPriority,
-    budget: &'a BufferPool,
-    free_list: &'a FreeList,
-    stats: &'a Stats,
+    pub(super) layout: Layout,
+    pub(super) live_index: &'a LiveIndex,
+    pub(super) packed: &'a PackedReader,
+    pub(super) spans: &'a SpanStore,
+    pub(super) fetches: &'a WindowFetches,
+    pub(super) read_priority: &'a ReadPriority,
+    pub(super) budget: &'a BufferPool,
+    pub(super) free_list: &'a FreeList,
+    pub(super) stats: &'a Stats,
 }
 
-impl<'a> WindowReader<'a> {
-    /// A window reader of the archive of `reader`; `None` if its reads use whole spans.
-    pub(super) fn new(reader: &'a Reader) -> Option<Self> {
-        let index = reader.live_index.completed()?;
-        let (origin, source) = (index.origin(), reader.packed.source());
-        let is_windowed = origin.compression == Compression::None
-            && source.access() == Access::Ranges
-            && !source.can_read_inline();
-        is_windowed.then(|| Self {
-            layout: Layout {
-                window_bytes: WINDOW_BYTES.max(index.block_len()),
-                end: origin.packed_bytes,
-            },
-            live_index: &reader.live_index,
-            packed: &reader.packed,
-            spans: &reader.spans,
-            fetches: &reader.window_fetches,
-            read_priority: &reader.read_priority,
-            budget: &reader.budget,
-            free_list: &reader.free_list,
-            stats: &reader.stats,
-        })
-    }
-
+impl WindowReader<'_> {
     /// The windows around `plain`, whole.
     pub(super) fn align(&self, plain: Extent<Plain>) -> Extent<Plain> {
         self.layout.extent(&self.layout.windows(plain))
