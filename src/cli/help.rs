@@ -29,6 +29,7 @@ pub(crate) const PRIMARIES: &str = "
   -lname PATTERN, -ilname  it is a link, and its target matches
   -regex REGEX, -iregex  its whole path matches a regular expression
   -type LETTER  f, d, l, b, c, p or s; several with commas between them
+  -xtype LETTER  the same behind a link, or with -L of the link itself
   -size N[c|w|b|k|M|G]  its size; +N is more, and -N less than N units, as of other numbers
   -empty  it is an empty file or directory
   -perm MODE  its mode; -MODE for all of these bits, /MODE for any of them
@@ -42,6 +43,7 @@ pub(crate) const PRIMARIES: &str = "
   -newerXY FILE  X and Y are a, c or m; Y may be t for a time such as 2026-05-20
   -true, -false  constants
   -maxdepth N, -mindepth N  levels below the starting points
+  -follow  follow all links, as -L before SOURCE
   -depth, -d  directories come after their contents
   -xdev, -mount  stay on one file system
   -daystart  count days from midnight

@@ -24,7 +24,7 @@ use crate::base::xattr::posix_acl;
 use crate::tar::Timestamp;
 
 use super::interface::{
-    Batch, Content, FileId, FileKind, FollowedLinks, Metadata, Name, Tree, Xattr,
+    Batch, Content, FileId, FileKind, FollowedLinks, Metadata, Name, Tree, Xattr, is_missing,
 };
 
 /// Room for the names that one system call reads, in bytes. Half a page less than what the allocator maps anew.
@@ -113,17 +113,6 @@ impl DirectoryTree {
         }
     }
 
-    fn stat(&self, directory: impl AsFd, name: &[u8], mask: StatxFlags) -> io::Result<Metadata> {
-        if self.follows_links {
-            match stat(&directory, name, AtFlags::empty(), mask) {
-                // A link that leads to nothing is itself.
-                Err(error) if is_broken(&error) => {}
-                found => return found,
-            }
-        }
-        stat(directory, name, AtFlags::SYMLINK_NOFOLLOW, mask)
-    }
-
     /// Files that are removed whatever their modes are, except for what is mounted below. It keeps few directories open.
     pub(super) fn to_remove() -> Self {
         Self {
@@ -183,6 +172,7 @@ impl Tree for DirectoryTree {
         if !directory.set_position(*position)? {
             return Ok(());
         }
+        let mask = StatxFlags::TYPE | StatxFlags::INO;
         let mut buffer = Vec::with_capacity(READ_BYTES);
         let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
         while let Some(entry) = entries.next() {
@@ -199,7 +189,7 @@ impl Tree for DirectoryTree {
                 let is_known = !(self.follows_links && kind == Some(FileKind::Symlink));
                 let (kind, inode) = match kind.filter(|_| is_known) {
                     Some(kind) => (kind, entry.ino()),
-                    None => match self.stat(directory, name, StatxFlags::TYPE | StatxFlags::INO) {
+                    None => match stat_file(directory, name, mask, self.follows_links) {
                         Ok(found) => (found.kind, found.inode),
                         Err(error) => {
                             batch.fail(name, error);
@@ -222,7 +212,18 @@ impl Tree for DirectoryTree {
         if self.is_one_file_system && name != b"." && is_mount(directory, name) {
             return Err(Errno::XDEV.into());
         }
-        self.stat(directory, name, StatxFlags::BASIC_STATS)
+        stat_file(directory, name, StatxFlags::BASIC_STATS, self.follows_links)
+    }
+
+    fn kind(
+        &self,
+        directory: &OpenDirectory,
+        name: Name<'_>,
+        follows: bool,
+    ) -> io::Result<FileKind> {
+        let mut flags = AtFlags::empty();
+        flags.set(AtFlags::SYMLINK_NOFOLLOW, !follows);
+        Ok(stat(directory, name.name, flags, StatxFlags::TYPE)?.kind)
     }
 
     fn xattrs(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Vec<Xattr>> {
@@ -321,12 +322,9 @@ fn open_directory(
     Ok(opened)
 }
 
-/// Whether a link leads to nothing.
-fn is_broken(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-    )
+/// Whether symbolic links lead to each other.
+pub fn is_link_loop(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::LOOP.raw_os_error())
 }
 
 /// The attributes of the file at `path`, without following a link.
@@ -335,12 +333,7 @@ fn is_broken(error: &io::Error) -> bool {
 /// As lstat(2).
 pub fn metadata_of(path: &Path) -> io::Result<Metadata> {
     let path = path.as_os_str().as_bytes();
-    stat(
-        CWD,
-        path,
-        AtFlags::SYMLINK_NOFOLLOW,
-        StatxFlags::BASIC_STATS,
-    )
+    stat_file(CWD, path, StatxFlags::BASIC_STATS, false)
 }
 
 /// The attributes of the file at `path`, or behind the link there unless that leads to nothing.
@@ -348,8 +341,8 @@ pub fn metadata_of(path: &Path) -> io::Result<Metadata> {
 /// # Errors
 /// As stat(2).
 pub fn followed_metadata_of(path: &Path) -> io::Result<Metadata> {
-    let tree = DirectoryTree::default().following(FollowedLinks::All);
-    tree.stat(CWD, path.as_os_str().as_bytes(), StatxFlags::BASIC_STATS)
+    let path = path.as_os_str().as_bytes();
+    stat_file(CWD, path, StatxFlags::BASIC_STATS, true)
 }
 
 pub(crate) fn metadata_of_open(file: impl AsFd) -> io::Result<Metadata> {
@@ -360,6 +353,22 @@ pub(crate) fn metadata_of_open(file: impl AsFd) -> io::Result<Metadata> {
 pub(crate) fn is_root(found: &Metadata) -> bool {
     let root = metadata_of(Path::new("/"));
     root.is_ok_and(|root| root.id() == found.id())
+}
+
+/// The attributes of a file, with `follows` of the file behind a link unless that leads to nothing.
+fn stat_file(
+    directory: impl AsFd,
+    name: &[u8],
+    mask: StatxFlags,
+    follows: bool,
+) -> io::Result<Metadata> {
+    if follows {
+        match stat(&directory, name, AtFlags::empty(), mask) {
+            Err(error) if is_missing(&error) => {}
+            found => return found,
+        }
+    }
+    stat(directory, name, AtFlags::SYMLINK_NOFOLLOW, mask)
 }
 
 fn stat(

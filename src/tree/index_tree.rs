@@ -12,7 +12,9 @@ use crate::base::resolve::PathError;
 use crate::base::xattr::posix_acl::{self, Kind};
 use crate::index::{Entry, EntryKind, Index, Ino, LazyIndex};
 
-use super::interface::{Batch, Content, FileKind, FollowedLinks, Metadata, Name, Tree, Xattr};
+use super::interface::{
+    Batch, Content, FileKind, FollowedLinks, Metadata, Name, Tree, Xattr, push_component,
+};
 
 const READ_NAMES: usize = 32 << 10;
 
@@ -166,6 +168,18 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
             file_system: self.file_system,
             ..self.entry(name.inode, |entry| metadata(&entry))?
         })
+    }
+
+    fn kind(&self, directory: &Ino, name: Name<'_>, follows: bool) -> io::Result<FileKind> {
+        let path = Self::read(self, |index| index.path(*directory))?;
+        let mut path = path.unwrap_or_default().as_bytes().to_vec();
+        push_component(&mut path, name.name);
+        if !follows {
+            return Ok(self.resolve(&path, false)?.kind);
+        }
+        let target = self.resolve_link(&path)?;
+        let missing = || io::Error::new(io::ErrorKind::NotFound, "No such file or directory");
+        Ok(target.ok_or_else(missing)?.kind)
     }
 
     fn target(&self, _: &Ino, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {

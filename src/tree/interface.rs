@@ -25,18 +25,20 @@ pub enum FileKind {
 }
 
 impl FileKind {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::File,
+        Self::Directory,
+        Self::Symlink,
+        Self::CharDevice,
+        Self::BlockDevice,
+        Self::Fifo,
+        Self::Socket,
+    ];
+
     /// The type that a mode of stat(2) has.
     pub(crate) fn from_mode(mode: u32) -> Option<Self> {
-        Some(match mode & 0o170_000 {
-            0o100_000 => Self::File,
-            0o040_000 => Self::Directory,
-            0o120_000 => Self::Symlink,
-            0o020_000 => Self::CharDevice,
-            0o060_000 => Self::BlockDevice,
-            0o010_000 => Self::Fifo,
-            0o140_000 => Self::Socket,
-            _ => return None,
-        })
+        let has_bits = |kind: &Self| kind.bits() == mode & 0o170_000;
+        Self::ALL.into_iter().find(has_bits)
     }
 
     /// The letter of `find -type` and `-printf %y`. `ls -l` shows a file as `-` instead.
@@ -203,6 +205,14 @@ impl Batch {
     }
 }
 
+/// Whether a path, or a symbolic link, leads to nothing.
+pub(crate) fn is_missing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
+}
+
 /// Appends `name` to `path`, with a slash between them if there is none.
 pub(crate) fn push_component(path: &mut Vec<u8>, name: &[u8]) {
     if path.last().is_some_and(|&last| last != b'/') {
@@ -243,6 +253,17 @@ pub enum FollowedLinks {
     All,
 }
 
+impl FollowedLinks {
+    /// Whether a link at this depth below a starting point is followed.
+    pub(crate) fn includes(self, depth: usize) -> bool {
+        match self {
+            Self::None | Self::StartDirectories => false,
+            Self::Starts => depth == 0,
+            Self::All => true,
+        }
+    }
+}
+
 /// A tree of files. Several threads use it at the same time. A tree that follows links has the files behind them in
 /// their places.
 pub trait Tree: Sync {
@@ -272,6 +293,14 @@ pub trait Tree: Sync {
     /// # Errors
     /// It is gone, or its attributes cannot be read.
     fn metadata(&self, directory: &Self::Directory, name: Name<'_>) -> io::Result<Metadata>;
+
+    /// The type of the file `name`, with `follows` of the file behind a link.
+    ///
+    /// # Errors
+    /// It is gone, or a link leads to nothing or to itself.
+    fn kind(&self, _: &Self::Directory, name: Name<'_>, _follows: bool) -> io::Result<FileKind> {
+        Ok(name.kind)
+    }
 
     /// The target of a symbolic link in `directory`.
     ///

@@ -177,6 +177,19 @@ impl<'a, T: Tree> Item<'a, T> {
         self.name.kind
     }
 
+    /// The type of the file itself, even if links are followed.
+    pub(crate) fn unfollowed_kind(&self) -> io::Result<FileKind> {
+        self.tree.kind(self.directory, self.name, false)
+    }
+
+    /// The type of the file behind a link, even if links are not followed.
+    pub(crate) fn target_kind(&self) -> io::Result<FileKind> {
+        match self.kind() {
+            FileKind::Symlink => self.tree.kind(self.directory, self.name, true),
+            kind => Ok(kind),
+        }
+    }
+
     /// The attributes.
     ///
     /// # Errors

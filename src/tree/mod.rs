@@ -14,11 +14,13 @@ mod remove;
 mod walk;
 
 pub use compare::{Comparison, Difference, Differences, Pair, Property};
-pub use directory_tree::{DirectoryTree, OpenDirectory, followed_metadata_of, metadata_of};
+pub use directory_tree::{
+    DirectoryTree, OpenDirectory, followed_metadata_of, is_link_loop, metadata_of,
+};
 pub(crate) use directory_tree::{is_root, metadata_of_open};
 pub use index_tree::{IndexTree, ResolvedFile, metadata};
-pub(crate) use interface::push_component;
 pub use interface::{Batch, Content, FileId, FileKind, FollowedLinks, Metadata, Name, Tree, Xattr};
+pub(crate) use interface::{is_missing, push_component};
 pub use item::{Item, Place};
 pub use mode::apply_mode;
 pub(crate) use mode::{ALL_MODE_BITS, mode_string, type_letter};

@@ -12,7 +12,9 @@ use std::time::{Duration, SystemTime};
 use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Error, Expression, ParseContext};
 use tarfs::tar::Timestamp;
-use tarfs::tree::{Batch, DirectoryTree, FileKind, Item, Name, Place, Tree, metadata_of};
+use tarfs::tree::{
+    Batch, DirectoryTree, FileKind, FollowedLinks, Item, Name, Place, Tree, metadata_of,
+};
 
 use crate::support::cli;
 use crate::support::rng::Rng;
@@ -158,7 +160,7 @@ impl World {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .expect("valid");
-        let metadata = |path: &Path| metadata_of(&self.directory.path().join(path));
+        let metadata = |path: &Path, _| metadata_of(&self.directory.path().join(path));
         let context = ParseContext {
             now: Timestamp {
                 seconds: now.as_secs().try_into().expect("valid"),
@@ -166,6 +168,7 @@ impl World {
             },
             accounts: &self.accounts,
             is_terminal: false,
+            links: FollowedLinks::None,
             metadata: &metadata,
         };
         Expression::parse(words, &context)
@@ -264,7 +267,7 @@ const TESTS: &[&[&str]] = &[
     &["-mtime", "-atime", "-ctime"],
     &["-mmin", "-amin", "-cmin"],
     &["-perm"],
-    &["-type"],
+    &["-type", "-xtype"],
     &["-user", "-group"],
     &["-uid", "-gid", "-links"],
     &[
@@ -456,7 +459,9 @@ fn argument(primary: &str, rng: &mut Rng) -> Option<String> {
             )
         }
         "-perm" => (rng.pick(MODES)).to_owned(),
-        "-type" => (rng.pick(&["f", "d", "l", "p", "f,d", "l,p,s", "b", "c"])).to_owned(),
+        "-type" | "-xtype" => {
+            (rng.pick(&["f", "d", "l", "p", "f,d", "l,p,s", "b", "c"])).to_owned()
+        }
         "-user" | "-group" => (rng.pick(&["root", "daemon", "1", "0", "54321", "99"])).to_owned(),
         "-uid" | "-gid" | "-links" => format!("{sign}{}", rng.pick(&[0, 1, 2, 3, 60_000])),
         "-newermt" | "-newerat" => (rng.pick(&[
@@ -486,10 +491,10 @@ fn format(rng: &mut Rng) -> String {
         let width = rng.pick(&["", "", "3", "12", "30", "2.1", ".3", "6.4"]);
         // GNU find refuses some flags for other directives.
         let directive = rng.pick(&[
-            "p", "f", "h", "P", "H", "s", "b", "k", "M", "n", "u", "g", "U", "G", "y", "l", "i",
-            "D", "a", "c", "t", "A@", "C+", "T@", "Ta", "TA", "Tb", "TB", "Tc", "Td", "TD", "TF",
-            "TH", "TI", "Tj", "Tk", "Tl", "Tm", "TM", "Tp", "Tr", "TS", "TT", "TU", "Tw", "TW",
-            "Tx", "TX", "Ty", "TY", "TZ", "T+", "Th", "d", "m",
+            "p", "f", "h", "P", "H", "s", "b", "k", "M", "n", "u", "g", "U", "G", "y", "Y", "l",
+            "i", "D", "a", "c", "t", "A@", "C+", "T@", "Ta", "TA", "Tb", "TB", "Tc", "Td", "TD",
+            "TF", "TH", "TI", "Tj", "Tk", "Tl", "Tm", "TM", "Tp", "Tr", "TS", "TT", "TU", "Tw",
+            "TW", "Tx", "TX", "Ty", "TY", "TZ", "T+", "Th", "d", "m",
         ]);
         let is_number = matches!(directive, "d" | "m");
         let flags = if is_number || flags == "-" { flags } else { "" };

@@ -7,7 +7,7 @@ use std::process::Command;
 use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Expression, ParseContext};
 use tarfs::tar::Timestamp;
-use tarfs::tree::metadata_of;
+use tarfs::tree::{FollowedLinks, metadata_of};
 
 use super::docs::{files, read, root};
 use crate::support::cli::{Outcome, Place};
@@ -48,7 +48,8 @@ fn help_of_find_lists_each_accepted_primary() {
         },
         accounts: &Accounts::load_system(),
         is_terminal: false,
-        metadata: &|path| metadata_of(path),
+        links: FollowedLinks::None,
+        metadata: &|path, _| metadata_of(path),
     };
     let is_accepted = |word: &&str| {
         let words = [*word, "1"].map(OsString::from);

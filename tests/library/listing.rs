@@ -953,7 +953,7 @@ fn wrong_expression_is_named() {
     for (words, expected) in [
         (&["-foo"][..], "unknown predicate '-foo'"),
         (&["-exec", "rm"], "xargs"),
-        (&["-follow"], "'-follow' is not supported"),
+        (&["-fstype", "x"], "'-fstype' is not supported"),
         (&["-true", "-L"], "'-L' is not supported"),
     ] {
         let outcome = place.run(&[&["find", "a.tar"], words].concat());
@@ -1056,6 +1056,65 @@ fn find_follows_the_links_that_gnu_find_follows() {
     let expected =
         "file system loop detected; 't/d/up/d' is part of the same file system loop as 't/d'";
     assert!(told.contains(expected), "{told}");
+}
+
+// Promises: find-gnu, walk-links
+#[test]
+fn find_examines_files_behind_links_as_gnu_find() {
+    let place = Place::new();
+    make_links(&place);
+    let script = "ln -s lf t/chain; ln -s dangling t/broken; ln -s self/x t/below; mkfifo t/p; ln -s p t/lp
+        ln -s loop/./d/../l t/dots; ln -s /dev/null t/null; tar cf out.tar -C t out null; rm t/out t/null t/d/not
+        tar cf a.tar -C t .";
+    let made = place.command("sh").args(["-c", script]).status();
+    assert!(made.expect("a shell").success());
+    for flag in ["-P", "-H", "-L"] {
+        for expression in [
+            "-printf %p|%y|%3Y|%-2Y|\\n",
+            "-name self -prune -o -xtype f",
+            "-name [a-m]* -xtype f,d -printf %p|%Y|%y|\\n",
+            "-name l* -xtype l -o -xtype p",
+            "-name [d-n]* ! -xtype d",
+            "-maxdepth 1 -follow -type l",
+            "-lname * -o -xtype l -follow",
+            "-newer ../tf -follow -newer ../tf -samefile lf",
+        ] {
+            for paths in ["", "l lf loop dangling chain self", "./l d/../lf"] {
+                let words: Vec<_> = expression.split(' ').collect();
+                let start = if paths.is_empty() { "." } else { paths };
+                let (starts, entries) = (
+                    format!("{flag} {start}"),
+                    format!("{flag} ../a.tar {paths}"),
+                );
+                let line = words_of(&starts, &words);
+                let theirs = run(&place, "t", &line);
+                let [here, archive] = [line, words_of(&entries, &words)].map(|line| {
+                    let mut program = place.tarfs();
+                    program.current_dir(place.path("t")).env("LC_ALL", "C");
+                    program.args(line).output().expect("started")
+                });
+                for ours in [here, archive] {
+                    let lines = |output: &Output| sorted(&output.stdout, b'\n');
+                    let told = [&ours, &theirs].map(stderr_text);
+                    let line = format!("{flag} {paths} {expression}: {told:?}");
+                    assert_eq!(lines(&ours), lines(&theirs), "{line}");
+                    let counts = told.each_ref().map(|text| text.lines().count());
+                    assert_eq!(counts[0], counts[1], "{line}");
+                    assert_eq!(ours.status.code(), theirs.status.code(), "{line}");
+                }
+            }
+        }
+    }
+    // A link that leads out of an archive is one that leads to nothing.
+    let words = ["find", "out.tar", "-xtype", "l", "-printf", "%p %Y\\n"];
+    let ours = tarfs(&place, &words);
+    assert_eq!(sorted(&ours.stdout, b'\n'), ["", "./null N", "./out N"]);
+    symlink("f/x", place.path("t/d/not")).expect("new");
+    symlink("n".repeat(300), place.path("t/d/long")).expect("new");
+    let words = ["find", "t/d", "-printf", "%p <%Y>\\n"];
+    let (theirs, ours) = (run(&place, "", &words), tarfs(&place, &words));
+    assert_eq!(sorted(&ours.stdout, b'\n'), sorted(&theirs.stdout, b'\n'));
+    assert_eq!(stderr_text(&ours), "tarfs: t/d/long: File name too long\n");
 }
 
 // Promises: walk-links

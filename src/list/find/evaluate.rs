@@ -8,7 +8,7 @@ use super::permissions::Permissions;
 use super::printf::{self, Format};
 use crate::base::escape::without_controls;
 use crate::tar::Timestamp;
-use crate::tree::{FileId, FileKind, Item, Metadata, Tree};
+use crate::tree::{FileId, FileKind, FollowedLinks, Item, Metadata, Tree, is_missing};
 
 /// A part of an expression.
 #[derive(Debug)]
@@ -31,6 +31,8 @@ pub(super) enum Test {
     Target(Pattern),
     Regex(Regex),
     Kind(Vec<FileKind>),
+    /// The type behind a link that is not followed, or of a link that is.
+    OtherKind(Vec<FileKind>),
     Empty,
     Size(Size),
     Time(TimeField, TimeRange),
@@ -111,6 +113,7 @@ pub(super) struct Evaluation<'a, T: Tree> {
     pub(super) item: &'a Item<'a, T>,
     pub(super) output: &'a mut Vec<u8>,
     pub(super) is_terminal: bool,
+    pub(super) links: FollowedLinks,
     pub(super) is_pruned: bool,
     /// The first attribute that could not be read.
     pub(super) error: Option<io::Error>,
@@ -140,7 +143,7 @@ impl<T: Tree> Evaluation<'_, T> {
             Node::Constant(value) => *value,
             Node::Action(Action::Quit) => return Err(Quit),
             Node::Test(test) => {
-                let result = matches(test, self.item);
+                let result = matches(test, self.item, self.links);
                 self.value_or_false(result)
             }
             Node::Action(action) => {
@@ -174,7 +177,10 @@ impl<T: Tree> Evaluation<'_, T> {
                 self.item.push_path(self.output);
                 self.output.push(*end);
             }
-            Action::Format(format) => format.write(self.item, self.is_terminal, self.output)?,
+            Action::Format(format) => {
+                let unknown = format.write(self.item, self.is_terminal, self.output)?;
+                self.error = self.error.take().or(unknown);
+            }
             Action::Ls(now) => printf::write_ls_line(self.item, *now, self.output)?,
             Action::Prune => self.is_pruned = true,
             Action::Quit => {}
@@ -183,7 +189,7 @@ impl<T: Tree> Evaluation<'_, T> {
     }
 }
 
-fn matches(test: &Test, item: &Item<'_, impl Tree>) -> io::Result<bool> {
+fn matches(test: &Test, item: &Item<'_, impl Tree>, links: FollowedLinks) -> io::Result<bool> {
     let kind = item.kind();
     let metadata = || item.metadata();
     Ok(match test {
@@ -192,6 +198,7 @@ fn matches(test: &Test, item: &Item<'_, impl Tree>) -> io::Result<bool> {
         Test::Target(pattern) => kind == FileKind::Symlink && pattern.matches(&item.target()?),
         Test::Regex(regex) => regex.matches(item.path()),
         Test::Kind(kinds) => kinds.contains(&kind),
+        Test::OtherKind(kinds) => kinds.contains(&other_kind(item, links)?),
         Test::Empty => match kind {
             FileKind::Directory => item.is_empty_directory()?,
             FileKind::File => metadata()?.size == 0,
@@ -214,4 +221,15 @@ fn matches(test: &Test, item: &Item<'_, impl Tree>) -> io::Result<bool> {
             wanted.matches_age(age, DAY)
         }
     })
+}
+
+/// The type behind a link that is not followed, or of a link that is. A link that leads to nothing is itself.
+fn other_kind(item: &Item<'_, impl Tree>, links: FollowedLinks) -> io::Result<FileKind> {
+    if links.includes(item.depth()) {
+        return item.unfollowed_kind();
+    }
+    match item.target_kind() {
+        Err(error) if is_missing(&error) => Ok(FileKind::Symlink),
+        target => target,
+    }
 }

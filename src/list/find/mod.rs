@@ -10,7 +10,7 @@
 //! - `-user` and `-group` compare the names that an archive has. They compare numbers where a file has no name.
 //! - Columns of `-ls` do not widen, and characters outside ASCII are not escaped there.
 //! - A directive or an escape of `-printf` that is unknown is an error.
-//! - Primaries that change files, run programs or follow links are refused.
+//! - Primaries that change files or run programs are refused.
 
 mod dialect;
 mod evaluate;
@@ -85,6 +85,7 @@ impl Expression {
             item,
             output,
             is_terminal: self.is_terminal,
+            links: self.options.links,
             is_pruned: false,
             error: None,
         };

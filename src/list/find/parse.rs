@@ -14,7 +14,7 @@ use super::number::{DAY, nanoseconds};
 use crate::base::escape::escape;
 use crate::base::xattr::posix_acl::IdResolver;
 use crate::tar::Timestamp;
-use crate::tree::Metadata;
+use crate::tree::{FollowedLinks, Metadata};
 
 /// The reason why words are no expression, or one that is not supported.
 #[derive(Debug, Error)]
@@ -34,8 +34,10 @@ pub struct ParseContext<'a> {
     pub accounts: &'a dyn IdResolver,
     /// Whether names are written to a terminal.
     pub is_terminal: bool,
-    /// Examines the file of `-newer` or `-samefile`, without following links.
-    pub metadata: &'a dyn Fn(&Path) -> io::Result<Metadata>,
+    /// The links that are followed without `-follow`.
+    pub links: FollowedLinks,
+    /// Examines the file of `-newer` or `-samefile`, or the file behind the link there.
+    pub metadata: &'a dyn Fn(&Path, bool) -> io::Result<Metadata>,
 }
 
 /// Options within an expression, which hold for the whole walk.
@@ -49,6 +51,10 @@ pub struct WalkOptions {
     pub is_depth_first: bool,
     /// `-xdev`: the walk must not enter other file systems.
     pub is_one_file_system: bool,
+    /// The links that are followed: all with `-follow`.
+    pub links: FollowedLinks,
+    /// `-xtype` or `%Y`: files behind links are examined, followed or not.
+    pub examines_targets: bool,
 }
 
 /// Parentheses in each other.
@@ -82,7 +88,10 @@ impl<'a> Parser<'a> {
             dialect: Dialect::Emacs,
             day_start: nanoseconds(context.now) - DAY,
             nesting: 0,
-            options: WalkOptions::default(),
+            options: WalkOptions {
+                links: context.links,
+                ..WalkOptions::default()
+            },
             has_action: false,
             unknown_owner: None,
         }

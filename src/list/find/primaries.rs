@@ -14,7 +14,7 @@ use crate::base::error_chain::error_chain;
 use crate::base::escape::escape;
 use crate::base::time::parse_rfc3339;
 use crate::tar::Timestamp;
-use crate::tree::{FileKind, Metadata};
+use crate::tree::{FileKind, FollowedLinks, Metadata};
 
 type Parsed = Result<Option<Node>, Error>;
 
@@ -29,8 +29,6 @@ fn refusal(primary: &str) -> Option<&'static str> {
             "tarfs find writes only to its standard output"
         }
         "-H" | "-L" => "it comes before SOURCE",
-        "-follow" => "-L before SOURCE follows links",
-        "-xtype" => "-type examines the files behind links with -L before SOURCE",
         "-readable" | "-writable" | "-executable" => {
             "access depends on the mount and its caller; test the bits with -perm"
         }
@@ -72,6 +70,7 @@ impl Parser<'_> {
             "-mindepth" => self.options.min_depth = depth(self)?,
             "-depth" | "-d" => self.options.is_depth_first = true,
             "-xdev" | "-mount" => self.options.is_one_file_system = true,
+            "-follow" => self.options.links = FollowedLinks::All,
             "-daystart" => {
                 // Ages count from the end of today.
                 let now = nanoseconds(self.context.now);
@@ -106,13 +105,18 @@ impl Parser<'_> {
                 let compiled = compiled.and_then(|regex| Regex::new(&regex, name == "-iregex"));
                 Test::Regex(compiled.map_err(|reason| invalid(name, pattern, &reason))?)
             }
-            "-type" => {
-                let expected =
-                    "expected different letters of b, c, d, f, l, p, s with commas between them";
-                Test::Kind(self.parsed(name, expected, parse_kinds)?)
+            "-type" => Test::Kind(self.kinds(name)?),
+            "-xtype" => {
+                self.options.examines_targets = true;
+                Test::OtherKind(self.kinds(name)?)
             }
             _ => return Ok(None),
         })))
+    }
+
+    fn kinds(&mut self, name: &str) -> Result<Vec<FileKind>, Error> {
+        let expected = "expected different letters of b, c, d, f, l, p, s with commas between them";
+        self.parsed(name, expected, parse_kinds)
     }
 
     fn attribute_test(&mut self, name: &str) -> Parsed {
@@ -214,7 +218,8 @@ impl Parser<'_> {
 
     fn reference(&mut self, name: &str) -> Result<Metadata, Error> {
         let path = self.argument(name)?;
-        (self.context.metadata)(Path::new(path)).map_err(|error| {
+        let follows = self.options.links != FollowedLinks::None;
+        (self.context.metadata)(Path::new(path), follows).map_err(|error| {
             let (path, reason) = (text(path), error_chain(&error));
             Error(format!("cannot examine '{path}': {reason}"))
         })
@@ -227,7 +232,9 @@ impl Parser<'_> {
             "-printf" => {
                 let format = self.argument(name)?;
                 let parsed = Format::parse(format.as_bytes());
-                Action::Format(parsed.map_err(|reason| invalid(name, format, &reason))?)
+                let parsed = parsed.map_err(|reason| invalid(name, format, &reason))?;
+                self.options.examines_targets |= parsed.examines_targets();
+                Action::Format(parsed)
             }
             "-ls" => Action::Ls(self.context.now),
             "-prune" => Action::Prune,
@@ -244,18 +251,10 @@ fn unsupported(primary: &str, reason: &str) -> Error {
 }
 
 fn parse_kinds(text: &str) -> Option<Vec<FileKind>> {
-    const KINDS: [FileKind; 7] = [
-        FileKind::File,
-        FileKind::Directory,
-        FileKind::Symlink,
-        FileKind::CharDevice,
-        FileKind::BlockDevice,
-        FileKind::Fifo,
-        FileKind::Socket,
-    ];
     let kind = |text: &str| {
         let letter: char = text.parse().ok()?;
-        KINDS.into_iter().find(|kind| kind.letter() == letter)
+        let has_letter = |kind: &FileKind| kind.letter() == letter;
+        FileKind::ALL.into_iter().find(has_letter)
     };
     let kinds: Vec<_> = text.split(',').map(kind).collect::<Option<_>>()?;
     let is_new =

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use super::strftime;
 use crate::base::escape::{escape, owner_text, without_controls};
 use crate::tar::Timestamp;
-use crate::tree::{FileKind, Item, Metadata, Tree, mode_string};
+use crate::tree::{FileKind, Item, Metadata, Tree, is_link_loop, is_missing, mode_string};
 
 /// A parsed format of `-printf`.
 #[derive(Debug)]
@@ -66,25 +66,39 @@ impl Format {
     }
 
     pub(super) fn needs_metadata(&self) -> bool {
+        self.has_directive(|letter| !b"pfhPHdyl".contains(&letter))
+    }
+
+    /// Whether files behind links are examined.
+    pub(super) fn examines_targets(&self) -> bool {
+        self.has_directive(|letter| letter == b'Y')
+    }
+
+    fn has_directive(&self, is_wanted: impl Fn(u8) -> bool) -> bool {
         self.0.iter().any(|piece| match piece {
             Piece::Text(_) => false,
-            Piece::Directive(directive) => !b"pfhPHdyl".contains(&directive.letter),
+            Piece::Directive(directive) => is_wanted(directive.letter),
         })
     }
 
+    /// Writes the values of a file. Returns the first reason for a `?` of `%Y`.
     pub(super) fn write(
         &self,
         item: &Item<'_, impl Tree>,
         is_terminal: bool,
         output: &mut Vec<u8>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Option<io::Error>> {
+        let mut unknown = None;
         for piece in &self.0 {
             match piece {
                 Piece::Text(text) => output.extend_from_slice(text),
-                Piece::Directive(directive) => directive.write(item, is_terminal, output)?,
+                Piece::Directive(directive) => {
+                    let value = directive.value(item, &mut unknown)?;
+                    directive.write(&value, is_terminal, output);
+                }
             }
         }
-        Ok(())
+        Ok(unknown)
     }
 }
 
@@ -156,24 +170,17 @@ impl Directive {
                 directive.time_field = field;
                 Ok((directive, rest))
             }
-            b'Y' => Err("'%Y' follows links, which tarfs find does not".to_owned()),
-            _ if b"abcdDfgGhHiklmMnpPstuUy".contains(&letter) => Ok((directive, rest)),
+            _ if b"abcdDfgGhHiklmMnpPstuUyY".contains(&letter) => Ok((directive, rest)),
             _ => Err(format!("unknown directive '%{}'", escape(&[letter]))),
         }
     }
 
     /// Writes the value, cut to the precision, and spaces up to the width.
-    fn write(
-        &self,
-        item: &Item<'_, impl Tree>,
-        is_terminal: bool,
-        output: &mut Vec<u8>,
-    ) -> io::Result<()> {
-        let value = self.value(item)?;
+    fn write(&self, value: &[u8], is_terminal: bool, output: &mut Vec<u8>) {
         let value = if is_terminal {
-            without_controls(&value)
+            without_controls(value)
         } else {
-            value
+            value.into()
         };
         // The precision of a number is its least number of digits.
         let cut = self.precision.filter(|_| !b"dm".contains(&self.letter));
@@ -187,10 +194,13 @@ impl Directive {
         output.resize(output.len() + before, b' ');
         output.extend_from_slice(value.get(..len).unwrap_or(&value));
         output.resize(output.len() + padding - before, b' ');
-        Ok(())
     }
 
-    fn value<'i>(&self, item: &'i Item<'_, impl Tree>) -> io::Result<Cow<'i, [u8]>> {
+    fn value<'i>(
+        &self,
+        item: &'i Item<'_, impl Tree>,
+        unknown: &mut Option<io::Error>,
+    ) -> io::Result<Cow<'i, [u8]>> {
         Ok(match self.letter {
             b'p' => item.path().into(),
             b'P' => below_start(item).into(),
@@ -200,6 +210,7 @@ impl Directive {
             b'l' if item.kind() == FileKind::Symlink => item.target()?,
             b'l' => Cow::default(),
             b'y' => item.kind().letter().to_string().into_bytes().into(),
+            b'Y' => target_letter(item, unknown).to_string().into_bytes().into(),
             b'd' => self.number(&item.depth().to_string()).into_bytes().into(),
             b'u' if let Some(name) = item.user()? => name,
             b'g' if let Some(name) = item.group()? => name,
@@ -241,6 +252,19 @@ impl Directive {
             None => 0,
         };
         format!("{sign}{digits:0>zeros_to$}")
+    }
+}
+
+/// The letter of the file behind a link, or why there is none.
+fn target_letter(item: &Item<'_, impl Tree>, unknown: &mut Option<io::Error>) -> char {
+    match item.target_kind() {
+        Ok(kind) => kind.letter(),
+        Err(error) if is_missing(&error) => 'N',
+        Err(error) if is_link_loop(&error) => 'L',
+        Err(error) => {
+            unknown.get_or_insert(error);
+            '?'
+        }
     }
 }
 

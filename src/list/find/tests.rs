@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{Error, Expression, Outcome, ParseContext};
 use crate::base::passwd::Accounts;
 use crate::tar::Timestamp;
-use crate::tree::{Batch, FileKind, Item, Metadata, Name, Place, Tree};
+use crate::tree::{Batch, FileKind, FollowedLinks, Item, Metadata, Name, Place, Tree};
 
 /// 2026-05-20 16:27:29 UTC.
 const NOW: i64 = 1_779_294_449;
@@ -105,7 +105,7 @@ impl Tree for Fake {
 
 fn parse_words(words: &[OsString]) -> Result<Expression, Error> {
     let accounts = Accounts::parse(b"lisa:x:7:8:::\nbob:x:9:9:::\n", b"staff:x:8:\n");
-    let metadata = |path: &Path| match path.to_str() {
+    let metadata = |path: &Path, _| match path.to_str() {
         Some("newest") => Ok(Metadata {
             mtime: at(NOW),
             ..FILE
@@ -117,6 +117,7 @@ fn parse_words(words: &[OsString]) -> Result<Expression, Error> {
         now: at(NOW),
         accounts: &accounts,
         is_terminal: false,
+        links: FollowedLinks::None,
         metadata: &metadata,
     };
     Expression::parse(words, &context)
@@ -384,7 +385,7 @@ fn formats_lay_out_values_as_printf_does() {
         "1779035244.0000000050|59.0000000050|2026-05-17|137|2026-05-20|"
     );
     assert_eq!(printf("\\101\\n\\t\\0%%\\cx"), "A\\n\\t\\x00%");
-    for format in ["%", "%q", "%Y", "%T", "%TQ", "\\q", "\\", "%99999p"] {
+    for format in ["%", "%q", "%T", "%TQ", "\\q", "\\", "%99999p"] {
         assert!(parse(&format!("-printf {format}")).is_err(), "{format}");
     }
     let line = run("-ls", &file(b"top/a")).1;

@@ -1,10 +1,9 @@
 //! `tarfs find`: prints the files for which an expression is true.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, stdout};
+use std::io::{IsTerminal, stdout};
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,7 +19,7 @@ use tarfs::list::Finder;
 use tarfs::list::find::{Expression, ParseContext};
 use tarfs::locate::SourceSpec;
 use tarfs::tar::Timestamp;
-use tarfs::tree::{FollowedLinks, Item, Metadata, Tree, followed_metadata_of, metadata_of};
+use tarfs::tree::{FollowedLinks, Item, Tree, followed_metadata_of, metadata_of};
 
 /// Arguments of `tarfs find`.
 #[derive(clap::Args, Debug)]
@@ -62,16 +61,18 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
     }
     let first = words.iter().position(is_expression);
     let (paths, words) = words.split_at(first.unwrap_or(words.len()));
-    let links = args.links.followed(FollowedLinks::None);
-    let metadata: fn(&Path) -> io::Result<Metadata> = match links {
-        FollowedLinks::None => metadata_of,
-        _ => followed_metadata_of,
-    };
     let context = ParseContext {
         now: now(),
         accounts: &Accounts::load_system(),
         is_terminal: stdout().is_terminal(),
-        metadata: &metadata,
+        links: args.links.followed(FollowedLinks::None),
+        metadata: &|path, follows| {
+            if follows {
+                followed_metadata_of(path)
+            } else {
+                metadata_of(path)
+            }
+        },
     };
     let expression = match Expression::parse(words, &context) {
         Ok(expression) => expression,
@@ -81,7 +82,8 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let needs = Needs {
-        links,
+        links: expression.options.links,
+        targets: expression.options.examines_targets,
         rows: if expression.needs_metadata() {
             RowsToLoad::All
         } else {

@@ -150,7 +150,7 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
             FollowedLinks::StartDirectories
         },
         is_written: args.format.is_some(),
-        contents: false,
+        ..Needs::default()
     };
     let mut operands = Operands::open(&args.tree, &args.paths, needs)?;
     let are_open = match &operands.tree {

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
-use rustix::io::Errno;
 use tokio::runtime::Runtime;
 
 use crate::cli::args::{GivenArgs, TreeArgs};
@@ -30,7 +29,8 @@ use tarfs::internal::resolve::without_dots;
 use tarfs::locate::SourceSpec;
 use tarfs::tree::{
     DirectoryTree, FileKind, FollowedLinks, IndexTree, Item, Name, OpenDirectory, ResolvedFile,
-    SharedOutput, Start, Tree, Visitor, followed_metadata_of, metadata_of, walk_parallel,
+    SharedOutput, Start, Tree, Visitor, followed_metadata_of, is_link_loop, metadata_of,
+    walk_parallel,
 };
 
 /// Number of FUSE as a type of file systems, as in statfs(2).
@@ -64,6 +64,7 @@ impl StartPoint {
 }
 
 /// Needs of a verb.
+#[expect(clippy::struct_excessive_bools, reason = "each is a need of its own")]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Needs {
     /// Names in the order of their bytes, where they are stored in that order, too.
@@ -74,6 +75,8 @@ pub(crate) struct Needs {
     pub contents: bool,
     /// The links that are followed.
     pub links: FollowedLinks,
+    /// Whether files behind links are examined, followed or not.
+    pub targets: bool,
     /// Whether a tree is made of the output, so that it comes only from those who may choose one.
     pub is_written: bool,
 }
@@ -157,7 +160,7 @@ impl Operands {
             let found = operands.iter().map(start);
             starts.extend(found.flatten());
             // The index of a mount does not know what links lead to outside.
-            let has_index = !needs.contents && needs.links != FollowedLinks::All;
+            let has_index = !needs.contents && !needs.targets && needs.links != FollowedLinks::All;
             let index = has_index.then(|| mounted_index(directory, &starts, args));
             if let Some(index) = index.flatten() {
                 needs.check(&index, args)?;
@@ -441,7 +444,7 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, links: FollowedLinks) -> 
             let wanted =
                 |found: &ResolvedFile| !only_directories || found.kind == FileKind::Directory;
             match tree.resolve_link(path.as_bytes()) {
-                Err(error) if only_directories && is_loop(&error) => Ok(link),
+                Err(error) if only_directories && is_link_loop(&error) => Ok(link),
                 target => target.map(|target| target.filter(wanted).unwrap_or(link)),
             }
         }
@@ -467,11 +470,6 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, links: FollowedLinks) -> 
         inode: found.inode,
         file_system: 0,
     })
-}
-
-/// Whether links lead to each other.
-fn is_loop(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(Errno::LOOP.raw_os_error())
 }
 
 /// Prints an error about the entry at `path` of an archive.
