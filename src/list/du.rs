@@ -148,23 +148,16 @@ impl DiskUsage {
     /// A file's attributes and its value. `None` if they cannot be examined, or it was counted at an earlier starting
     /// point.
     fn value(&self, item: &Item<'_, impl Tree>) -> Option<(Metadata, u64)> {
-        let is_followed = match self.options.links {
-            FollowedLinks::None | FollowedLinks::StartDirectories => false,
-            FollowedLinks::Starts => item.depth() == 0,
-            FollowedLinks::All => true,
-        };
-        let metadata = match item.metadata() {
-            Ok(metadata) if is_followed && metadata.kind == FileKind::Symlink => {
-                self.output
-                    .report(item.path(), &io::ErrorKind::NotFound.into());
-                return None;
+        let is_followed = self.options.links.includes(item.depth());
+        let found = item.metadata().and_then(|found| {
+            // A link that was not followed has no target.
+            if is_followed && found.kind == FileKind::Symlink {
+                item.target_kind()?;
             }
-            Ok(metadata) => metadata,
-            Err(error) => {
-                self.output.report(item.path(), &error);
-                return None;
-            }
-        };
+            Ok(found)
+        });
+        let report = |error| self.output.report(item.path(), &error);
+        let metadata = found.map_err(report).ok()?;
         if self.options.links == FollowedLinks::All {
             let is_new = self.count(metadata.id());
             return is_new.then(|| (metadata, self.measured(&metadata)));

@@ -1149,6 +1149,17 @@ fn du_follows_the_links_that_gnu_du_follows() {
         );
         assert_eq!(ours.status.code(), theirs.status.code(), "{line}");
     }
+    // GNU du has no reason for `dangling`.
+    let words = ["du", "-L", "t"];
+    let (theirs, ours) = (run(&place, "", &words), tarfs(&place, &words));
+    let expected = stderr_text(&theirs)
+        .replace("du: cannot access '", "tarfs: ")
+        .replace("':", ":");
+    let expected = expected.replace("t/dangling'", "t/dangling: No such file or directory");
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    assert_eq!(lines(&stderr_text(&ours)), lines(&expected));
+    let told = stderr_text(&tarfs(&place, &["du", "-L", "a.tar", "dangling"]));
+    assert_eq!(told, "tarfs: dangling: No such file or directory\n");
     let ours = tarfs(&place, &["du", "-sL", "--inodes", "a.tar"]);
     fs::remove_file(place.path("t/out")).expect("ours");
     let theirs = run(&place, "t", &["du", "-sL", "--inodes", "."]);
