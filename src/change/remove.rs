@@ -104,7 +104,7 @@ impl Remover<ChangeLog> {
             }
             return Ok(None);
         }
-        if !self.may_descend(|| has_names() == Some(false), path) {
+        if !self.may_descend((&parent, name), || has_names() == Some(false), path) {
             return Ok(None);
         }
         let opened = self.tree.open(&parent, Name::directory(name, found.inode));

@@ -11,7 +11,7 @@ use rustix::fs::{Access, AtFlags, accessat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory_tree::{DirectoryTree, OpenDirectory};
-use super::interface::{FileKind, Name, Tree};
+use super::interface::{FileKind, Name, Tree, is_missing};
 use super::walk::{CALL_CHUNK, Level, Start, Visit, Visitor, walk_parallel};
 use crate::base::mount_point::is_mount;
 use crate::base::sync::Mutex;
@@ -159,15 +159,25 @@ impl<L: RemovalLog> Remover<L> {
             FileKind::Fifo => "fifo",
             FileKind::Socket => "socket",
         };
-        let is_protected = file.kind != FileKind::Symlink
-            && accessat(directory, name, Access::WRITE_OK, AtFlags::EACCESS).is_err();
-        let protection = if is_protected { "write-protected " } else { "" };
+        let protection = match file.kind {
+            FileKind::Symlink => "",
+            _ => protection(directory, name),
+        };
         Ok(self.log.agrees(&format!("remove {protection}{kind}"), path))
     }
 
     /// Whether a directory may be walked. For an empty one, only its removal is a question.
-    pub(crate) fn may_descend(&self, is_empty: impl FnOnce() -> bool, path: &[u8]) -> bool {
-        !self.options.asks || is_empty() || self.log.agrees("descend into directory", path)
+    pub(crate) fn may_descend(
+        &self,
+        (parent, name): (&OpenDirectory, &[u8]),
+        is_empty: impl FnOnce() -> bool,
+        path: &[u8],
+    ) -> bool {
+        if !self.options.asks || is_empty() {
+            return true;
+        }
+        let action = format!("descend into {}directory", protection(parent, name));
+        self.log.agrees(&action, path)
     }
 
     /// Logs the outcome of a removal. Returns whether the file is gone.
@@ -177,7 +187,8 @@ impl<L: RemovalLog> Remover<L> {
                 self.log.report_removed(kind, path);
                 true
             }
-            Err(error) if self.is_missing(&error) => true,
+            // It is gone, which is no error.
+            Err(error) if self.options.force && is_missing(&error) => true,
             Err(error) => {
                 self.log.fail(path, &error);
                 false
@@ -215,11 +226,13 @@ impl<L: RemovalLog> Remover<L> {
         };
         self.report_outcome(result.map_err(|_| error), "directory ", path)
     }
+}
 
-    /// Whether the file does not exist, which is no error.
-    fn is_missing(&self, error: &io::Error) -> bool {
-        let kinds = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
-        self.options.force && kinds.contains(&error.kind())
+/// The words of a question about a file that this process may not write.
+fn protection(directory: &OpenDirectory, name: &[u8]) -> &'static str {
+    match accessat(directory, name, Access::WRITE_OK, AtFlags::EACCESS) {
+        Ok(()) => "",
+        Err(_) => "write-protected ",
     }
 }
 
@@ -243,7 +256,8 @@ impl<L: RemovalLog> Visitor<DirectoryTree> for Remover<L> {
         for (number, item) in names.items() {
             if item.kind() == FileKind::Directory {
                 let is_empty = || item.is_empty_directory().unwrap_or_default();
-                if self.may_descend(is_empty, item.path()) {
+                let place = (names.place.directory, item.name());
+                if self.may_descend(place, is_empty, item.path()) {
                     descend.push((number, Removed::default()));
                 } else {
                     names.level.state.record_outcome(false);

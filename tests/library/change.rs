@@ -340,6 +340,25 @@ fn rm_removes_no_closed_directory_without_an_answer() {
 
 // Promises: rm-asks
 #[test]
+fn rm_asks_about_write_protected_directories_as_gnu_rm_does() {
+    let script = r#"mkdir -p d/e d/closed; touch d/e/f; chmod 555 d/e; chmod 0 d/closed
+        mkdir last; touch last/f; chmod 555 last
+        for question in 1 2 3 4 5 6 7 8 9; do echo y; done | "$0" rm -ri d/e d/closed last 2>&1; chmod -R 755 d last"#;
+    let said = ["./tarfs", "env"].map(|program| {
+        let place = Place::new();
+        place.give_to_user();
+        let mut shell = place.command_of_user("bash");
+        let ended = shell.args(["-c", script, program]).env("LC_ALL", "C");
+        let said = ended.output().expect("bash").stdout;
+        let said = String::from_utf8_lossy(&said).replace("tarfs: ", "rm: ");
+        said.replace("? rm: ", "?\nrm: ")
+    });
+    assert!(said[1].contains("descend into write-protected directory 'd/e'?"));
+    assert_eq!(said[0], said[1]);
+}
+
+// Promises: rm-asks
+#[test]
 fn rm_reads_an_answer_of_any_length_in_little_memory() {
     let place = Place::new();
     place.put("f", "kept");
