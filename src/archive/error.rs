@@ -110,7 +110,8 @@ const HINT_DIGEST_MISMATCH: &str =
     "its data must not be trusted: compare the digest with the published one";
 const HINT_REPLACED: &str = "the archive was replaced or damaged at its source: if the new archive is \
                         right, remove its index with `tarfs cache clear` and open it again";
-const HINT_CHECK_SOURCE: &str = "check that SOURCE names the archive itself";
+const HINT_CHECK_SOURCE: &str =
+    "check that SOURCE names the archive itself; ls(1) and cat(1) show other files";
 const HINT_RAISE_MEMORY: &str = "if that is to be expected, allow it with a larger --memory: the limit \
                          is twice its value";
 const HINT_FIXED_LIMIT: &str = "no flag raises it, because ordinary archives stay far below it: this one \

@@ -74,6 +74,19 @@ fn source_that_is_no_archive_has_its_own_error() {
         &["ls", "text"],
         &["text:", "neither a tar archive nor gzip", "check"],
     );
+    let errors = [
+        "ls text",
+        "find text",
+        "du text",
+        "diff text out",
+        "cat text f",
+        "materialize text -C out",
+    ]
+    .map(|line| {
+        let words: Vec<_> = line.split(' ').collect();
+        place.fails(&words, &["; ls(1) and cat(1) show other files)"])
+    });
+    assert!(errors.iter().all(|error| error == &errors[0]), "{errors:?}");
     place.fails(&["ls", "empty"], &["empty:", "it is empty"]);
     let mut lzma = vec![0x5d, 0, 0, 0x80, 0];
     lzma.extend([0xff; 8]);
