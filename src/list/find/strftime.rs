@@ -73,21 +73,23 @@ pub(super) fn format(time: Timestamp, letter: u8) -> Option<String> {
         ),
         LS_CLOCK => format!("{short_month} {day:2} {hour:02}:{minute:02}"),
         LS_YEAR => format!("{short_month} {day:2}  {year}"),
-        _ => return format_week(civil, weekday, letter),
+        _ => return format_week(time.seconds, civil, weekday, letter),
     })
 }
 
 /// Formats a day or a week by the letters that count weeks.
-fn format_week(civil: Civil, weekday: i64, letter: u8) -> Option<String> {
+fn format_week(seconds: i64, civil: Civil, weekday: i64, letter: u8) -> Option<String> {
     // Number of the week, whose first day is `first`.
     let week = |first: i64| (day_of_year(civil) + 7 - (weekday - first).rem_euclid(7)) / 7;
-    let (iso_year, iso_week) = iso_week(civil, weekday);
+    let iso_day = (weekday + 6) % 7 + 1;
+    // The year of a week of ISO 8601 is that of its Thursday.
+    let thursday = Civil::new(seconds + (4 - iso_day) * DAY_SECONDS, 0);
     Some(match letter {
-        b'g' => format!("{:02}", iso_year.rem_euclid(100)),
-        b'G' => iso_year.to_string(),
-        b'u' => iso_day(weekday).to_string(),
+        b'g' => format!("{:02}", thursday.year.rem_euclid(100)),
+        b'G' => thursday.year.to_string(),
+        b'u' => iso_day.to_string(),
         b'U' => format!("{:02}", week(0)),
-        b'V' => format!("{iso_week:02}"),
+        b'V' => format!("{:02}", day_of_year(thursday) / 7 + 1),
         b'w' => weekday.to_string(),
         b'W' => format!("{:02}", week(1)),
         _ => return None,
@@ -107,28 +109,6 @@ fn day_of_year(civil: Civil) -> i64 {
     let before = civil.month * 275 / 9 - 30;
     let missing = if is_leap { 1 } else { 2 };
     before - if civil.month > 2 { missing } else { 0 } + civil.day - 1
-}
-
-/// Number of the day in a week of ISO 8601, which begins on Monday with 1.
-fn iso_day(weekday: i64) -> i64 {
-    (weekday + 6) % 7 + 1
-}
-
-/// Year and week of ISO 8601. The first week of a year is that of its first Thursday.
-fn iso_week(civil: Civil, weekday: i64) -> (i64, i64) {
-    let year = civil.year;
-    let week = (day_of_year(civil) + 11 - iso_day(weekday)) / 7;
-    // The weekday of the last of December, from Sunday on.
-    let last_day = |year: i64| {
-        let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
-        (year + leap_days).rem_euclid(7)
-    };
-    let weeks = |year| 52 + i64::from(last_day(year) == 4 || last_day(year - 1) == 3);
-    match week {
-        ..1 => (year - 1, weeks(year - 1)),
-        week if week > weeks(year) => (year + 1, 1),
-        week => (year, week),
-    }
 }
 
 /// Formats `time` as `ls -l` does: with the clock if it is of the last six months, else with the year.
