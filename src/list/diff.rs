@@ -118,27 +118,22 @@ impl DiffPrinter {
 
 impl<A: Tree, B: Tree> Differences<A, B> for DiffPrinter {
     fn receive(&self, difference: Difference<'_, A, B>) -> io::Result<ControlFlow<()>> {
-        let (path, line) = match difference {
-            Difference::OnlyFirst(item) => {
-                let line = self.line(item.path(), &[], Some(item), None::<&Item<'_, B>>);
-                (item.path(), line?)
-            }
-            Difference::OnlySecond(item) => {
-                let line = self.line(item.path(), &[], None::<&Item<'_, A>>, Some(item));
-                (item.path(), line?)
-            }
-            Difference::Both(properties, first, second) => {
-                let mut properties = properties.to_vec();
+        let mut properties = Vec::new();
+        let (path, first, second) = match difference {
+            Difference::OnlyFirst(item) => (item.path(), Some(item), None),
+            Difference::OnlySecond(item) => (item.path(), None, Some(item)),
+            Difference::Both(differing, first, second) => {
+                properties.extend_from_slice(differing);
                 if self.has_other_names(&first.metadata()?, &second.metadata()?) {
                     properties.push(Property::Nlink);
                 }
                 if properties.is_empty() {
                     return Ok(ControlFlow::Continue(()));
                 }
-                let line = self.line(first.path(), &properties, Some(first), Some(second));
-                (first.path(), line?)
+                (first.path(), Some(first), Some(second))
             }
         };
+        let line = self.line(path, &properties, first, second)?;
         self.has_found.store(true, Ordering::Relaxed);
         let mut lines = self.lines.lock();
         lines.bytes += path.len() + line.len();

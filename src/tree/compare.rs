@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::interface::{Batch, Content, FileKind, Metadata, Name, Tree};
-use super::item::{Item, Place};
+use super::item::Item;
 use super::walk::{Level, OpenLevels, Start, Visit, Visitor, walk_parallel};
 
 /// Trees of which a comparison keeps directories open.
@@ -165,11 +165,6 @@ impl<B: Tree> Names<B> {
         self.batch.get(*self.order.get(found)?)
     }
 
-    /// The place of its files, if it is open as `directory`, and its path is `path`.
-    fn place<'a>(&'a self, directory: &'a B::Directory, path: &'a [u8]) -> Place<'a, B> {
-        self.level.place(directory, path)
-    }
-
     fn others(&self) -> impl Iterator<Item = Name<'_>> {
         let names = self.order.iter().zip(&self.is_common);
         let others = names.filter(|(_, is_common)| !is_common.load(Ordering::Relaxed));
@@ -256,13 +251,9 @@ where
         let is_implied = is_first_implied || second.is_implied()?;
         // The top has the attributes that its user gave it.
         let is_below_top = !first.path().is_empty();
-        let has_attributes = if is_implied && !is_below_top {
-            false
-        } else {
-            let tree = &*self.first;
-            self.differences
-                .prepare(tree, &mut one, &mut other, is_implied)?
-        };
+        let (tree, differences) = (&*self.first, &*self.differences);
+        let has_attributes = (is_below_top || !is_implied)
+            && differences.prepare(tree, &mut one, &mut other, is_implied)?;
         first.set_metadata(one);
         second.set_metadata(other);
         let mut properties = self.properties(first, second, has_attributes)?;
@@ -270,7 +261,7 @@ where
         if has_attributes
             && is_directory
             && is_first_implied
-            && self.differences.has_other_xattrs(second)?
+            && differences.has_other_xattrs(second)?
         {
             properties.push(Property::Xattrs);
         }
@@ -406,7 +397,8 @@ where
             Counterpart::Unreadable => return ControlFlow::Continue(()),
         };
         let others = opened.as_ref();
-        let others = others.map(|(others, directory)| (others, others.place(directory, path)));
+        let others =
+            others.map(|(others, directory)| (others, others.level.place(directory, path)));
         for (number, mut item) in names.items() {
             let others = others.as_ref();
             let found = others.and_then(|(others, place)| Some((others.find(item.name())?, place)));
@@ -453,7 +445,7 @@ where
                 return ControlFlow::Continue(());
             }
         };
-        let place = names.place(&directory, &path);
+        let place = names.level.place(&directory, &path);
         for name in others {
             let item = Item::in_directory(&*self.second, &place, name);
             let received = self.differences.receive(Difference::OnlySecond(&item));
