@@ -156,7 +156,7 @@ fn hard_links_before_their_targets_are_created_last() {
 
 // Promises: hardlink-lost, gnu-hardlink-directory
 #[test]
-fn failed_hard_link_leaves_other_entries_intact() {
+fn failed_hard_link_keeps_older_file_of_its_name() {
     let root = temporary();
     fs::write(root.path().join("planted"), "kept").expect("a file");
     let summary = materialize(
