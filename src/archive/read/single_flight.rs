@@ -1,7 +1,6 @@
 //! Single-flight table: no two threads fetch or decode the same span or window at once.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -9,21 +8,18 @@ use bytes::Bytes;
 
 use crate::base::sync::{Condvar, Mutex};
 
-/// Number of a span or window, the key of its claim.
-pub(crate) trait FlightKey: Copy + Eq + Hash + fmt::Debug {}
-impl<K: Copy + Eq + Hash + fmt::Debug> FlightKey for K {}
-
 pub(crate) trait FlightError: Clone {
     /// Whether a waiter that fetched the same bytes itself would meet the same error.
     fn is_shared(&self) -> bool;
 }
 
+/// Claims by the number of a span or window.
 #[derive(Clone, Debug)]
-pub(crate) struct SingleFlight<E, K: FlightKey = u32> {
+pub(crate) struct SingleFlight<E, K = u32> {
     shared: Arc<Mutex<HashMap<K, Arc<InFlight<E>>>>>,
 }
 
-impl<E, K: FlightKey> Default for SingleFlight<E, K> {
+impl<E, K> Default for SingleFlight<E, K> {
     fn default() -> Self {
         Self {
             shared: Arc::default(),
@@ -49,13 +45,13 @@ enum Outcome<E> {
 
 /// The exclusive right to fill a span. Dropped without bytes, it leaves the fill to its waiters.
 #[derive(Debug)]
-pub(crate) struct Claim<E, K: FlightKey = u32> {
+pub(crate) struct Claim<E, K: Eq + Hash = u32> {
     span: K,
     flight: Arc<InFlight<E>>,
     single_flight: SingleFlight<E, K>,
 }
 
-impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
+impl<E: Clone, K: Copy + Eq + Hash> SingleFlight<E, K> {
     pub(crate) fn find(&self, span: K) -> Option<Arc<InFlight<E>>> {
         self.shared.lock().get(&span).map(Arc::clone)
     }
@@ -80,7 +76,7 @@ impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
     }
 }
 
-impl<E: FlightError, K: FlightKey> SingleFlight<E, K> {
+impl<E: FlightError, K: Copy + Eq + Hash> SingleFlight<E, K> {
     /// Returns the bytes of `span`, and whether this call filled them.
     /// Calls `fill`, after which `find` must succeed, only if `find` fails and no other thread fills the
     /// span. If that thread fails, its waiters share its error, or one of them fills the span.
@@ -139,7 +135,7 @@ impl<E> InFlight<E> {
     }
 }
 
-impl<E, K: FlightKey> Claim<E, K> {
+impl<E, K: Copy + Eq + Hash> Claim<E, K> {
     pub(crate) fn span(&self) -> K {
         self.span
     }
@@ -154,7 +150,7 @@ impl<E, K: FlightKey> Claim<E, K> {
     }
 }
 
-impl<E, K: FlightKey> Drop for Claim<E, K> {
+impl<E, K: Eq + Hash> Drop for Claim<E, K> {
     fn drop(&mut self) {
         self.single_flight.shared.lock().remove(&self.span);
         self.flight.complete(Outcome::Dropped);
