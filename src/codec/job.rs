@@ -35,9 +35,7 @@ impl Job {
 }
 
 /// Makes the next piece of a job's output, on the consumer's thread; `None` at its end.
-pub(super) trait LazyOutput: Send {
-    fn next_piece(&mut self) -> Result<Option<Bytes>, Error>;
-}
+type NextPieceFn = Box<dyn FnMut() -> Result<Option<Bytes>, Error> + Send>;
 
 /// The plain bytes of a job, in order. A job has a buffer of its format's usual frame or block size. The
 /// output keeps the decoder for further bytes, and decodes them when they are pulled.
@@ -45,14 +43,14 @@ pub(super) trait LazyOutput: Send {
 pub struct Output {
     buffer: Option<Buffer>,
     pieces: VecDeque<Bytes>,
-    rest: Option<Box<dyn LazyOutput>>,
+    rest: Option<NextPieceFn>,
 }
 
 impl Output {
     /// Output that begins with `first` and continues with the bytes of `rest`.
-    pub(super) fn with_rest(first: Bytes, rest: impl LazyOutput + 'static) -> Self {
+    pub(super) fn with_rest(first: Bytes, rest: NextPieceFn) -> Self {
         Self {
-            rest: Some(Box::new(rest)),
+            rest: Some(rest),
             ..Self::from(first)
         }
     }
@@ -70,10 +68,10 @@ impl Output {
                 return Ok(Some(piece));
             }
         }
-        let Some(rest) = &mut self.rest else {
+        let Some(next_piece) = &mut self.rest else {
             return Ok(None);
         };
-        let made = rest.next_piece();
+        let made = next_piece();
         if !matches!(made, Ok(Some(_))) {
             self.rest = None;
         }

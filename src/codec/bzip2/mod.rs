@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ::bzip2::{Decompress, Status};
 use bytes::Bytes;
 
-use super::job::LazyOutput;
 use super::seek_point::{MIN_SPAN_LEN, Spacing};
 use super::walker::input_queue::{InputQueue, SegmentedBytes};
 use super::walker::{FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point};
@@ -439,7 +438,7 @@ impl BlockDecoding {
         Ok(if self.is_ended {
             Output::from(first)
         } else {
-            Output::with_rest(first, self)
+            Output::with_rest(first, Box::new(move || self.next_piece()))
         })
     }
 
@@ -473,9 +472,7 @@ impl BlockDecoding {
         };
         is_valid.then_some(produced)
     }
-}
 
-impl LazyOutput for BlockDecoding {
     fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
         let taken = self.overflow.pieces.acquire(PIECE_LEN);
         let mut buffer = taken.map_err(|closed| error::<Streams>(self.packed, closed.into()))?;
