@@ -3,16 +3,14 @@
 use std::collections::HashMap;
 use std::fs;
 
-use crate::base::xattr::posix_acl::IdResolver;
-
 /// Names and ids from passwd(5) and group(5), read once. Directory services are not queried. They need
 /// plug-ins of the C library, and a mount must not wait for a network that may depend on the mount.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Accounts {
-    users: HashMap<Vec<u8>, u32>,
-    groups: HashMap<Vec<u8>, u32>,
-    user_ids: IdMap,
-    group_ids: IdMap,
+    users: IdTable,
+    groups: IdTable,
+    pub(crate) user_ids: IdMap,
+    pub(crate) group_ids: IdMap,
 }
 
 impl Accounts {
@@ -29,86 +27,62 @@ impl Accounts {
     /// Parses the texts of the two files, and skips malformed lines.
     pub fn parse(passwd: &[u8], group: &[u8]) -> Self {
         Self {
-            users: parse_ids(passwd),
-            groups: parse_ids(group),
+            users: IdTable::parse(passwd),
+            groups: IdTable::parse(group),
             ..Self::default()
         }
     }
 
-    /// Returns a name of the user id `number`.
-    pub fn user_name(&self, number: u32) -> Option<&[u8]> {
-        let mut users = self.users.iter();
-        let found = users.find(|&(_, &user)| user == number);
-        found.map(|(name, _)| &**name)
-    }
-}
-
-impl IdResolver for Accounts {
-    fn user(&self, name: &[u8]) -> Option<u32> {
-        self.users.get(name).copied()
+    /// The id of a user.
+    pub fn user(&self, name: &[u8]) -> Option<u32> {
+        self.users.ids.get(name).copied()
     }
 
-    fn group(&self, name: &[u8]) -> Option<u32> {
-        self.groups.get(name).copied()
+    /// The id of a group.
+    pub fn group(&self, name: &[u8]) -> Option<u32> {
+        self.groups.ids.get(name).copied()
     }
 
-    fn has_user_id(&self, id: u32) -> bool {
+    /// The name of a user.
+    pub fn user_name(&self, id: u32) -> Option<&[u8]> {
+        self.users.names.get(&id).map(|name| &**name)
+    }
+
+    /// The name of a group.
+    pub fn group_name(&self, id: u32) -> Option<&[u8]> {
+        self.groups.names.get(&id).map(|name| &**name)
+    }
+
+    /// Whether the user `id` exists in this user namespace.
+    pub fn has_user_id(&self, id: u32) -> bool {
         self.user_ids.has(id)
     }
 
-    fn has_group_id(&self, id: u32) -> bool {
+    /// Whether the group `id` exists in this user namespace.
+    pub fn has_group_id(&self, id: u32) -> bool {
         self.group_ids.has(id)
     }
 }
 
-/// Names of the users and groups of this machine by their ids.
+/// The ids of names and the names of ids. The first line of each counts.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct AccountNames {
-    users: HashMap<u32, Vec<u8>>,
-    groups: HashMap<u32, Vec<u8>>,
+struct IdTable {
+    ids: HashMap<Vec<u8>, u32>,
+    names: HashMap<u32, Vec<u8>>,
 }
 
-impl AccountNames {
-    /// Loads `/etc/passwd` and `/etc/group`. An unreadable file counts as empty.
-    pub fn load_system() -> Self {
-        let read = |path: &str| fs::read(path).unwrap_or_default();
-        Self {
-            users: parse_names(&read("/etc/passwd")),
-            groups: parse_names(&read("/etc/group")),
+impl IdTable {
+    fn parse(text: &[u8]) -> Self {
+        let mut table = Self::default();
+        for line in parse_lines(text).filter(|line| !line.name().is_empty()) {
+            if let Some(id) = line.number(ID_FIELD) {
+                let name = line.name().to_vec();
+                table.names.entry(id).or_insert_with(|| name.clone());
+                table.ids.entry(name).or_insert(id);
+            }
         }
+        table
     }
-
-    /// The name of a user.
-    pub fn user(&self, id: u32) -> Option<&[u8]> {
-        self.users.get(&id).map(|name| &**name)
-    }
-
-    /// The name of a group.
-    pub fn group(&self, id: u32) -> Option<&[u8]> {
-        self.groups.get(&id).map(|name| &**name)
-    }
-}
-
-/// Maps ids to names. The first line of an id counts.
-fn parse_names(text: &[u8]) -> HashMap<u32, Vec<u8>> {
-    let mut names = HashMap::new();
-    for line in parse_lines(text).filter(|line| !line.name().is_empty()) {
-        if let Some(id) = line.number(ID_FIELD) {
-            names.entry(id).or_insert_with(|| line.name().to_vec());
-        }
-    }
-    names
-}
-
-/// Maps names to ids. The first line of a name counts.
-fn parse_ids(text: &[u8]) -> HashMap<Vec<u8>, u32> {
-    let mut ids = HashMap::new();
-    for line in parse_lines(text).filter(|line| !line.name().is_empty()) {
-        if let Some(id) = line.number(ID_FIELD) {
-            ids.entry(line.name().to_vec()).or_insert(id);
-        }
-    }
-    ids
 }
 
 /// Number of the field with the id of a user or group.

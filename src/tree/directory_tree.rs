@@ -19,7 +19,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::base::AttributeTarget;
 use crate::base::chmod::{OWNER_RWX, chmod_at};
 use crate::base::mount_point::{are_on_different_mounts, is_mount};
-use crate::base::passwd::AccountNames;
+use crate::base::passwd::Accounts;
 use crate::base::xattr::posix_acl;
 use crate::tar::Timestamp;
 
@@ -77,7 +77,7 @@ impl OpenDirectory {
 /// Files of this machine, by paths relative to the current directory.
 #[derive(Debug, Default)]
 pub struct DirectoryTree {
-    names: AccountNames,
+    accounts: Accounts,
     /// Whether mount points can be neither opened nor examined.
     pub is_one_file_system: bool,
     follows_links: bool,
@@ -91,7 +91,7 @@ impl DirectoryTree {
     /// The files of this machine, with the names of its users.
     pub fn new() -> Self {
         Self {
-            names: AccountNames::load_system(),
+            accounts: Accounts::load_system(),
             ..Self::default()
         }
     }
@@ -272,11 +272,11 @@ impl Tree for DirectoryTree {
     }
 
     fn user(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
-        Ok(self.names.user(metadata.uid).map(Cow::Borrowed))
+        Ok(self.accounts.user_name(metadata.uid).map(Cow::Borrowed))
     }
 
     fn group(&self, metadata: &Metadata) -> io::Result<Option<Cow<'_, [u8]>>> {
-        Ok(self.names.group(metadata.gid).map(Cow::Borrowed))
+        Ok(self.accounts.group_name(metadata.gid).map(Cow::Borrowed))
     }
 }
 

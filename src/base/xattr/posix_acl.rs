@@ -2,6 +2,8 @@
 //! the text of `acl_to_text(3)`, separated by commas or newlines (star appends a numeric id as a fourth
 //! field). The other is an attribute with the bytes of `linux/posix_acl_xattr.h`.
 
+use crate::base::passwd::Accounts;
+
 /// `POSIX_ACL_XATTR_VERSION`.
 const VERSION: u32 = 2;
 const UNDEFINED_ID: u32 = u32::MAX;
@@ -63,7 +65,7 @@ pub struct Acl {
 pub fn find<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     kind: Kind,
-    names: &impl IdResolver,
+    names: &Accounts,
 ) -> Result<Option<Acl>, InvalidAcl> {
     let (mut text, mut bytes) = (None, None);
     for (name, value) in xattrs {
@@ -109,24 +111,8 @@ impl Tag {
 /// An entry of an ACL: its tag, its permission bits and its id.
 type Entry = (Tag, u16, u32);
 
-/// Resolves user and group names to ids, and knows the ids that this user namespace maps.
-pub trait IdResolver {
-    /// Returns the id of the user called `name`.
-    fn user(&self, name: &[u8]) -> Option<u32>;
-    /// Returns the id of the group called `name`.
-    fn group(&self, name: &[u8]) -> Option<u32>;
-    /// Whether the user `id` exists in this user namespace.
-    fn has_user_id(&self, id: u32) -> bool {
-        id != UNDEFINED_ID
-    }
-    /// Whether the group `id` exists in this user namespace.
-    fn has_group_id(&self, id: u32) -> bool {
-        id != UNDEFINED_ID
-    }
-}
-
 /// Parses an ACL's text. `None` if malformed, or a user or group is unknown.
-fn acl_from_text(text: &[u8], names: &impl IdResolver) -> Option<Acl> {
+fn acl_from_text(text: &[u8], names: &Accounts) -> Option<Acl> {
     let entries = text
         .split(|byte| matches!(byte, b',' | b'\n'))
         .map(|line| {
@@ -142,7 +128,7 @@ fn acl_from_text(text: &[u8], names: &impl IdResolver) -> Option<Acl> {
 }
 
 /// Parses the attribute's bytes `value`, whose entries may be in any order.
-fn acl_from_xattr(value: &[u8], names: &impl IdResolver) -> Option<Acl> {
+fn acl_from_xattr(value: &[u8], names: &Accounts) -> Option<Acl> {
     let (version, rows) = value.split_first_chunk::<4>()?;
     let (rows, rest) = rows.as_chunks::<8>();
     if u32::from_le_bytes(*version) != VERSION || !rest.is_empty() {
@@ -164,7 +150,7 @@ fn acl_from_xattr(value: &[u8], names: &impl IdResolver) -> Option<Acl> {
 }
 
 /// Encodes `entries`; `None` if the kernel would reject them in any user namespace.
-fn acl_from_entries(mut entries: Vec<Entry>, names: &impl IdResolver) -> Option<Acl> {
+fn acl_from_entries(mut entries: Vec<Entry>, names: &Accounts) -> Option<Acl> {
     let count = |wanted| entries.iter().filter(|&&(tag, ..)| tag == wanted).count();
     let is_single = [Tag::UserObject, Tag::GroupObject, Tag::Other].map(count) == [1; 3];
     let has_named = count(Tag::User) + count(Tag::Group) > 0;
@@ -210,7 +196,7 @@ pub fn mode_of_xattr(value: &[u8]) -> Option<u32> {
     Some(owner? << 6 | mask.or(group)? << 3 | others?)
 }
 
-fn parse_entry(line: &[u8], names: &impl IdResolver) -> Option<Entry> {
+fn parse_entry(line: &[u8], names: &Accounts) -> Option<Entry> {
     let mut fields = line.split(|&byte| byte == b':').map(<[u8]>::trim_ascii);
     let kind = fields.next()?;
     let qualifier = fields.next()?;
@@ -254,20 +240,9 @@ fn parse_permissions(text: &[u8]) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::passwd::Accounts;
+    use crate::base::passwd::IdMap;
 
-    struct TestIds;
-
-    impl IdResolver for TestIds {
-        fn user(&self, name: &[u8]) -> Option<u32> {
-            (name == b"lisa").then_some(1001)
-        }
-        fn group(&self, _name: &[u8]) -> Option<u32> {
-            None
-        }
-    }
-
-    fn xattr_from_text(text: &[u8], names: &impl IdResolver) -> Option<Vec<u8>> {
+    fn xattr_from_text(text: &[u8], names: &Accounts) -> Option<Vec<u8>> {
         acl_from_text(text, names).map(|acl| acl.bytes)
     }
 
@@ -312,7 +287,8 @@ mod tests {
     fn text_acl_names_are_looked_up() {
         let text = b"user::rwx,user:lisa:r--,group::---,mask::r--,other::---";
         assert_eq!(xattr_from_text(text, &Accounts::default()), None);
-        let bytes = xattr_from_text(text, &TestIds).expect("known");
+        let accounts = Accounts::parse(b"lisa:x:1001:\n", b"");
+        let bytes = xattr_from_text(text, &accounts).expect("known");
         assert_eq!(bytes.get(16..20), Some(&1001u32.to_le_bytes()[..]));
     }
 
@@ -387,30 +363,18 @@ mod tests {
     // Promises: acl-impossible
     #[test]
     fn acl_entries_of_unmapped_ids_are_skipped_and_counted() {
-        struct Mapped;
-        impl IdResolver for Mapped {
-            fn user(&self, _name: &[u8]) -> Option<u32> {
-                None
-            }
-            fn group(&self, _name: &[u8]) -> Option<u32> {
-                None
-            }
-            fn has_user_id(&self, id: u32) -> bool {
-                id == 5
-            }
-            fn has_group_id(&self, id: u32) -> bool {
-                id == 6
-            }
-        }
+        let only = |id: u32| IdMap::parse(&format!("{id} 0 1"));
+        let mut mapped = Accounts::parse(b"", b"");
+        (mapped.user_ids, mapped.group_ids) = (only(5), only(6));
         let text = b"u::rw,u:5:r,u:6:r,g::r,g:5:r,g:6:r,m::rw,o::-";
         let bytes = |text| xattr_from_text(text, &Accounts::default()).expect("valid");
-        let found = acl_from_text(text, &Mapped).expect("valid");
+        let found = acl_from_text(text, &mapped).expect("valid");
         assert_eq!(found.unmapped, 2);
         assert_eq!(
             found.bytes,
             bytes(&b"u::rw,u:5:r,g::r,g:6:r,m::rw,o::-"[..])
         );
-        assert_eq!(acl_from_xattr(&bytes(&text[..]), &Mapped), Some(found));
+        assert_eq!(acl_from_xattr(&bytes(&text[..]), &mapped), Some(found));
         // No user namespace maps this id.
         let undefined = acl_from_text(b"u::r,u:4294967295:r,g::r,m::r,o::-", &Accounts::default());
         assert_eq!(undefined.map(|acl| acl.unmapped), Some(1));

@@ -12,7 +12,7 @@ use super::dialect::Dialect;
 use super::evaluate::Node;
 use super::number::{DAY, nanoseconds};
 use crate::base::escape::escape;
-use crate::base::xattr::posix_acl::IdResolver;
+use crate::base::passwd::Accounts;
 use crate::tar::Timestamp;
 use crate::tree::{FollowedLinks, Metadata};
 
@@ -31,7 +31,7 @@ pub struct ParseContext<'a> {
     /// The current time.
     pub now: Timestamp,
     /// Resolves the names of `-user` and `-group`.
-    pub accounts: &'a dyn IdResolver,
+    pub accounts: &'a Accounts,
     /// Whether names are written to a terminal.
     pub is_terminal: bool,
     /// The links that are followed without `-follow`.

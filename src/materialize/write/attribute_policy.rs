@@ -2,7 +2,7 @@
 
 use crate::base::passwd::Accounts;
 use crate::base::xattr::filter::XattrFilter;
-use crate::base::xattr::posix_acl::{self, IdResolver};
+use crate::base::xattr::posix_acl;
 use crate::materialize::options::Options;
 use crate::tar::{Member, MemberKind};
 

@@ -9,8 +9,7 @@ use crate::cli::args::LongHelpArg;
 use crate::cli::ui::output;
 use tarfs::change::{Attributes, Owner, quote};
 use tarfs::internal::escape::escape;
-use tarfs::internal::passwd::{AccountNames, Accounts, parse_lines};
-use tarfs::internal::posix_acl::IdResolver;
+use tarfs::internal::passwd::{Accounts, parse_lines};
 
 /// Number of the field with the group of a user in `/etc/passwd`.
 const GROUP_FIELD: usize = 3;
@@ -63,9 +62,9 @@ pub(crate) fn run(args: &ChownArgs) -> anyhow::Result<ExitCode> {
     let mut is_group =
         to.user.is_none() && names.1.as_deref().is_some_and(|id| number(id).is_some());
     if args.flags.reference.is_some() {
-        let known = AccountNames::load_system();
-        let user = to.user.and_then(|id| known.user(id)).map(escape);
-        let group = to.group.and_then(|id| known.group(id)).map(escape);
+        let known = Accounts::load_system();
+        let user = to.user.and_then(|id| known.user_name(id)).map(escape);
+        let group = to.group.and_then(|id| known.group_name(id)).map(escape);
         names = (user.unwrap_or(names.0), group.or(names.1));
         is_group = false;
     }
@@ -115,7 +114,7 @@ fn parse_names(
     let group = match group {
         Some("") if needs_login_group => {
             let id = login_group(user).ok_or("spec")?;
-            let name = AccountNames::load_system().group(id).map(escape);
+            let name = accounts.group_name(id).map(escape);
             Some((id, name.unwrap_or_else(|| id.to_string())))
         }
         Some("") | None => None,
