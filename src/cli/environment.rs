@@ -257,11 +257,6 @@ pub(crate) fn drawing() -> Drawing {
     }
 }
 
-/// Number of processors that this process may use, at least one.
-pub(crate) fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 fn cache_dir_from(
     own: Option<PathBuf>,
     xdg: Option<PathBuf>,

@@ -5,6 +5,8 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use tarfs::internal::bounded_read::read_at_most;
+
 /// Resolves symbolic links in `directory`, which may not exist yet.
 pub(crate) fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
     match std::fs::canonicalize(directory) {
@@ -26,20 +28,8 @@ pub(crate) fn create_missing_dir(path: &Path, mode: u32) -> io::Result<bool> {
     }
 }
 
-/// Reads `file` to its end, or fails if it is longer than `max_bytes`.
-pub(crate) fn read_limited(file: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.take(max_bytes + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > max_bytes {
-        return Err(io::Error::other(format!(
-            "it is longer than {max_bytes} bytes"
-        )));
-    }
-    Ok(bytes)
-}
-
-/// As [`read_limited`], for text.
+/// As [`read_at_most`], for text.
 pub(crate) fn read_text(file: impl Read, max_bytes: u64) -> io::Result<String> {
-    String::from_utf8(read_limited(file, max_bytes)?)
+    String::from_utf8(read_at_most(file, max_bytes)?)
         .map_err(|_| io::Error::other("it is not UTF-8"))
 }

@@ -15,7 +15,6 @@ use super::environment;
 use crate::cli::args::headers;
 use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::prefetch;
-use crate::cli::files::read_limited;
 use crate::cli::ui::output;
 use crate::cli::ui::progress::{self, ProgressOptions, Work};
 use tarfs::Stats;
@@ -25,6 +24,8 @@ use tarfs::fetch;
 use tarfs::image::Image;
 use tarfs::index::MemoryLimit;
 use tarfs::index::store::RowsToLoad;
+use tarfs::internal::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
+use tarfs::internal::thread::processors;
 use tarfs::locate::{self, OpenContext, ProgressFn, SourceSpec, TreeSpec};
 use tarfs::source::{
     self, Certificates, ClientCertificate, ClientCertificateError, Identity, Retry, Revalidation,
@@ -140,13 +141,10 @@ fn scan_options(args: &SourceArgs) -> scan::Options {
             wait: Duration::from_secs(args.min_speed_wait),
         },
         memory: args.memory.0,
-        workers: environment::processors(),
+        workers: processors(),
         ..scan::Options::default()
     }
 }
-
-/// Maximum length of a file with certificates or a key, in bytes.
-const MAX_PEM_BYTES: u64 = 16 << 20;
 
 fn load_certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
     let Some(path) = file else {
@@ -176,7 +174,7 @@ fn load_client_certificate(args: &SourceArgs) -> anyhow::Result<Option<ClientCer
 
 /// Reads the file at `path`, which `flag` names.
 fn read_pem(flag: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
-    let read = File::open(path).and_then(|file| read_limited(file, MAX_PEM_BYTES));
+    let read = File::open(path).and_then(|file| read_at_most(file, MAX_SETTINGS_BYTES));
     read.with_context(|| format!("{flag} {}", path.display()))
 }
 

@@ -12,6 +12,7 @@ use pyo3::types::{PyBool, PyDict};
 use super::error::{INVALID, exception};
 use super::process::{resources, runtime};
 use crate::archive::{DiskCacheMode, TreeOrigin};
+use crate::base::thread::processors;
 use crate::index::MemoryLimit;
 use crate::locate::{OpenContext, PublishedIndexChoice, SourceSpec};
 use crate::source::{
@@ -29,7 +30,7 @@ pub(super) fn context(
     context.headers_origin = spec.origin().to_string_lossy().into_owned();
     context.source.revalidation = Revalidation::UnlessUnreachable;
     context.archive.scan.allow_skipping = true;
-    context.archive.scan.workers = std::thread::available_parallelism().map_or(1, usize::from);
+    context.archive.scan.workers = processors();
     context.published_index.least_origin = TreeOrigin::SHOWN;
     context.published_index.is_searched_early = true;
     for (name, value) in options {

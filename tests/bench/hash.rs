@@ -66,7 +66,7 @@ fn members(path: &str) -> anyhow::Result<Hashes> {
     let source = network.block_on(opened)?;
     let options = scan::Options {
         memory: MEMORY,
-        workers: std::thread::available_parallelism().map_or(1, usize::from),
+        workers: tarfs::internal::thread::processors(),
         ..scan::Options::default()
     };
     let mut hashes = Hashes::default();

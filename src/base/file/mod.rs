@@ -1,6 +1,7 @@
 //! Files and directories: attributes, locks, how they are published and read, and how long they are kept.
 
 mod attributes;
+pub mod bounded_read;
 pub(crate) mod chmod;
 pub mod descriptor_limit;
 pub mod lock;

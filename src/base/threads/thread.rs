@@ -6,6 +6,11 @@ use std::thread::{self, JoinHandle, Scope};
 
 use rustix::time::{ClockId, clock_gettime};
 
+/// Number of processors that this process may use, at least one.
+pub fn processors() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Advice for an error of [`is_thread_limit`].
 pub(crate) const HINT_RAISE_THREAD_LIMIT: &str =
     "allow more threads: `ulimit -u`, or the limit of tasks of the service or container";

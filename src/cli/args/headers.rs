@@ -10,13 +10,11 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Context;
+use tarfs::internal::bounded_read::MAX_SETTINGS_BYTES;
 use tarfs::source::HeaderLoader;
 
 use crate::cli::environment;
 use crate::cli::files::read_text;
-
-/// Maximum length of a text with headers, in bytes. Servers accept less.
-const MAX_HEADERS_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum HeaderArg {
@@ -147,7 +145,7 @@ fn with_environment(args: &[HeaderArg]) -> anyhow::Result<Vec<HeaderArg>> {
 /// Reads the headers in the file at `path`, one per line, like curl.
 fn read_file(path: &Path) -> anyhow::Result<Vec<Header>> {
     let name = path.display();
-    let read = File::open(path).and_then(|file| read_text(file, MAX_HEADERS_BYTES));
+    let read = File::open(path).and_then(|file| read_text(file, MAX_SETTINGS_BYTES));
     let text = read.with_context(|| format!("cannot read the headers in {name}"))?;
     parse_lines(&text, &name.to_string())
 }

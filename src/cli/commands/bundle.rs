@@ -19,11 +19,12 @@ use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
 use super::write::materialize::{self, MaterializeOptions};
 use crate::cli::args::{CacheDirArgs, QuietArg, SourceArgs};
-use crate::cli::files::{create_missing_dir, read_limited};
+use crate::cli::files::create_missing_dir;
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
 use tarfs::image::{self, Config, SeccompProfile, User, VOLUMES_DIR};
+use tarfs::internal::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::internal::escape::escape;
 use tarfs::internal::publish::random_suffix;
@@ -33,12 +34,6 @@ use tarfs::internal::rooted;
 /// Names of the parts of a bundle.
 const CONFIG: &str = "config.json";
 const ROOTFS: &str = "rootfs";
-
-/// Maximum length of a seccomp profile, in bytes.
-const MAX_PROFILE_LEN: u64 = 1 << 20;
-
-/// Maximum length of passwd(5) or group(5), in bytes.
-const MAX_PASSWD_LEN: u64 = 4 << 20;
 
 /// Arguments of `tarfs bundle`.
 #[derive(clap::Args, Debug)]
@@ -172,7 +167,7 @@ fn all_capabilities() -> BTreeSet<String> {
 }
 
 fn read_profile(file: &Path) -> anyhow::Result<SeccompProfile> {
-    let text = File::open(file).and_then(|file| read_limited(file, MAX_PROFILE_LEN));
+    let text = File::open(file).and_then(|file| read_at_most(file, MAX_SETTINGS_BYTES));
     let text = text.context("cannot read the seccomp profile")?;
     let profile = SeccompProfile::parse(&text, kernel_version());
     profile.context("it is not a seccomp profile")
@@ -549,5 +544,5 @@ fn read_account_file(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
         }
         Err(error) => return Err(error.into()),
     };
-    Ok(read_limited(file, MAX_PASSWD_LEN)?)
+    Ok(read_at_most(file, MAX_SETTINGS_BYTES)?)
 }

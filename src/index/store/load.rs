@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -15,7 +15,7 @@ use rustix::fs::{Advice, MemfdFlags, OFlags, fadvise, memfd_create};
 use super::error::{Error, store_error};
 use crate::base::publish;
 use crate::base::sync::Mutex;
-use crate::base::thread::scoped_thread;
+use crate::base::thread::{processors, scoped_thread};
 use crate::index::format::framed::{PackedIndex, Packing};
 use crate::index::format::{Error as Cause, framed};
 use crate::index::{Index, MemoryLimit};
@@ -148,13 +148,9 @@ fn load_parts(index: &Index, parts: &[Range<usize>]) -> io::Result<()> {
             }
         }
     };
-    let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let others = processors
-        .min(parts.len())
-        .min(MAX_THREADS)
-        .saturating_sub(1);
+    let threads = processors().min(parts.len()).min(MAX_THREADS);
     thread::scope(|scope| {
-        for _ in 0..others {
+        for _ in 1..threads {
             // This thread loads what others do not.
             scoped_thread(scope, "tarfs-load", load).ok();
         }

@@ -16,7 +16,7 @@ pub use self::error::Error;
 pub use self::load::{RowsToLoad, read, write, write_unnamed};
 
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,6 +29,7 @@ use super::format::Error as Cause;
 use super::format::framed;
 use super::format::framed::Packing;
 use super::{Index, Locator, MemoryLimit, Origin};
+use crate::base::bounded_read::read_at_most;
 use crate::base::lock::{LockKind, lock};
 use crate::base::publish::{TEMPORARY_PREFIX, temporary_name};
 use crate::base::retention::{RetainedItem, RetentionPolicy};
@@ -199,9 +200,7 @@ impl Store {
         let directory = self.open_directory().ok()?;
         let file = directory.file(&document_name(name), OFlags::RDONLY).ok()?;
         file.set_modified(SystemTime::now()).ok();
-        let mut bytes = Vec::new();
-        file.take(limit + 1).read_to_end(&mut bytes).ok()?;
-        (bytes.len() as u64 <= limit).then_some(bytes)
+        read_at_most(file, limit).ok()
     }
 
     /// All index files, including unfinished ones and those of other versions.

@@ -1,7 +1,7 @@
 //! Files, commands, environment and HTTP for the crates that find credentials.
 
 use std::collections::HashMap;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, OnceLock};
@@ -14,6 +14,7 @@ use reqwest::header::CONTENT_LENGTH;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use url::Url;
 
+use crate::base::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
 use crate::base::descriptor_limit::is_descriptor_limit;
 use crate::base::own_variables::own_variables;
 use crate::base::sync::Mutex;
@@ -32,7 +33,7 @@ const LOCAL_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout of a `credential_process`, which may ask an identity provider.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Maximum size of a file, an answer, or a command's output.
+/// Maximum size of an answer, or a command's output.
 const MAX_INPUT_BYTES: usize = 1 << 20;
 
 /// Maximum size of a command's error text.
@@ -185,16 +186,15 @@ impl Env for Environment {
     }
 }
 
-/// Reads a regular file of at most [`MAX_INPUT_BYTES`]; `None` if it does not exist.
+/// Reads a regular file of at most [`MAX_SETTINGS_BYTES`]; `None` if it does not exist.
 pub(crate) async fn read_optional(path: impl Into<PathBuf>) -> io::Result<Option<Vec<u8>>> {
     let path = path.into();
     let reading = tokio::task::spawn_blocking(move || read_file(&path));
     let read = reading.await.map_err(io::Error::other)?;
     let is_missing = |kind| matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
     match read {
-        Ok(bytes) => within_limit(bytes).map(Some).map_err(io::Error::other),
         Err(error) if is_missing(error.kind()) => Ok(None),
-        Err(error) => Err(error),
+        read => read.map(Some),
     }
 }
 
@@ -203,11 +203,7 @@ pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path)?;
-    file.take(MAX_INPUT_BYTES as u64 + 1)
-        .read_to_end(&mut bytes)?;
-    Ok(bytes)
+    read_at_most(std::fs::File::open(path)?, MAX_SETTINGS_BYTES)
 }
 
 /// Runs commands and reads files in this directory. A mount changes its own.

@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::level::{Level, OpenLevels, Start};
 use super::visitor::{Visit, Visitor};
 use crate::base::sync::{Condvar, Mutex};
-use crate::base::thread::Thread;
+use crate::base::thread::{Thread, processors};
 
 use crate::tree::interface::{Batch, Tree, push_component};
 
@@ -41,10 +41,7 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
 ) -> ControlFlow<()> {
     let (threads, max_threads) = match jobs {
         _ if visitor.is_sequential() => (1, 1),
-        None => {
-            let count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-            (count.min(MAX_THREADS), MAX_THREADS)
-        }
+        None => (processors().min(MAX_THREADS), MAX_THREADS),
         Some(count) => (count.get(), count.get()),
     };
     let open = OpenLevels::new(&**tree, visitor.open_trees());
