@@ -39,8 +39,8 @@ pub struct CacheEntry {
     pub kind: Kind,
     /// Path below the cache directory.
     pub path: PathBuf,
-    /// Location of its archive, without secrets, if an index names it.
-    pub source: Option<String>,
+    /// Path or location of its archive, without secrets, if an index names it.
+    pub source: Option<Vec<u8>>,
     /// Version of its archive.
     pub version: Option<String>,
     /// Disk space that it occupies, in bytes.
@@ -135,7 +135,7 @@ fn index_entry(stored: IndexFile, origin: Option<&Origin>) -> CacheEntry {
             (false, _) => Kind::Unfinished,
         },
         path: Path::new("index").join(&stored.name),
-        source: origin.map(|origin| origin.locator.canonical.clone()),
+        source: origin.map(source_of),
         version: origin.map(|origin| origin.locator.fingerprint.clone()),
         held_bytes: stored.held_bytes,
         used: stored.used,
@@ -156,13 +156,20 @@ fn data_entry(cache_file: CacheFileInfo, origins: &HashMap<String, Origin>) -> O
     Some(CacheEntry {
         kind,
         path: Path::new("disk-cache").join(cache_file.name()),
-        source: origin.map(|origin| origin.locator.canonical.clone()),
+        source: origin.map(source_of),
         version: origin.map(|origin| origin.locator.fingerprint.clone()),
         held_bytes: cache_file.held_bytes,
         used: cache_file.used,
         in_use: cache_file.is_in_use(),
         file: File::DiskCache(cache_file),
     })
+}
+
+fn source_of(origin: &Origin) -> Vec<u8> {
+    match &origin.local_path {
+        path if path.is_empty() => origin.locator.canonical.clone().into(),
+        path => path.clone(),
+    }
 }
 
 fn is_content_hash(content: &str) -> bool {

@@ -16,8 +16,7 @@ use crate::codec::Compression;
 use crate::index::MissingRow;
 use crate::index::{EntryKind, Index, Ino, Piece};
 use crate::source::{
-    self, Access, Cause, Fingerprint, Location, ReadMode, Reading, Slice, Source, SourceInfo,
-    Validator,
+    self, Access, Cause, Fingerprint, ReadMode, Reading, Slice, Source, SourceInfo, Validator,
 };
 
 impl Archive {
@@ -67,7 +66,7 @@ impl Archive {
             archive: Arc::clone(self),
             ino,
             info: SourceInfo {
-                location: Location::with_canonical(name, place),
+                location: whole.info().location.derive(name, place),
                 fingerprint: Fingerprint {
                     len: Some(size),
                     // The locator identifies the file.

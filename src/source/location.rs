@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path;
+use std::path::{self, Path, PathBuf};
 
 use url::{Host, Url};
 
@@ -165,6 +165,7 @@ fn translated_address(ip: Ipv6Addr) -> Option<Ipv4Addr> {
 pub struct Location {
     canonical: String,
     display: String,
+    local_path: Option<PathBuf>,
 }
 
 impl Location {
@@ -174,12 +175,17 @@ impl Location {
         Self {
             canonical: canonical(url),
             display: display(url),
+            local_path: None,
         }
     }
 
-    /// Location of the file `ino` on `dev` that the user calls `name`.
-    pub fn from_file(name: &str, dev: u64, ino: u64) -> Self {
-        Self::with_canonical(name, format!("file:{dev}:{ino}"))
+    /// Location of the file `ino` on `dev` at `path`.
+    pub fn from_file(path: &Path, dev: u64, ino: u64) -> Self {
+        Self {
+            canonical: format!("file:{dev}:{ino}"),
+            display: location_text(path.as_os_str()),
+            local_path: path::absolute(path).ok(),
+        }
     }
 
     /// Location that has only a name, such as standard input.
@@ -192,12 +198,27 @@ impl Location {
         Self {
             canonical,
             display: name.to_owned(),
+            local_path: None,
+        }
+    }
+
+    /// Location of a source with bytes of this one. It has the same local path.
+    #[must_use]
+    pub fn derive(&self, name: &str, canonical: String) -> Self {
+        Self {
+            local_path: self.local_path.clone(),
+            ..Self::with_canonical(name, canonical)
         }
     }
 
     /// Key of saved state, the same for every user of the same place.
     pub fn canonical(&self) -> &str {
         &self.canonical
+    }
+
+    /// Absolute path of the file on this machine; `None` for servers.
+    pub fn local_path(&self) -> Option<&Path> {
+        self.local_path.as_deref()
     }
 
     /// Name that may be shown to anyone.

@@ -193,7 +193,7 @@ pub(crate) fn indexes() -> Vec<Vec<u8>> {
             ..Origin::default()
         });
         let mut file = Vec::new();
-        format::write(&index, &Locator::default(), &mut file).expect("memory");
+        format::write(&index, &Locator::default(), b"", &mut file).expect("memory");
         file
     }))
 }

@@ -54,7 +54,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "layers",
-        imports: &["base", "source", "codec", "index", "archive"],
+        imports: &["base", "source", "index", "archive"],
     },
     // `tar` for its types: an entry's time and device, a member as it is written.
     Layer {

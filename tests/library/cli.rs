@@ -599,6 +599,32 @@ fn written_index_has_the_mode_that_the_umask_permits() {
     }
 }
 
+// Promises: cache-list, publish-verb
+#[test]
+fn path_of_a_local_archive_is_in_its_saved_index_only() {
+    let place = Place::new();
+    place.put("a\n.tar", sample());
+    place.succeeds(&["index", "-q", "a\n.tar"]);
+    let directory = place.path("").display().to_string();
+    let listed = place.succeeds(&["cache", "list"]);
+    let shown = format!("  {directory}a\\n.tar (");
+    assert!(listed.text().contains(&shown), "{}", listed.text());
+    let listed = place.succeeds(&["cache", "list", "--json"]);
+    let shown = format!("\"source\":\"{directory}a\\n.tar\"");
+    assert!(listed.text().contains(&shown), "{}", listed.text());
+    // From the saved index.
+    place.succeeds(&["index", "-q", "a\n.tar", "--output", "index"]);
+    let packed = fs::read(place.path("index")).expect("written");
+    let index = zstd::decode_all(&*packed).expect("an index");
+    let has = |text: &str| {
+        index
+            .windows(text.len())
+            .any(|bytes| bytes == text.as_bytes())
+    };
+    assert!(has("top/sub") || has("sub"), "names are in it");
+    assert!(!has(&directory) && !has("a\n.tar"));
+}
+
 #[test]
 fn headers_are_sent_to_their_host_only() {
     let place = Place::new();

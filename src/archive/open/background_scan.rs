@@ -185,6 +185,7 @@ impl ScanThread {
     fn origin(&self, summary: &Summary) -> Origin {
         Origin {
             locator: self.opener.locator.clone(),
+            local_path: Vec::new(),
             content_id: summary.content_id.unwrap_or_default(),
             sha256: summary.sha256,
             plain_sha256: match summary.compression {

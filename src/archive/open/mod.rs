@@ -192,9 +192,10 @@ impl Opener {
                 BufferPool::new(options.budget().queue_bytes()),
             ),
         };
+        let store = options.cache_dir.as_deref().map(Store::new);
         Self {
             locator: locator(&*source, &options),
-            store: options.cache_dir.as_deref().map(Store::new),
+            store: store.map(|store| store.of_archive(source.info().location.local_path())),
             source,
             options,
             network: network.clone(),

@@ -1,5 +1,6 @@
 //! `tarfs cache`: lists and removes data that is on disk between mounts.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -187,10 +188,11 @@ fn table(all: &[CacheEntry], now: SystemTime) -> String {
 }
 
 fn row(entry: &CacheEntry, now: SystemTime) -> [String; 5] {
-    let escaped = |text: &Option<String>| text.as_ref().map(|text| escape(text.as_bytes()));
     let version = entry.version.as_deref().map(format_version);
-    let source = match (escaped(&entry.source), escaped(&version)) {
-        (Some(source), Some(version)) => format!("{source} ({version})"),
+    let source = match (&entry.source, version) {
+        (Some(source), Some(version)) => {
+            format!("{} ({})", escape(source), escape(version.as_bytes()))
+        }
         _ => "-".to_owned(),
     };
     let state = if entry.in_use { "in use" } else { "-" };
@@ -207,7 +209,7 @@ fn row(entry: &CacheEntry, now: SystemTime) -> [String; 5] {
 struct JsonLine<'a> {
     kind: &'static str,
     path: String,
-    source: Option<&'a str>,
+    source: Option<Cow<'a, str>>,
     version: Option<&'a str>,
     disk_bytes: u64,
     used_unix_seconds: u64,
@@ -220,7 +222,7 @@ fn to_json_lines(directory: &Path, all: &[CacheEntry]) -> anyhow::Result<String>
         let line = JsonLine {
             kind: kind_name(entry.kind),
             path: directory.join(&entry.path).to_string_lossy().into_owned(),
-            source: entry.source.as_deref(),
+            source: entry.source.as_deref().map(String::from_utf8_lossy),
             version: entry.version.as_deref(),
             disk_bytes: entry.held_bytes,
             used_unix_seconds: unix_seconds(entry.used),

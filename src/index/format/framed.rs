@@ -29,19 +29,22 @@ const FRAME_LENS: RangeInclusive<u32> = 4 << 10..=4 << 20;
 
 /// How well an index is packed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Packing {
-    /// For this machine, where every scan saves one.
-    Fast,
+pub enum Packing<'a> {
+    /// For this machine, where every scan saves one. It has the path of a local archive.
+    Fast {
+        /// The absolute path; empty if the archive is not local.
+        local_path: &'a [u8],
+    },
     /// For servers: packed once, and fetched often.
     Small,
 }
 
-impl Packing {
-    /// The level of zstd.
-    fn level(self) -> i32 {
+impl<'a> Packing<'a> {
+    /// The level of zstd, and the path that the index shows.
+    fn settings(self) -> (i32, &'a [u8]) {
         match self {
-            Self::Fast => 1,
-            Self::Small => 7,
+            Self::Fast { local_path } => (1, local_path),
+            Self::Small => (7, b""),
         }
     }
 }
@@ -129,12 +132,13 @@ impl Front {
 pub fn write(
     index: &Index,
     locator: &Locator,
-    packing: Packing,
+    packing: Packing<'_>,
     out: impl Write + Seek,
 ) -> io::Result<()> {
-    let front = Front::new(format::len(index, locator));
+    let (level, local_path) = packing.settings();
+    let front = Front::new(format::len(index, locator, local_path));
     let front = front.ok_or_else(|| io::Error::other("the index is too long to be published"))?;
-    let mut encoder = Compressor::new(packing.level())?;
+    let mut encoder = Compressor::new(level)?;
     encoder.include_checksum(true)?;
     let mut frames = FrameWriter {
         out,
@@ -143,7 +147,7 @@ pub fn write(
         table: Vec::new(),
     };
     frames.out.seek(SeekFrom::Start(front.end()))?;
-    format::write(index, locator, &mut frames)?;
+    format::write(index, locator, local_path, &mut frames)?;
     frames.end_frame()?;
     let FrameWriter { mut out, table, .. } = frames;
     out.seek(SeekFrom::Start(0))?;
@@ -368,7 +372,7 @@ mod tests {
     fn zstd_unpacks_a_published_index_to_the_index_file() {
         let index = index();
         let (mut plain, mut unpacked) = (Vec::new(), Vec::new());
-        format::write(&index, &index.origin.locator, &mut plain).expect("written");
+        format::write(&index, &index.origin.locator, b"", &mut plain).expect("written");
         zstd::Decoder::new(&*packed(&index))
             .and_then(|mut frames| frames.read_to_end(&mut unpacked))
             .expect("frames");

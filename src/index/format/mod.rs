@@ -22,7 +22,7 @@ use crate::index::storage::{MissingRow, OnDemand, Row, Rows, find_missing};
 use crate::index::tree::{EntryKind, Index, Ino, Locator, Origin, Totals};
 
 /// The format version that this program writes, and the only one it reads.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
@@ -130,18 +130,24 @@ struct Footer {
     magic: [u8; 8],
 }
 
-/// Writes `index` under the key `locator`.
+/// Writes `index` under the key `locator`. Other machines must not see the `local_path` of its archive.
 ///
 /// # Errors
 /// When `out` fails, or a row of `index` cannot be loaded.
-pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()> {
-    find_missing(true, || write_rows(index, locator, out)).map_err(io::Error::other)?
+pub fn write(
+    index: &Index,
+    locator: &Locator,
+    local_path: &[u8],
+    out: impl Write,
+) -> io::Result<()> {
+    let texts = encode_texts(locator, local_path);
+    find_missing(true, || write_rows(index, &texts, out)).map_err(io::Error::other)?
 }
 
-fn write_rows(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()> {
-    let (layer, texts) = (Layer::of(index), encode_texts(locator));
+fn write_rows(index: &Index, texts: &[u8], out: impl Write) -> io::Result<()> {
+    let layer = Layer::of(index);
     let problems = problem::encode(&index.problems);
-    let sections = sections(index, &layer, &texts, &problems);
+    let sections = sections(index, &layer, texts, &problems);
     let mut out = HashingStream::new(out);
     out.write(Header::of(index, &sections).as_bytes())?;
     for section in sections {
@@ -156,8 +162,8 @@ fn write_rows(index: &Index, locator: &Locator, out: impl Write) -> io::Result<(
 }
 
 /// Length of the file that [`write()`] writes, in bytes.
-pub fn len(index: &Index, locator: &Locator) -> u64 {
-    let (layer, texts) = (Layer::of(index), encode_texts(locator));
+pub fn len(index: &Index, locator: &Locator, local_path: &[u8]) -> u64 {
+    let (layer, texts) = (Layer::of(index), encode_texts(locator, local_path));
     let problems = problem::encode(&index.problems);
     let sections = sections(index, &layer, &texts, &problems);
     Header::of(index, &sections).index_bytes.get()
@@ -284,7 +290,8 @@ impl SectionRows {
         let all = |rows: &Rows<u8>| rows.range(0..rows.len()).map(<[u8]>::to_vec);
         let texts = all(&texts).ok_or_else(unavailable)?;
         let problems = all(&problems).ok_or_else(unavailable)?;
-        let origin = layer.origin(decode_texts(&texts)?)?;
+        let (locator, local_path) = decode_texts(&texts)?;
+        let origin = layer.origin(locator, local_path)?;
         let block_len = layer.block_len()?;
         let index = Index {
             // The end of the stream, or 0 without blocks.
@@ -468,11 +475,12 @@ impl Layer {
         is_possible.then_some(len).ok_or(wrong)
     }
 
-    fn origin(&self, locator: Locator) -> Result<Origin, Error> {
+    fn origin(&self, locator: Locator, local_path: Vec<u8>) -> Result<Origin, Error> {
         let compression = Compression::from_code(self.compression.get().into());
         let flagged = |flag, digest| (self.flags.get() & flag != 0).then_some(Sha256(digest));
         Ok(Origin {
             locator,
+            local_path,
             content_id: self.content_id,
             sha256: flagged(HAS_SHA256, self.sha256),
             plain_sha256: flagged(HAS_PLAIN_SHA256, self.plain_sha256),
@@ -490,34 +498,35 @@ impl Locator {
     pub fn file_name(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&VERSION.to_le_bytes());
-        hasher.update(&encode_texts(self));
+        hasher.update(&encode_texts(self, b""));
         format!("{}.idx", hasher.finalize().to_hex())
     }
 }
 
-fn encode_texts(locator: &Locator) -> Vec<u8> {
+fn encode_texts(locator: &Locator, local_path: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for text in [&locator.canonical, &locator.fingerprint, &locator.options] {
         problem::push_text(&mut bytes, text.as_bytes());
     }
+    problem::push_text(&mut bytes, local_path);
     bytes
 }
 
-fn decode_texts(bytes: &[u8]) -> Result<Locator, Error> {
-    let mut rest = bytes;
-    let mut next = || {
-        let (text, after) = problem::split_text(rest)?;
-        rest = after;
-        String::from_utf8(text.to_vec()).ok()
+fn decode_texts(bytes: &[u8]) -> Result<(Locator, Vec<u8>), Error> {
+    let decode = || {
+        let (canonical, rest) = problem::split_text(bytes)?;
+        let (fingerprint, rest) = problem::split_text(rest)?;
+        let (options, rest) = problem::split_text(rest)?;
+        let (local_path, rest) = problem::split_text(rest)?;
+        let text = |text: &[u8]| String::from_utf8(text.to_vec()).ok();
+        let locator = Locator {
+            canonical: text(canonical)?,
+            fingerprint: text(fingerprint)?,
+            options: text(options)?,
+        };
+        rest.is_empty().then(|| (locator, local_path.to_vec()))
     };
-    match (next(), next(), next()) {
-        (Some(canonical), Some(fingerprint), Some(options)) if rest.is_empty() => Ok(Locator {
-            canonical,
-            fingerprint,
-            options,
-        }),
-        _ => Err(Error::Malformed("the locator is cut or not UTF-8")),
-    }
+    decode().ok_or(Error::Malformed("the locator is cut or not UTF-8"))
 }
 
 struct HashingStream<T> {

@@ -51,6 +51,7 @@ fn sample() -> Index {
     builder.add_span(Extent::with_len(Plain(4096), 4), Some(&[2]), Some(&point));
     builder.finish(Origin {
         locator: locator(),
+        local_path: b"/data/\xff.tar".to_vec(),
         content_id: [7; 32],
         sha256: Some(Sha256([9; 32])),
         plain_sha256: Some(Sha256([8; 32])),
@@ -64,7 +65,13 @@ fn sample() -> Index {
 
 fn written(index: &Index) -> Vec<u8> {
     let mut bytes = Vec::new();
-    write(index, &index.origin.locator, &mut bytes).unwrap();
+    write(
+        index,
+        &index.origin.locator,
+        &index.origin.local_path,
+        &mut bytes,
+    )
+    .unwrap();
     bytes
 }
 

@@ -18,6 +18,7 @@ pub use self::load::{RowsToLoad, read, write, write_unnamed};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -53,6 +54,7 @@ const DOCUMENT_SUFFIX: &str = ".json";
 #[derive(Clone, Debug)]
 pub struct Store {
     cache_dir: PathBuf,
+    local_path: Vec<u8>,
 }
 
 /// Evicts indexes unused for a quarter of a year, and the least recently used beyond 2 GiB, at each saving.
@@ -80,6 +82,17 @@ impl Store {
     pub fn new(cache_dir: &Path) -> Self {
         Self {
             cache_dir: cache_dir.to_owned(),
+            local_path: Vec::new(),
+        }
+    }
+
+    /// The store, for indexes of the archive at `local_path`, if it is on this machine.
+    #[must_use]
+    pub fn of_archive(self, local_path: Option<&Path>) -> Self {
+        let local_path = local_path.unwrap_or(Path::new(""));
+        Self {
+            local_path: local_path.as_os_str().as_bytes().to_vec(),
+            ..self
         }
     }
 
@@ -130,7 +143,8 @@ impl Store {
     pub fn publish(&self, locator: &Locator, index: &Index) -> Result<Option<IndexLock>, Error> {
         self.save(&locator.file_name(), |file| {
             let file = BufWriter::with_capacity(BUFFER_BYTES, file);
-            framed::write(index, locator, Packing::Fast, file)
+            let local_path = &self.local_path;
+            framed::write(index, locator, Packing::Fast { local_path }, file)
         })
     }
 

@@ -19,6 +19,8 @@ pub struct Locator {
 pub struct Origin {
     /// The key of the saved index.
     pub locator: Locator,
+    /// Absolute path of a local archive, in a saved index only; empty if unknown.
+    pub local_path: Vec<u8>,
     /// BLAKE3 digest of the packed bytes; zeros when the scan skipped some of them.
     pub content_id: [u8; 32],
     /// SHA-256 of the packed bytes, if the caller asked for it.

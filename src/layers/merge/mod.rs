@@ -6,10 +6,9 @@
 mod cross_links;
 mod layer_stack;
 
-use crate::codec::Compression;
 use crate::index::{
-    self, Builder, Charge, Index, LayerIno, Locator, MemoryLimit, MergeError, MergePlan,
-    MergedDirectory, MergedIndex, MergedName, Options, Origin, WhiteoutFormat,
+    self, Builder, Charge, Index, LayerIno, MemoryLimit, MergeError, MergePlan, MergedDirectory,
+    MergedIndex, MergedName, Options, Origin, WhiteoutFormat,
 };
 use cross_links::{MAX_SHARED_WORK, WorkBudget, link_layers, problem_at};
 use layer_stack::{LayerAction, Layers, Parts, roots};
@@ -68,15 +67,10 @@ fn origin(layers: &[&Index], whiteouts: WhiteoutFormat) -> Origin {
         hasher.update(origin.locator.file_name().as_bytes());
     }
     Origin {
-        locator: Locator::default(),
         content_id: *hasher.finalize().as_bytes(),
-        sha256: None,
-        plain_sha256: None,
-        compression: Compression::None,
         packed_bytes,
-        plain_bytes: 0,
-        decoder_bytes: 0,
         is_truncated: layers.iter().any(|index| index.origin().is_truncated),
+        ..Origin::default()
     }
 }
 

@@ -70,7 +70,7 @@ impl SourceDirectory {
     }
 
     fn open_checked(&self, name: &str, archive: Option<&str>) -> Result<Arc<dyn Source>, Error> {
-        let shown = format!("{}/{name}", self.name);
+        let path = self.path.join(name);
         let open = |name: &str| match regular_file::open(&self.directory, name, BENEATH) {
             Ok(Some(opened)) => Ok(opened),
             Ok(None) => Err(Cause::Unsupported("a file that is not regular".to_owned())),
@@ -84,9 +84,9 @@ impl SourceDirectory {
                 let owner = open(archive)?.metadata()?.uid();
                 file::check_writers(&self.directory, name, &opened, owner)?;
             }
-            file::from_file(opened, &shown, Arc::clone(&self.stats))
+            file::from_file(opened, &path, Arc::clone(&self.stats))
         });
-        source.map_err(|cause| Error::new(shown, cause))
+        source.map_err(|cause| Error::new(location_text(path.as_os_str()), cause))
     }
 }
 

@@ -66,25 +66,28 @@ pub(crate) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Ca
     let mut file = StdFile::open(path)?;
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
-    let name = location_text(path.as_os_str());
     if kind.is_dir() {
         return Err(Cause::Unsupported("a directory".to_owned()));
     }
     if kind.is_fifo() || kind.is_char_device() {
-        return Ok(Arc::new(Pipe::new(&name, file, stats)));
+        return Ok(Arc::new(Pipe::new(
+            &location_text(path.as_os_str()),
+            file,
+            stats,
+        )));
     }
     if kind.is_block_device() {
         let version = (metadata, Some(Doubt::Device));
         let len = file.seek(SeekFrom::End(0))?;
-        return Ok(new_source(file, &version, len, &name, stats));
+        return Ok(new_source(file, &version, len, path, stats));
     }
-    from_file(file, &name, stats)
+    from_file(file, path, stats)
 }
 
-/// Wraps the open `file`, which must be regular. The user sees it as `name`.
+/// Wraps the open `file` at `path`, which must be regular.
 pub(super) fn from_file(
     file: StdFile,
-    name: &str,
+    path: &Path,
     stats: Arc<Stats>,
 ) -> Result<Arc<dyn Source>, Cause> {
     let metadata = file.metadata()?;
@@ -93,7 +96,7 @@ pub(super) fn from_file(
     }
     let version = version(&file)?;
     let len = version.0.size();
-    Ok(new_source(file, &version, len, name, stats))
+    Ok(new_source(file, &version, len, path, stats))
 }
 
 /// Opens the regular file at `path`, which vouches for the file `archive`.
@@ -106,7 +109,7 @@ pub(crate) fn open_beside(
     let opened = opened.ok_or_else(|| Cause::Unsupported("a file that is not regular".into()))?;
     let owner = std::fs::metadata(archive)?.uid();
     check_writers(CWD, path, &opened, owner)?;
-    from_file(opened, &location_text(path.as_os_str()), stats)
+    from_file(opened, path, stats)
 }
 
 /// Checks that only root, this user and the owner of an archive can have written `file`, found at `path`.
@@ -149,12 +152,12 @@ fn new_source(
     file: StdFile,
     (metadata, doubt): &(Metadata, Option<Doubt>),
     len: u64,
-    name: &str,
+    path: &Path,
     stats: Arc<Stats>,
 ) -> Arc<dyn Source> {
     Arc::new(File {
         info: SourceInfo {
-            location: Location::from_file(name, metadata.dev(), metadata.ino()),
+            location: Location::from_file(path, metadata.dev(), metadata.ino()),
             fingerprint: Fingerprint {
                 len: Some(len),
                 validator: Validator::File {

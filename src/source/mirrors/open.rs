@@ -54,7 +54,7 @@ impl UnopenedMirror {
 /// # Errors
 /// If none can be opened.
 pub async fn open(mut places: Vec<UnopenedMirror>) -> Result<Arc<dyn Source>, Error> {
-    let (http, number) = open_first(&places).await?;
+    let (http, number) = Box::pin(open_first(&places)).await?;
     let location = places.first().map(|place| place.target.location.clone());
     let location = location.unwrap_or_else(|| http.info().location.clone());
     if http.access() == Access::Stream {

@@ -11,8 +11,8 @@ use crate::base::extent::Packed;
 use crate::source::fingerprint::hash_texts;
 use crate::source::read_handle::ReadCommand;
 use crate::source::{
-    Access, Cause, Error, Fingerprint, IsIntact, Location, ReadHandle, ReadMode, Reading, Source,
-    SourceInfo, Validator,
+    Access, Cause, Error, Fingerprint, IsIntact, ReadHandle, ReadMode, Reading, Source, SourceInfo,
+    Validator,
 };
 
 /// The bytes of several sources, one after the other. Errors name the part, because they arise there.
@@ -58,7 +58,7 @@ impl Join {
         let versions = joined.iter().map(|part| part.source.fingerprint().clone());
         Ok(Self {
             info: SourceInfo {
-                location: Location::with_canonical(&name, canonical),
+                location: first.source.info().location.derive(&name, canonical),
                 fingerprint: Fingerprint {
                     len: Some(len),
                     validator: Validator::Joined(versions.collect()),

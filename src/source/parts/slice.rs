@@ -10,7 +10,7 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::random_reads::Wait;
 use crate::base::sha256::Sha256;
 use crate::source::{
-    Access, Cause, Error, Fingerprint, Location, ReadMode, Reading, Source, SourceInfo, Validator,
+    Access, Cause, Error, Fingerprint, ReadMode, Reading, Source, SourceInfo, Validator,
 };
 
 /// A range of another source. Errors name the other source, because they arise there.
@@ -48,7 +48,7 @@ impl Slice {
         );
         Ok(Self {
             info: SourceInfo {
-                location: Location::with_canonical(name, place),
+                location: whole.info().location.derive(name, place),
                 fingerprint: Fingerprint {
                     len: Some(extent.len()),
                     validator: Validator::Part {
@@ -67,8 +67,8 @@ impl Slice {
     /// compares the digest.
     #[must_use]
     pub(crate) fn with_digest(mut self, sha256: Sha256) -> Self {
-        let location = Location::with_canonical(self.location(), format!("sha256:{sha256}"));
-        self.info.location = location;
+        let location = &self.info.location;
+        self.info.location = location.derive(location.as_str(), format!("sha256:{sha256}"));
         self.info.fingerprint.validator = Validator::Digest(sha256);
         self
     }

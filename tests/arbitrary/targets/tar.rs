@@ -205,7 +205,7 @@ fn make_index(found: &[Found], plain: &[u8], knobs: Knobs) {
         ..Origin::default()
     });
     let mut file = Vec::new();
-    format::write(&index, &Locator::default(), &mut file).expect("memory");
+    format::write(&index, &Locator::default(), b"", &mut file).expect("memory");
     let loaded = format::read(&*file, file.len() as u64).expect("just written");
     let described = description(&index);
     assert_eq!(described.unnamed, 0, "names that lead nowhere");

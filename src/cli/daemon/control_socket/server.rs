@@ -122,9 +122,9 @@ fn handle_connection(
 fn send_index(stream: &UnixStream, index: &LazyIndex) -> io::Result<()> {
     let locator = &index.origin().locator;
     let written = index.read(|index| {
-        let index_bytes = format::len(index, locator);
+        let index_bytes = format::len(index, locator, b"");
         send_line(stream, &Response::IndexFollows { index_bytes })?;
-        format::write(index, locator, stream)
+        format::write(index, locator, b"", stream)
     });
     written.map_err(io::Error::other)?
 }
