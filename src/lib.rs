@@ -114,11 +114,11 @@ pub use base::stats::Stats;
 pub mod internal {
     pub use crate::base::{
         bounded_read, buffer_pool, descriptor_limit, error_chain, escape, free_list, lock,
-        memory_reclaim, passwd, publish, regular_file, resolve, rooted, span_hash, stats, sync,
-        thread, time, trusted_dir, xattr::posix_acl,
+        memory_reclaim, passwd, publish, regular_file, resolve, rooted, shared_dir, span_hash,
+        stats, sync, thread, time, trusted_dir, xattr::posix_acl,
     };
     pub use crate::cache::{
-        CacheFileInfo, DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, QueueTimeout,
-        ReadRate, SparseExtent,
+        DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, QueueTimeout, ReadRate,
+        SparseExtent,
     };
 }

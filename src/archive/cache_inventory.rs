@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::open::opener::disk_cache_name;
-use crate::base::retention::{self, RetentionPolicy};
+use crate::base::retention::{RetainedItem, RetentionPolicy};
+use crate::base::shared_dir::SharedFile;
 use crate::base::trusted_dir::TrustedDir;
-use crate::cache::{CacheFileInfo, DiskCacheDir};
+use crate::cache::{self, DiskCacheDir};
 use crate::index::Origin;
-use crate::index::store::{IndexFile, RETENTION_POLICY, Store};
+use crate::index::store::{self, RETENTION_POLICY, Store};
 
 /// Subdirectories of a cache directory. A nonempty directory without them was made for another purpose.
 const CACHE_SUBDIRECTORIES: [&str; 2] = ["index", "disk-cache"];
@@ -49,7 +50,8 @@ pub struct CacheEntry {
     pub used: SystemTime,
     /// Whether a process is using it now.
     pub in_use: bool,
-    file: File,
+    file: SharedFile,
+    remove: fn(&SharedFile) -> io::Result<bool>,
 }
 
 /// Kind of a file in a cache directory.
@@ -65,23 +67,13 @@ pub enum Kind {
     Unfinished,
 }
 
-#[derive(Clone, Debug)]
-enum File {
-    Index(IndexFile),
-    DiskCache(CacheFileInfo),
-}
-
 impl CacheEntry {
     /// Removes the file unless it is in use; returns whether it did.
     ///
     /// # Errors
     /// When it cannot be removed.
     pub fn remove(&self) -> io::Result<bool> {
-        let removed = match &self.file {
-            File::Index(stored) => stored.remove(),
-            File::DiskCache(cache_file) => cache_file.remove(),
-        };
-        match removed {
+        match (self.remove)(&self.file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             removed => removed,
         }
@@ -107,13 +99,12 @@ pub fn list(cache_dir: &Path) -> Result<Vec<CacheEntry>, InventoryError> {
         return Err(InventoryError::Foreign(cache_dir.to_owned()));
     }
     let stored = Store::new(cache_dir).files().map_err(system)?;
-    let disk_cache_dir = DiskCacheDir::new(cache_dir.to_owned(), None);
-    disk_cache_dir.check().map_err(system)?;
+    let cached = DiskCacheDir::new(cache_dir, None).files().map_err(system)?;
     let mut origins = HashMap::new();
     let mut all: Vec<_> = stored
         .into_iter()
         .map(|stored| {
-            let origin = stored.origin();
+            let origin = store::origin(&stored);
             let entry = index_entry(stored, origin.as_ref());
             if let Some(origin) = origin {
                 origins.insert(disk_cache_name(&origin), origin);
@@ -121,48 +112,49 @@ pub fn list(cache_dir: &Path) -> Result<Vec<CacheEntry>, InventoryError> {
             entry
         })
         .collect();
-    let cache_files = disk_cache_dir.files().into_iter();
-    all.extend(cache_files.filter_map(|file| data_entry(file, &origins)));
+    let cached = cached.into_iter();
+    all.extend(cached.filter_map(|file| data_entry(file, &origins)));
     all.sort_by(|one, other| other.used.cmp(&one.used).then(one.path.cmp(&other.path)));
     Ok(all)
 }
 
-fn index_entry(stored: IndexFile, origin: Option<&Origin>) -> CacheEntry {
+fn index_entry(stored: SharedFile, origin: Option<&Origin>) -> CacheEntry {
+    let is_document = store::is_document(&stored.name);
+    let kind = match (store::is_finished(&stored.name), is_document) {
+        (true, false) => Kind::Index,
+        (true, true) => Kind::Document,
+        (false, _) => Kind::Unfinished,
+    };
     CacheEntry {
-        kind: match (stored.is_finished, stored.is_document()) {
-            (true, false) => Kind::Index,
-            (true, true) => Kind::Document,
-            (false, _) => Kind::Unfinished,
-        },
-        path: Path::new("index").join(&stored.name),
-        source: origin.map(source_of),
-        version: origin.map(|origin| origin.locator.fingerprint.clone()),
-        held_bytes: stored.held_bytes,
-        used: stored.used,
-        in_use: stored.is_in_use(),
-        file: File::Index(stored),
+        remove: store::remove,
+        ..entry(kind, "index", stored, origin)
     }
 }
 
-fn data_entry(cache_file: CacheFileInfo, origins: &HashMap<String, Origin>) -> Option<CacheEntry> {
-    let content = cache_file.content();
+fn data_entry(cache_file: SharedFile, origins: &HashMap<String, Origin>) -> Option<CacheEntry> {
+    let content = cache::content_key(&cache_file.name);
     let kind = match content {
         Some(content) if is_content_hash(content) => Kind::DiskCache,
-        None if cache_file.is_unfinished() => Kind::Unfinished,
+        None if cache::is_unfinished(&cache_file.name) => Kind::Unfinished,
         // Leaves files alone that tarfs does not seem to have made.
         Some(_) | None => return None,
     };
     let origin = content.and_then(|content| origins.get(content));
-    Some(CacheEntry {
+    Some(entry(kind, "disk-cache", cache_file, origin))
+}
+
+fn entry(kind: Kind, directory: &str, file: SharedFile, origin: Option<&Origin>) -> CacheEntry {
+    CacheEntry {
         kind,
-        path: Path::new("disk-cache").join(cache_file.name()),
+        path: Path::new(directory).join(&file.name),
         source: origin.map(source_of),
         version: origin.map(|origin| origin.locator.fingerprint.clone()),
-        held_bytes: cache_file.held_bytes,
-        used: cache_file.used,
-        in_use: cache_file.is_in_use(),
-        file: File::DiskCache(cache_file),
-    })
+        held_bytes: file.held_bytes,
+        used: file.used,
+        in_use: file.is_in_use(),
+        file,
+        remove: SharedFile::remove,
+    }
 }
 
 fn source_of(origin: &Origin) -> Vec<u8> {
@@ -194,25 +186,10 @@ pub fn surplus(
         max_bytes: max_bytes.unwrap_or(u64::MAX),
         max_age: max_age.unwrap_or(default_age),
     };
-    let measured: Vec<_> = all
-        .iter()
-        .map(|entry| retention::RetainedItem {
-            last_used: match entry.kind {
-                Kind::Unfinished => SystemTime::UNIX_EPOCH,
-                Kind::Index | Kind::Document | Kind::DiskCache => entry.used,
-            },
-            bytes: entry.held_bytes,
-            in_use: entry.in_use,
-        })
-        .collect();
-    let mut surplus = bounds.expired(&measured, now);
-    let left = all.iter().enumerate();
-    let left = left.filter(|(_, entry)| entry.kind == Kind::Unfinished && !entry.in_use);
-    for (number, _) in left {
-        if !surplus.contains(&number) {
-            surplus.push(number);
-        }
-    }
-    let surplus = surplus.into_iter().filter_map(|number| all.get(number));
-    surplus.collect()
+    bounds.expired(all, now, |entry| RetainedItem {
+        last_used: entry.used,
+        bytes: entry.held_bytes,
+        in_use: entry.in_use,
+        is_finished: entry.kind != Kind::Unfinished,
+    })
 }

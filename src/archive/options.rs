@@ -53,8 +53,7 @@ impl OpenOptions {
         let DiskCacheMode::Enabled { limit_bytes } = self.disk_cache else {
             return None;
         };
-        let cache_dir = self.cache_dir.clone()?;
-        Some(DiskCacheDir::new(cache_dir, limit_bytes))
+        Some(DiskCacheDir::new(self.cache_dir.as_deref()?, limit_bytes))
     }
 }
 

@@ -19,7 +19,9 @@ pub(crate) mod xattr;
 pub(crate) use file::{
     AttributeTarget, chmod, mount_point, own_variables, random_reads, retention,
 };
-pub use file::{bounded_read, descriptor_limit, lock, publish, regular_file, trusted_dir};
+pub use file::{
+    bounded_read, descriptor_limit, lock, publish, regular_file, shared_dir, trusted_dir,
+};
 pub use hash::span_hash;
 pub(crate) use hash::{read_overlapped, sha256, tar_checksum};
 pub(crate) use memory::budget as memory_budget;

@@ -4,11 +4,11 @@
 mod disk;
 mod memory;
 
-pub(crate) use disk::bytes_per_second;
 pub use disk::{
-    CacheFileInfo, DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, DiskCacheUsage,
-    QueueTimeout, ReadRate, SparseExtent,
+    DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, DiskCacheUsage, QueueTimeout,
+    ReadRate, SparseExtent,
 };
+pub(crate) use disk::{bytes_per_second, content_key, is_unfinished};
 pub(crate) use memory::SpanCache;
 
 /// Key of a span: its owner and its number.

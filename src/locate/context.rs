@@ -26,7 +26,7 @@ use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
 use crate::image::{self, Image, ImageOrArtifact, LayerIndexes, Layout, Platform, Transport};
-use crate::index::store::Store;
+use crate::index::store::{self, Store};
 use crate::index::{Locator, MemoryLimit};
 use crate::layers::{Layer, LayeredArchive};
 use crate::source::{
@@ -536,7 +536,7 @@ impl OpenContext {
         let store = self.archive.cache_dir.as_deref().map(Store::new);
         let files = store.and_then(|store| store.files().ok());
         let files = files.unwrap_or_default().into_iter();
-        let saved = files.filter_map(|file| Some((file.origin()?.locator, file.used)));
+        let saved = files.filter_map(|file| Some((store::origin(&file)?.locator, file.used)));
         saved
             .filter(|(saved, _)| saved.canonical == locator)
             .collect()

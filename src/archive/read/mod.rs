@@ -296,7 +296,7 @@ mod tests {
 
     use crate::base::span_hash;
     use crate::cache::{DiskCache, DiskCacheDir, DiskCacheOptions, SpanCache};
-    use crate::index::{self, Builder, Locator, Origin};
+    use crate::index::{self, Builder, Origin};
     use crate::source::{MemorySource, Source};
 
     /// A reader of an archive with one span of these checksums.
@@ -306,15 +306,9 @@ mod tests {
         disk_cache: Option<DiskCache>,
     ) -> (Reader, Runtime) {
         let origin = Origin {
-            locator: Locator::default(),
-            content_id: [0; 32],
-            sha256: None,
-            plain_sha256: None,
-            compression: Compression::None,
             packed_bytes: 512,
             plain_bytes,
-            decoder_bytes: 0,
-            is_truncated: false,
+            ..Origin::default()
         };
         let mut builder = Builder::new(index::Options::default());
         builder.add_span(
@@ -363,7 +357,7 @@ mod tests {
     fn zeros_are_believed_of_an_own_index_of_this_version_only() {
         const LEN: u64 = 16 << 10;
         let directory = tempfile::tempdir().expect("a directory");
-        let cache_dir = DiskCacheDir::new(directory.path().to_owned(), Some(1 << 30));
+        let cache_dir = DiskCacheDir::new(directory.path(), Some(1 << 30));
         let options = DiskCacheOptions {
             write_pool: BufferPool::new(1 << 20),
             is_only_copy: false,

@@ -189,7 +189,7 @@ mod tests {
             read_rate,
             stats: Arc::clone(&stats),
         };
-        let cache_dir = DiskCacheDir::new(directory.path().to_owned(), Some(1 << 30));
+        let cache_dir = DiskCacheDir::new(directory.path(), Some(1 << 30));
         let disk_cache = DiskCache::open(cache_dir, "a", options).expect("a disk cache");
         let disk_cache = Arc::new(disk_cache);
         let source = MemorySource::new("test", Vec::new());

@@ -11,6 +11,7 @@ pub mod publish;
 pub(crate) mod random_reads;
 pub mod regular_file;
 pub(crate) mod retention;
+pub mod shared_dir;
 mod syscalls;
 pub mod trusted_dir;
 

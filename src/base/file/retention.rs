@@ -7,6 +7,8 @@ pub(crate) struct RetainedItem {
     pub last_used: SystemTime,
     pub bytes: u64,
     pub in_use: bool,
+    /// An unfinished item that is not in use was left by a dead process.
+    pub is_finished: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,22 +18,28 @@ pub(crate) struct RetentionPolicy {
 }
 
 impl RetentionPolicy {
-    /// Indexes of items to evict, none in use: old ones, then the least recently used until the rest fits.
-    pub(crate) fn expired(&self, all: &[RetainedItem], now: SystemTime) -> Vec<usize> {
-        let mut numbered: Vec<_> = all.iter().enumerate().collect();
-        numbered.sort_by_key(|(_, item)| item.last_used);
-        let bytes = all.iter().map(|item| item.bytes);
+    /// Items to evict, none in use: unfinished and old ones, then the least recently used until the rest fits.
+    pub(crate) fn expired<'a, T>(
+        &self,
+        all: &'a [T],
+        now: SystemTime,
+        retained_item: impl Fn(&T) -> RetainedItem,
+    ) -> Vec<&'a T> {
+        let mut items: Vec<_> = all.iter().map(|item| (item, retained_item(item))).collect();
+        items.sort_by_key(|(_, item)| (item.is_finished, item.last_used));
+        let bytes = items.iter().map(|(_, item)| item.bytes);
         let mut left = bytes.fold(0, u64::saturating_add);
-        let mut expired = Vec::new();
-        for (number, item) in numbered {
+        let expired = items.into_iter().filter(|(_, item)| {
             // An item last used in the future has age zero.
             let age = now.duration_since(item.last_used).unwrap_or_default();
-            if !item.in_use && (left > self.max_bytes || age > self.max_age) {
+            let is_old = !item.is_finished || age > self.max_age;
+            let expires = !item.in_use && (is_old || left > self.max_bytes);
+            if expires {
                 left = left.saturating_sub(item.bytes);
-                expired.push(number);
             }
-        }
-        expired
+            expires
+        });
+        expired.map(|(item, _)| item).collect()
     }
 }
 
@@ -46,6 +54,7 @@ mod tests {
             last_used: NOW - Duration::from_mins(minutes_ago),
             bytes,
             in_use,
+            is_finished: true,
         }
     }
 
@@ -56,14 +65,20 @@ mod tests {
         }
     }
 
+    fn expired(policy: RetentionPolicy, all: &[RetainedItem]) -> Vec<usize> {
+        let numbers: Vec<_> = (0..all.len()).collect();
+        let expired = policy.expired(&numbers, NOW, |&number| all[number]);
+        expired.into_iter().copied().collect()
+    }
+
     // Promises: index-expiry
     #[test]
     fn least_recently_used_items_expire_until_size_fits() {
         let all = [item(1, 10, false), item(3, 10, false), item(2, 10, false)];
-        assert!(policy(30, 9).expired(&all, NOW).is_empty());
-        assert_eq!(policy(29, 9).expired(&all, NOW), [1]);
-        assert_eq!(policy(10, 9).expired(&all, NOW), [1, 2]);
-        assert_eq!(policy(0, 9).expired(&all, NOW), [1, 2, 0]);
+        assert!(expired(policy(30, 9), &all).is_empty());
+        assert_eq!(expired(policy(29, 9), &all), [1]);
+        assert_eq!(expired(policy(10, 9), &all), [1, 2]);
+        assert_eq!(expired(policy(0, 9), &all), [1, 2, 0]);
     }
 
     // Promises: index-expiry
@@ -79,8 +94,8 @@ mod tests {
             item(6, 10, false),
             future,
         ];
-        assert_eq!(policy(99, 6).expired(&all, NOW), [1]);
-        assert_eq!(policy(0, 6).expired(&all, NOW), [1, 2, 3]);
-        assert_eq!(policy(20, 9).expired(&all, NOW), [1, 2]);
+        assert_eq!(expired(policy(99, 6), &all), [1]);
+        assert_eq!(expired(policy(0, 6), &all), [1, 2, 3]);
+        assert_eq!(expired(policy(20, 9), &all), [1, 2]);
     }
 }

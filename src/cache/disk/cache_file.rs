@@ -17,6 +17,7 @@ use crate::base::free_list::{FreeList, RecycledBuffer};
 use crate::base::lock::{LockKind, lock};
 use crate::base::publish::random_suffix;
 use crate::base::random_reads::{RandomReads, Wait};
+use crate::base::shared_dir::{SharedFile, open_for_use};
 use crate::base::trusted_dir::TrustedDir;
 
 #[derive(Debug)]
@@ -27,12 +28,6 @@ pub(super) struct CacheFile {
     direct_io: DirectIo,
     random_reads: RandomReads,
 }
-
-/// Timeout for a lock, which others hold for a few milliseconds.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Maximum number of attempts to find a file that is not being removed.
-const MAX_ATTEMPTS: u32 = 1000;
 
 const TEMPORARY_PREFIX: &str = ".";
 
@@ -48,35 +43,30 @@ impl CacheFile {
     }
 
     pub(super) fn create(directory: &Arc<TrustedDir>) -> io::Result<Self> {
-        for _ in 0..MAX_ATTEMPTS {
-            let name = format!("{TEMPORARY_PREFIX}{}.data", random_suffix());
-            let file = directory.file(&name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
-            let file = Self::new(file, directory, &name);
-            file.lock_shared()?;
-            // A process that cleans up may have removed it as a dead process's file.
-            if file.has_name() {
-                return Ok(file);
-            }
-        }
-        Err(ErrorKind::AlreadyExists.into())
+        let name = format!("{TEMPORARY_PREFIX}{}.data", random_suffix());
+        Self::open(directory, &name, OFlags::CREATE | OFlags::EXCL)
     }
 
-    pub(super) fn open(directory: &Arc<TrustedDir>, name: &str, make: bool) -> io::Result<Self> {
-        let mut flags = OFlags::RDWR;
-        flags.set(OFlags::CREATE, make);
-        for _ in 0..MAX_ATTEMPTS {
-            let file = directory.file(name, flags)?;
-            let file = Self::new(file, directory, name);
-            file.lock_shared()?;
-            // Otherwise it was removed after it was opened.
-            if file.has_name() {
-                return Ok(file);
-            }
+    /// Opens the file, and marks it as in use. If flock(2) fails, limits are less exact.
+    pub(super) fn open(directory: &Arc<TrustedDir>, name: &str, flags: OFlags) -> io::Result<Self> {
+        let (file, locked) = open_for_use(directory, name, OFlags::RDWR | flags)?;
+        if locked == Err(Errno::WOULDBLOCK) {
+            return Err(ErrorKind::TimedOut.into());
         }
-        Err(ErrorKind::ResourceBusy.into())
+        Ok(Self::new(file, directory, name))
     }
 
-    pub(super) fn metadata(&self) -> io::Result<Metadata> {
+    /// Opens the file without marking it; `None` if it was replaced.
+    pub(super) fn open_listed(listed: &SharedFile) -> Option<Self> {
+        let file = listed.open(OFlags::RDWR)?;
+        Some(Self::new(file, &listed.directory, &listed.name))
+    }
+
+    pub(super) fn is_same_file(&self, listed: &SharedFile) -> bool {
+        listed.is_same_file(&self.file)
+    }
+
+    fn metadata(&self) -> io::Result<Metadata> {
         self.file.metadata()
     }
 
@@ -206,28 +196,10 @@ impl CacheFile {
     pub(super) fn remove(&self) {
         drop(self.directory.remove(&self.name));
     }
-
-    fn lock_shared(&self) -> io::Result<()> {
-        if lock_in_time(&self.file, LockKind::Shared) {
-            Ok(())
-        } else {
-            Err(ErrorKind::TimedOut.into())
-        }
-    }
-}
-
-pub(super) fn open_unlocked(directory: &Arc<TrustedDir>, name: &str) -> io::Result<CacheFile> {
-    let file = directory.file(name, OFlags::RDWR)?;
-    Ok(CacheFile::new(file, directory, name))
 }
 
 pub(super) fn is_temporary(name: &str) -> bool {
     name.starts_with(TEMPORARY_PREFIX)
-}
-
-/// Locks a file or directory; false on timeout. Success if flock(2) fails, so limits are then less exact.
-pub(super) fn lock_in_time(file: &File, kind: LockKind) -> bool {
-    lock(file, kind, LOCK_TIMEOUT) != Err(Errno::WOULDBLOCK)
 }
 
 #[cfg(test)]
@@ -294,22 +266,16 @@ mod tests {
     fn exclusive_lock_fails_while_file_is_in_use() {
         let directory = tempfile::tempdir().expect("a directory");
         let directory = private(directory.path());
-        let file = CacheFile::open(&directory, "a", true).expect("made");
-        assert!(
-            !open_unlocked(&directory, "a")
-                .expect("there")
-                .try_lock_exclusive()
-        );
-        let other = CacheFile::open(&directory, "a", false).expect("there");
+        let file = CacheFile::open(&directory, "a", OFlags::CREATE).expect("made");
+        let unlocked = || directory.file("a", OFlags::RDWR).expect("there");
+        let is_free = || CacheFile::new(unlocked(), &directory, "a").try_lock_exclusive();
+        assert!(!is_free());
+        let other = CacheFile::open(&directory, "a", OFlags::empty()).expect("there");
         assert!(!file.try_lock_exclusive());
         drop(other);
         assert!(file.try_lock_exclusive());
         drop(file);
-        assert!(
-            open_unlocked(&directory, "a")
-                .expect("there")
-                .try_lock_exclusive()
-        );
+        assert!(is_free());
     }
 
     // Promises: trust-cache
@@ -322,8 +288,8 @@ mod tests {
         std::os::unix::fs::symlink(&elsewhere, &link).expect("made");
         fs::create_dir(directory.path().join("directory")).expect("made");
         let directory = private(directory.path());
-        assert!(CacheFile::open(&directory, "link", true).is_err());
-        assert!(CacheFile::open(&directory, "directory", true).is_err());
-        assert!(CacheFile::open(&directory, "none", false).is_err());
+        assert!(CacheFile::open(&directory, "link", OFlags::CREATE).is_err());
+        assert!(CacheFile::open(&directory, "directory", OFlags::CREATE).is_err());
+        assert!(CacheFile::open(&directory, "none", OFlags::empty()).is_err());
     }
 }

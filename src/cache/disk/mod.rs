@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::base::buffer_pool::BufferPool;
@@ -32,7 +33,8 @@ use cache_file::CacheFile;
 use lru::Lru;
 use write_queue::{PendingWrite, WriteQueue};
 
-pub use cache_dir::{CacheFileInfo, DiskCacheDir};
+pub use cache_dir::DiskCacheDir;
+pub(crate) use cache_dir::{content_key, is_unfinished};
 pub use read_rate::ReadRate;
 pub(crate) use read_rate::bytes_per_second;
 pub use sparse_extent::SparseExtent;
@@ -125,7 +127,8 @@ impl DiskCache {
     ) -> Result<Self, DiskCacheError> {
         cache_dir.remove_stale();
         let file = cache_dir
-            .create_directory()
+            .directory
+            .create()
             .and_then(|directory| CacheFile::create(&directory));
         Self::start(cache_dir, options, file, None)
     }
@@ -141,8 +144,9 @@ impl DiskCache {
     ) -> Result<Self, DiskCacheError> {
         cache_dir.remove_stale();
         let name = file_name(content, &options);
-        let directory = cache_dir.create_directory();
-        let file = directory.and_then(|directory| CacheFile::open(&directory, &name, true));
+        let directory = cache_dir.directory.create();
+        let file =
+            directory.and_then(|directory| CacheFile::open(&directory, &name, OFlags::CREATE));
         Self::start(cache_dir, options, file, Some(&name))
     }
 
@@ -309,8 +313,8 @@ impl DiskCache {
     pub fn publish(&self, content: &str) -> io::Result<()> {
         let name = file_name(content, &self.shared.options);
         let ours = Arc::clone(&self.shared.current.lock().file);
-        let found = self.shared.cache_dir.open_directory();
-        let other = found.and_then(|directory| CacheFile::open(&directory, &name, false));
+        let found = self.shared.cache_dir.directory.open();
+        let other = found.and_then(|directory| CacheFile::open(&directory, &name, OFlags::empty()));
         let fuller = other.ok().filter(|other| {
             !self.shared.options.is_only_copy && other.held_bytes() > ours.held_bytes()
         });

@@ -4,11 +4,14 @@ use std::io;
 use std::io::ErrorKind;
 use std::sync::Arc;
 
+use rustix::fs::OFlags;
+
 use super::Shared;
-use super::cache_dir::CacheFileInfo;
+use super::cache_dir;
 use super::cache_file::CacheFile;
 use super::write_queue::PendingWrite;
 use crate::base::extent::{Extent, Plain};
+use crate::base::shared_dir::SharedFile;
 
 impl Shared {
     pub(super) fn run_writer(&self) {
@@ -70,9 +73,11 @@ impl Shared {
         }
         let name = current.file.name.clone();
         drop(current);
-        let directory = self.cache_dir.create_directory();
+        let directory = self.cache_dir.directory.create();
         // Concurrent reads continue in the old file.
-        if let Ok(file) = directory.and_then(|directory| CacheFile::open(&directory, &name, true)) {
+        if let Ok(file) =
+            directory.and_then(|directory| CacheFile::open(&directory, &name, OFlags::CREATE))
+        {
             self.current.lock().file = Arc::new(file);
             self.lru.lock().clear();
         }
@@ -86,13 +91,13 @@ impl Shared {
         if excess > 0 && (!may_evict || self.evict_own(&file, excess) < excess) {
             return false;
         }
-        let files = self.cache_dir.files();
+        let files = self.cache_dir.files().unwrap_or_default();
         let mut missing = self.cache_dir.bytes_to_free(&files, needed);
         if missing == 0 {
             return true;
         }
         let (ours, others): (Vec<_>, Vec<_>) =
-            files.iter().partition(|info| info.is_same_file(&file));
+            files.iter().partition(|listed| file.is_same_file(listed));
         let (used, unused): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|info| info.is_in_use());
         let displaced = used.iter().chain(&ours).filter(|_| may_evict);
@@ -109,7 +114,9 @@ impl Shared {
         missing = missing.saturating_sub(freed);
         if missing > 0 && may_evict {
             let share = self.cache_dir.fair_share(&files, used.len() + 1);
-            let parts = used.iter().filter(|info| info.can_evict_parts());
+            let parts = used
+                .iter()
+                .filter(|listed| cache_dir::can_evict_parts(listed));
             let largest = parts.max_by_key(|info| info.held_bytes);
             let own = file.held_bytes();
             freed = match largest {
@@ -128,8 +135,8 @@ impl Shared {
     }
 
     /// Evicts `wanted` bytes of another archive.
-    pub(super) fn evict(&self, other: &CacheFileInfo, wanted: u64) -> u64 {
-        let freed = other.evict(wanted);
+    pub(super) fn evict(&self, other: &SharedFile, wanted: u64) -> u64 {
+        let freed = cache_dir::evict(other, wanted);
         self.options.stats.disk_cache_evicted_bytes.add(freed);
         freed
     }

@@ -7,7 +7,8 @@ use super::super::Origin;
 use super::super::test_support::file;
 use super::super::{Builder, Options};
 use super::*;
-use crate::base::lock::RETRY_INTERVAL;
+use crate::base::lock::{LockKind, RETRY_INTERVAL, lock};
+use crate::base::shared_dir::STALE_TEMPORARY_AGE;
 
 fn locator(options: &str) -> Locator {
     Locator {
@@ -206,8 +207,8 @@ fn long_unused_index_is_removed_on_next_publish() {
         file.set_modified(long_ago).unwrap();
     }
     held(&store, "used").touch();
-    fs::write(store.cache_dir.join(DIRECTORY_NAME).join("foreign"), b"").unwrap();
-    File::open(store.cache_dir.join(DIRECTORY_NAME).join("foreign"))
+    fs::write(store.directory.path().join("foreign"), b"").unwrap();
+    File::open(store.directory.path().join("foreign"))
         .unwrap()
         .set_modified(long_ago)
         .unwrap();
@@ -216,11 +217,7 @@ fn long_unused_index_is_removed_on_next_publish() {
     assert!(!left("old"));
     assert!(left("used") && left("marked") && left("new"));
     assert!(
-        store
-            .cache_dir
-            .join(DIRECTORY_NAME)
-            .join("foreign")
-            .exists(),
+        store.directory.path().join("foreign").exists(),
         "it is not ours"
     );
 }
@@ -234,16 +231,16 @@ fn index_file_reports_origin_and_is_removable_when_unused() {
     publish(&store, "a");
     let files = store.files().unwrap();
     let [file] = &files[..] else { panic!("one") };
-    assert_eq!(file.origin().unwrap().locator, locator("a"));
+    assert_eq!(origin(file).unwrap().locator, locator("a"));
     let mark = held(&store, "a");
     assert!(file.is_in_use());
-    assert!(!file.remove().unwrap());
+    assert!(!remove(file).unwrap());
     drop(mark);
     assert!(!file.is_in_use());
     // Replaces the file under the same name, which must then not be removed.
     publish(&store, "a");
-    assert!(!file.remove().unwrap());
-    assert!(store.files().unwrap()[0].remove().unwrap());
+    assert!(!remove(file).unwrap());
+    assert!(remove(&store.files().unwrap()[0]).unwrap());
     assert!(find(&store, &locator("a")).unwrap().is_none());
 }
 
@@ -254,9 +251,9 @@ fn published_index_is_in_use_at_once() {
     let store = Store::new(cache.path());
     let in_use = store.publish(&locator(""), &index(locator(""))).unwrap();
     let files = store.files().unwrap();
-    assert!(files[0].is_in_use() && !files[0].remove().unwrap());
+    assert!(files[0].is_in_use() && !remove(&files[0]).unwrap());
     drop(in_use.expect("not locked"));
-    assert!(files[0].remove().unwrap());
+    assert!(remove(&files[0]).unwrap());
 }
 
 // Promises: index-shared-cache
@@ -290,14 +287,14 @@ fn locked_temporary_file_stays_at_any_age() {
     written
         .set_modified(SystemTime::now() - STALE_TEMPORARY_AGE * 2)
         .unwrap();
-    lock(&written, LockKind::Shared, LOCK_TIMEOUT).unwrap();
+    lock(&written, LockKind::Shared, Duration::ZERO).unwrap();
     let files = store.files().unwrap();
-    let file = files.iter().find(|file| !file.is_finished).unwrap();
-    assert!(file.is_in_use() && !file.remove().unwrap());
+    let file = files.iter().find(|file| !is_finished(&file.name)).unwrap();
+    assert!(file.is_in_use() && !remove(file).unwrap());
     publish(&store, "");
     assert!(path.exists());
     drop(written);
-    assert!(!file.is_in_use() && file.remove().unwrap());
+    assert!(!file.is_in_use() && remove(file).unwrap());
 }
 
 // Promises: cache-in-use
@@ -358,7 +355,7 @@ fn index_in_use_survives_concurrent_removal() {
         publish(&store, "");
         let files = store.files().unwrap();
         std::thread::scope(|scope| {
-            let removing = scope.spawn(|| files[0].remove().unwrap());
+            let removing = scope.spawn(|| remove(&files[0]).unwrap());
             let taken = store
                 .find_locked(&locator(""), &MemoryLimit::none(), RowsToLoad::All)
                 .unwrap();
@@ -377,10 +374,10 @@ fn remove_waits_for_directory_lock() {
     let store = Store::new(cache.path());
     publish(&store, "");
     let files = store.files().unwrap();
-    let naming = lock_directory(&store.open_directory().unwrap()).expect("not locked");
-    assert!(!files[0].remove().unwrap());
+    let naming = lock_directory(&store.directory.open().unwrap()).expect("not locked");
+    assert!(!remove(&files[0]).unwrap());
     drop(naming);
-    assert!(files[0].remove().unwrap());
+    assert!(remove(&files[0]).unwrap());
 }
 
 #[test]
@@ -389,13 +386,13 @@ fn cut_index_file_has_no_origin_and_is_damaged() {
     let store = Store::new(cache.path());
     let path = publish(&store, "");
     assert_eq!(
-        store.files().unwrap()[0].origin().unwrap().locator,
+        origin(&store.files().unwrap()[0]).unwrap().locator,
         locator("")
     );
     let bytes = fs::read(&path).unwrap();
     for end in 0..bytes.len() {
         fs::write(&path, &bytes[..end]).unwrap();
-        assert!(store.files().unwrap()[0].origin().is_none(), "{end}");
+        assert!(origin(&store.files().unwrap()[0]).is_none(), "{end}");
         assert!(find(&store, &locator("")).is_err(), "{end}");
     }
 }

@@ -402,9 +402,9 @@ fn prefetch_all(place: &Place) {
 
 /// Reads and writes a cache file at offsets that no real reader uses.
 fn access_directly(place: &Place, knobs: Knobs) {
-    let directory = DiskCacheDir::new(place.path("cache"), Some(LARGE_DISK_BYTES));
+    let directory = DiskCacheDir::new(&place.path("cache"), Some(LARGE_DISK_BYTES));
     let start = Instant::now();
-    for file in directory.files() {
+    for file in directory.files().unwrap_or_default() {
         // A child of another test inherits our descriptors until it calls execve(2).
         while file.is_in_use() {
             assert!(start.elapsed() < WAIT_TIMEOUT, "all who used one are gone");
@@ -448,7 +448,11 @@ fn access_directly(place: &Place, knobs: Knobs) {
     }
     drop(cache);
     let content = content();
-    let found = directory.files();
+    let found = directory.files().expect("readable");
     let is_ours = |name: Option<&str>| name == Some(&content) || name == Some("published");
-    assert!(found.iter().any(|file| is_ours(file.content())));
+    assert!(
+        found
+            .iter()
+            .any(|file| is_ours(file.name.split('.').next()))
+    );
 }
