@@ -148,6 +148,13 @@ impl Archive {
         notes
     }
 
+    /// Whether the archive surely ends with its last member: it has the expected digest, or its end marker.
+    pub fn is_whole(&self) -> bool {
+        let index = self.index();
+        let origin = index.origin();
+        !origin.is_truncated && (origin.has_end_marker || self.reader.has_expected_digest)
+    }
+
     /// Returns who vouches for the tree.
     pub fn tree_origin(&self) -> TreeOrigin {
         self.reader.tree.origin

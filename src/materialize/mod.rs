@@ -44,7 +44,7 @@ pub use self::materializer::{Materializer, StopOnDrop};
 pub use self::options::{Existing, Options, Summary};
 pub use self::selection::{PathLinks, SelectedPath, Selection};
 pub use self::staging::Staging;
-pub use self::sync::{SyncAction, SyncPlan, SyncPlanner};
+pub use self::sync::{DeletionRefusal, SyncAction, SyncPlan, SyncPlanner};
 pub use self::to_stdout::ContentSink;
 #[cfg(feature = "python")]
 pub(crate) use self::write::member_of;

@@ -48,6 +48,7 @@ mod stragglers;
 #[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/mod.rs"]
 mod support;
+mod sync_deletions;
 mod terminal;
 mod time_limits;
 mod tree_origin;

@@ -198,6 +198,7 @@ impl ScanThread {
             plain_bytes: summary.plain_len,
             decoder_bytes: summary.decoder_bytes,
             is_truncated: summary.truncated,
+            has_end_marker: summary.has_end_marker,
         }
     }
 

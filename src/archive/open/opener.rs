@@ -328,6 +328,7 @@ impl Opener {
             live_index,
             spans: SpanStore::new(budgets.span_cache, span_owner, disk_cache, is_own_version),
             free_list: self.free_list.clone(),
+            has_expected_digest: self.options.scan.expects_digest(),
             window_fetches: WindowFetches::default(),
             read_priority: budgets.read_priority.for_archive(),
             lag_limit: Arc::default(),

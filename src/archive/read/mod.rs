@@ -57,6 +57,8 @@ pub(crate) struct Reader {
     pub(crate) live_index: LiveIndex,
     pub(crate) spans: SpanStore,
     pub(crate) free_list: FreeList,
+    /// Whether the archive has the digest that the caller, or its source, expects.
+    pub(crate) has_expected_digest: bool,
     pub(crate) window_fetches: WindowFetches,
     pub(crate) read_priority: ReadPriority,
     pub(crate) lag_limit: Arc<LagLimit>,
@@ -331,6 +333,7 @@ mod tests {
             live_index: LiveIndex::complete(builder.finish(origin)),
             spans: SpanStore::new(SpanCache::new(0), 0, disk_cache.map(Arc::new), true),
             free_list: FreeList::new(0),
+            has_expected_digest: false,
             window_fetches: WindowFetches::default(),
             read_priority: ReadPriority::default(),
             lag_limit: Arc::default(),

@@ -67,6 +67,8 @@ pub struct Summary {
     pub plain_sha256: Option<Sha256>,
     /// Whether the archive is truncated, which the options allowed.
     pub truncated: bool,
+    /// Whether two zero records ended the archive.
+    pub has_end_marker: bool,
     /// Number of places with unreadable headers, where members may be lost. Only 0 is a success.
     pub damages: u64,
 }
@@ -658,6 +660,7 @@ impl<'a, S: Sink> Scan<'a, S> {
             sha256: finished.sha256,
             plain_sha256,
             truncated,
+            has_end_marker: self.parser.has_end_marker(),
             damages: self.damages,
         })
     }

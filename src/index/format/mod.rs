@@ -34,6 +34,7 @@ const HAS_GLOBAL_KEYWORDS: u32 = 4;
 const HAS_SHA256: u32 = 1;
 const HAS_PLAIN_SHA256: u32 = 2;
 const IS_TRUNCATED: u32 = 4;
+const HAS_END_MARKER: u32 = 8;
 
 /// Maximum bytes of the texts of a locator. Real ones are much shorter.
 const MAX_ORIGIN_TEXT_BYTES: u64 = 1 << 20;
@@ -388,13 +389,6 @@ impl Header {
             section
         });
         let totals = &index.totals;
-        let flags = [
-            (totals.has_xattrs, HAS_XATTRS),
-            (index.is_published, IS_PUBLISHED),
-            (totals.has_global_keywords, HAS_GLOBAL_KEYWORDS),
-        ];
-        let flags = flags.iter().filter(|(is_set, _)| *is_set);
-        let flags: u32 = flags.map(|(_, flag)| flag).sum();
         Self {
             magic: MAGIC,
             version: VERSION.into(),
@@ -403,7 +397,11 @@ impl Header {
             entries: totals.entries.into(),
             stored_bytes: totals.stored_bytes.into(),
             problems: totals.problems.into(),
-            flags: flags.into(),
+            flags: flags([
+                (totals.has_xattrs, HAS_XATTRS),
+                (index.is_published, IS_PUBLISHED),
+                (totals.has_global_keywords, HAS_GLOBAL_KEYWORDS),
+            ]),
             reserved: 0.into(),
             members: totals.members.into(),
             file_bytes: totals.file_bytes.into(),
@@ -447,6 +445,12 @@ impl Header {
     }
 }
 
+/// The sum of the flags that are set.
+fn flags<const N: usize>(flags: [(bool, u32); N]) -> U32 {
+    let set = flags.into_iter().filter(|(is_set, _)| *is_set);
+    set.map(|(_, flag)| flag).sum::<u32>().into()
+}
+
 impl Layer {
     fn of(index: &Index) -> Self {
         let origin = &index.origin;
@@ -459,10 +463,12 @@ impl Layer {
             packed_bytes: origin.packed_bytes.into(),
             plain_bytes: origin.plain_bytes.into(),
             compression: origin.compression.code().into(),
-            flags: (origin.sha256.map_or(0, |_| HAS_SHA256)
-                | origin.plain_sha256.map_or(0, |_| HAS_PLAIN_SHA256)
-                | if origin.is_truncated { IS_TRUNCATED } else { 0 })
-            .into(),
+            flags: flags([
+                (origin.sha256.is_some(), HAS_SHA256),
+                (origin.plain_sha256.is_some(), HAS_PLAIN_SHA256),
+                (origin.is_truncated, IS_TRUNCATED),
+                (origin.has_end_marker, HAS_END_MARKER),
+            ]),
             sha256: origin.sha256.map_or([0; 32], |digest| digest.0),
             plain_sha256: origin.plain_sha256.map_or([0; 32], |digest| digest.0),
         }
@@ -489,6 +495,7 @@ impl Layer {
             plain_bytes: self.plain_bytes.get(),
             decoder_bytes: u64::from(self.decoder_kib.get()) << 10,
             is_truncated: self.flags.get() & IS_TRUNCATED != 0,
+            has_end_marker: self.flags.get() & HAS_END_MARKER != 0,
         })
     }
 }

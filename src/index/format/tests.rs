@@ -60,6 +60,7 @@ fn sample() -> Index {
         plain_bytes: 4100,
         decoder_bytes: 8 << 20,
         is_truncated: true,
+        has_end_marker: true,
     })
 }
 

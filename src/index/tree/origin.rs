@@ -37,4 +37,6 @@ pub struct Origin {
     pub decoder_bytes: u64,
     /// Whether the archive ends too early, which the options allowed.
     pub is_truncated: bool,
+    /// Whether two zero records ended the archive. Without them it may be cut between two members.
+    pub has_end_marker: bool,
 }

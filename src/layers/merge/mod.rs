@@ -70,6 +70,7 @@ fn origin(layers: &[&Index], whiteouts: WhiteoutFormat) -> Origin {
         content_id: *hasher.finalize().as_bytes(),
         packed_bytes,
         is_truncated: layers.iter().any(|index| index.origin().is_truncated),
+        has_end_marker: layers.iter().all(|index| index.origin().has_end_marker),
         ..Origin::default()
     }
 }

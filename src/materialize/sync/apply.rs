@@ -44,7 +44,7 @@ fn compare_names(
 
 impl Materializer {
     /// Brings the destination to the state of `index`, whose contents `volume` has, as `plan` says. Removes what the
-    /// index lacks only if it is to `delete` and everything else succeeded.
+    /// index lacks only if everything else succeeded.
     ///
     /// # Errors
     /// The first result is about the archive, the second one about the destination.
@@ -53,16 +53,15 @@ impl Materializer {
         volume: &dyn Volume,
         index: &Index,
         plan: &SyncPlan,
-        delete: bool,
     ) -> (ReadResult, Result<Summary, Error>) {
         if let Err(error) = compare_names(volume, index, plan) {
             return (Err(error), self.finish());
         }
-        self.prepare(plan, delete);
+        self.prepare(plan);
         let read = self.write_entries(volume, index, plan);
         self.cut_payload();
         if read.is_ok() && self.tree.context.problems.fatal().is_none() {
-            self.change_existing(plan, delete && matches!(read, Ok(0)));
+            self.change_existing(plan, matches!(read, Ok(0)));
         }
         (read, self.finish())
     }
@@ -76,25 +75,24 @@ impl Materializer {
         source: &Path,
         jobs: Option<NonZeroUsize>,
         plan: &SyncPlan,
-        delete: bool,
     ) -> Result<Summary, Error> {
-        self.prepare(plan, delete);
+        self.prepare(plan);
         let written: HashSet<_> = plan.written.keys().cloned().collect();
         if !written.is_empty() {
             let filter = Box::new(move |path: &ArchivePath| written.contains(path));
             self = self.copy_selected(source, jobs, false, Some(filter))?;
         }
         if self.tree.context.problems.fatal().is_none() {
-            self.change_existing(plan, delete);
+            self.change_existing(plan, true);
         }
         self.finish()
     }
 
     /// Lets the owner into the directories in which entries change, which get their new attributes at the end of the run,
     /// and removes what a killed run has left.
-    fn prepare(&mut self, plan: &SyncPlan, delete: bool) {
+    fn prepare(&mut self, plan: &SyncPlan) {
         let rules = ReplaceRules {
-            removes_directories: delete,
+            removes_directories: plan.deletes,
         };
         // A run has one plan.
         self.tree.context.replace_rules.set(rules).ok();
@@ -133,8 +131,8 @@ impl Materializer {
         }
     }
 
-    /// Makes links, changes attributes, and removes what the source lacks, unless there were errors.
-    fn change_existing(&mut self, plan: &SyncPlan, delete: bool) {
+    /// Makes links, changes attributes, and removes what the source lacks, if it `was_read`, and there were no errors.
+    fn change_existing(&mut self, plan: &SyncPlan, was_read: bool) {
         for (path, first) in &plan.links {
             self.link(path, first);
         }
@@ -147,7 +145,7 @@ impl Materializer {
                 self.tree.context.problems.add(path, error);
             }
         }
-        if !delete || plan.extra.is_empty() {
+        if !was_read || plan.extra.is_empty() {
             return;
         }
         // Their errors count, too.

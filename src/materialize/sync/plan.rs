@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::extra::Deletion;
+use crate::archive::Volume;
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
 use crate::materialize::options::Options;
@@ -70,6 +71,20 @@ pub enum SyncAction {
     Link,
 }
 
+/// Reason why an update deletes nothing, although it should.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DeletionRefusal {
+    /// Something could not be compared, or a member is damaged.
+    #[error("nothing is deleted, because not everything can be compared")]
+    Incomplete,
+    /// The archive at this location may be cut between two members.
+    #[error(
+        "{0}: nothing is deleted, because the archive has no end marker, so members may be lost (check that it is \
+         complete, and confirm its digest by --expect-sha256)"
+    )]
+    NoEndMarker(String),
+}
+
 /// Changes that bring a destination to the state of a source.
 #[derive(Default, Debug)]
 pub struct SyncPlan {
@@ -85,24 +100,38 @@ pub struct SyncPlan {
     pub(super) leftovers: Vec<ArchivePath>,
     /// Files that are added when all are known.
     named: Vec<NamedFile>,
-    /// Whether something could not be compared.
+    /// Whether entries that the source lacks are removed.
+    pub(super) deletes: bool,
+    /// Why they are not, although the caller asked for it.
+    pub deletion_refusal: Option<DeletionRefusal>,
+    /// Whether something could not be compared, or a member of the source is damaged.
     pub is_incomplete: bool,
     /// Whether something is mounted on an entry of the source, which is left alone.
     pub has_mounts: bool,
 }
 
 impl SyncPlan {
-    /// The actions in the order of paths, those `with_deletions` included.
-    pub fn actions(&self, with_deletions: bool) -> Vec<(&ArchivePath, SyncAction)> {
+    /// The actions in the order of paths.
+    pub fn actions(&self) -> Vec<(&ArchivePath, SyncAction)> {
         let written = self.written.keys().map(|path| (path, SyncAction::Write));
         let changed = self.changed.keys().map(|path| (path, SyncAction::Change));
         let links = self.links.keys().map(|path| (path, SyncAction::Link));
-        let extra = self.extra.iter().filter(|_| with_deletions);
-        let extra = extra.chain(&self.leftovers);
+        let extra = self.extra.iter().chain(&self.leftovers);
         let extra = extra.map(|path| (path, SyncAction::Delete));
         let mut actions: Vec<_> = written.chain(changed).chain(links).chain(extra).collect();
         actions.sort_unstable();
         actions
+    }
+
+    fn refusal(&self, source: Option<&dyn Volume>) -> Option<DeletionRefusal> {
+        if self.is_incomplete {
+            return Some(DeletionRefusal::Incomplete);
+        }
+        let archives = source.map(Volume::archives).unwrap_or_default();
+        let cut = archives.into_iter().find(|archive| !archive.is_whole())?;
+        Some(DeletionRefusal::NoEndMarker(
+            cut.source().location().to_string(),
+        ))
     }
 
     /// Adds a file of the source with that in its place, whether the latter has the right content, and what else
@@ -180,22 +209,28 @@ impl SyncPlanner {
         }
     }
 
-    /// The plan, after the comparison with the directory `top` of `tree`. With `delete` it removes no mount point and
-    /// nothing below it, and reports each.
+    /// The plan, after the comparison of `source` with the directory `top` of `tree`. Without a `source` it was a
+    /// directory. With `delete` it removes no mount point and nothing below it, and reports each.
     pub fn finish<T: Tree + Send + 'static>(
         &self,
+        source: Option<&dyn Volume>,
         tree: &Arc<T>,
         top: &T::Directory,
         delete: bool,
     ) -> SyncPlan {
         let mut plan = std::mem::take(&mut *self.plan.lock());
         plan.add_named();
-        if delete {
+        plan.is_incomplete |= source.is_some_and(|it| it.index().problem_count() > 0);
+        plan.deletion_refusal = plan.refusal(source).filter(|_| delete);
+        plan.deletes = delete && plan.deletion_refusal.is_none();
+        if plan.deletes {
             let deletion = Deletion::plan(tree, top, std::mem::take(&mut plan.extra));
             for path in deletion.mounts {
                 (self.report)(path.as_bytes(), io::ErrorKind::CrossesDevices.into());
             }
             plan.extra = deletion.removed;
+        } else {
+            plan.extra.clear();
         }
         plan
     }

@@ -80,6 +80,8 @@ enum LastRecord {
     Header,
     /// A zero record, when zero records count.
     Zero,
+    /// The second one of two.
+    EndMarker,
     Bad,
 }
 
@@ -252,6 +254,11 @@ impl Parser {
         self.sums.members
     }
 
+    /// Whether two zero records ended the archive, so that no member after the last one is lost.
+    pub fn has_end_marker(&self) -> bool {
+        self.last == LastRecord::EndMarker
+    }
+
     /// Skips `len` bytes of [`missing_payload`](Self::missing_payload) as if pushed, without payload events.
     pub fn skip_payload(&mut self, len: u64) {
         let len = len.min(self.missing_payload());
@@ -332,8 +339,10 @@ impl Parser {
         }
         if self.last == LastRecord::Zero {
             self.state = State::Ended;
+            self.last = LastRecord::EndMarker;
+        } else {
+            self.last = LastRecord::Zero;
         }
-        self.last = LastRecord::Zero;
     }
 
     fn end_after_lone_zero(&mut self, end: Plain) {

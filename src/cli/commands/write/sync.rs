@@ -21,6 +21,7 @@ use crate::cli::commands::list::operands::{
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
 use crate::cli::shards;
 use crate::cli::ui::output;
+use tarfs::archive::Volume;
 use tarfs::index::Ino;
 use tarfs::internal::escape::escape;
 use tarfs::materialize::{
@@ -49,6 +50,8 @@ pub(crate) struct SyncArgs {
     write: WriteArgs,
 
     /// Remove from DIR what SOURCE lacks, once everything else is written
+    ///
+    /// An archive without an end marker may lack members, so nothing is removed unless --expect-sha256 confirms it.
     #[arg(long)]
     delete: bool,
 
@@ -94,13 +97,14 @@ impl SyncArgs {
         let index = volume.complete_index();
         let index = index.context("the archive is not indexed")?;
         let tree = index.tree().context("cannot list the tree")?;
-        let is_whole = output::report_problems(tree) == ExitCode::SUCCESS;
+        // The plan has them, too.
+        let _code = output::report_problems(tree);
         let _lock = self.lock_destination()?;
         let source = with_contents(IndexTree::new(index.clone(), false), &volume);
         let root = (b".".as_slice(), Ino::ROOT.0.into());
-        let plan = self.plan(source, &Ino::ROOT, root, &output.options())?;
-        self.carry_out(output, &plan, is_whole, |sink, delete| {
-            let (read, finished) = sink.sync(&*volume, tree, &plan, delete);
+        let plan = self.plan(Some(&*volume), source, &Ino::ROOT, root, &output.options())?;
+        self.carry_out(output, &plan, |sink| {
+            let (read, finished) = sink.sync(&*volume, tree, &plan);
             (shards::whether_complete(read), finished)
         })
     }
@@ -121,12 +125,9 @@ impl SyncArgs {
         // A link to the directory is followed.
         let path = directory.join(".");
         let root = (path.as_os_str().as_bytes(), 0);
-        let plan = self.plan(source, &base, root, &output.options())?;
-        self.carry_out(output, &plan, true, |sink, delete| {
-            (
-                Ok(true),
-                sink.sync_directory(directory, jobs, &plan, delete),
-            )
+        let plan = self.plan(None, source, &base, root, &output.options())?;
+        self.carry_out(output, &plan, |sink| {
+            (Ok(true), sink.sync_directory(directory, jobs, &plan))
         })
     }
 
@@ -162,6 +163,7 @@ impl SyncArgs {
     /// Compares the directory `root` of `source` with DIR.
     fn plan<A: Tree + Send + 'static>(
         &self,
+        volume: Option<&dyn Volume>,
         source: A,
         base: &A::Directory,
         root: (&[u8], u64),
@@ -190,39 +192,36 @@ impl SyncArgs {
         comparison
             .run((base, &place), names, b"", None)
             .with_context(failed)?;
-        Ok(planner.finish(&destination, &place, self.delete))
+        Ok(planner.finish(volume, &destination, &place, self.delete))
     }
 
-    /// Carries out `plan` by `write`, which also receives whether to delete, or prints it.
+    /// Carries out `plan` by `write`, or prints it.
     fn carry_out(
         &self,
         output: &Output<'_>,
         plan: &SyncPlan,
-        is_whole: bool,
-        write: impl FnOnce(Materializer, bool) -> Written,
+        write: impl FnOnce(Materializer) -> Written,
     ) -> anyhow::Result<ExitCode> {
-        let is_known = is_whole && !plan.is_incomplete;
-        if self.delete && !is_known {
-            output::print_warning("nothing is deleted, because not everything can be compared");
+        if let Some(refusal) = &plan.deletion_refusal {
+            output::print_error(refusal);
         }
-        let delete = self.delete && is_known;
-        let is_whole = is_known && !plan.has_mounts;
+        let is_whole = !plan.is_incomplete && !plan.has_mounts && plan.deletion_refusal.is_none();
         if self.dry_run.is_set {
-            print_steps(plan, delete)?;
+            print_steps(plan)?;
             return Ok(exit_code(is_whole, &Summary::default()));
         }
         output.to_disk("run the same command again", None, |sink| {
             let _progress = output.show_progress("updating", None);
-            let (complete, finished) = write(sink, delete);
+            let (complete, finished) = write(sink);
             (complete.map(|complete| complete && is_whole), finished)
         })
     }
 }
 
 /// Prints what a run would do.
-fn print_steps(plan: &SyncPlan, with_deletions: bool) -> anyhow::Result<()> {
+fn print_steps(plan: &SyncPlan) -> anyhow::Result<()> {
     let mut text = Vec::new();
-    for (path, step) in plan.actions(with_deletions) {
+    for (path, step) in plan.actions() {
         let word = match step {
             SyncAction::Delete => "delete",
             SyncAction::Write => "write",
