@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{FileType, Mode, Stat};
+use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 use rustix::process::Resource;
 
+use super::attribute_policy::IMPLIED_MODE;
 use super::context::Context;
 use super::directory::{Directory, lstat_at, name_of, parent_of};
 use super::pool::WriterPool;
@@ -267,8 +268,7 @@ impl PathLookup for Resolver<'_> {
         }
         let quota = &self.destination.context.entry_quota;
         quota.acquire().with_action(ACTION)?;
-        let permissions = Mode::from_raw_mode(0o777);
-        let is_new = match rustix::fs::mkdirat(parent, name, permissions) {
+        let is_new = match rustix::fs::mkdirat(parent, name, IMPLIED_MODE) {
             // The process that writes another shard was faster.
             Err(Errno::EXIST) => false,
             made => made.with_action(ACTION).map(|()| true)?,
