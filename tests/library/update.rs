@@ -301,7 +301,10 @@ fn implied_directories_of_an_image_get_owner_and_mode_of_mkdir() {
     let image = Image::new("i:1", vec![lower.end(), upper.directory("f").end()]);
     oci(&[image]).write(&place.path("layout"));
     let run = |umask: u32, words: &str| {
-        let line = format!("umask {umask:03o}; exec {} {words}", env!("CARGO_BIN_EXE_tarfs"));
+        let line = format!(
+            "umask {umask:03o}; exec {} {words}",
+            env!("CARGO_BIN_EXE_tarfs")
+        );
         let outcome = Outcome::of(place.command("sh").args(["-c", &line]));
         assert_eq!(outcome.code, 0, "{words}: {}", outcome.complaints);
         outcome
@@ -321,7 +324,11 @@ fn implied_directories_of_an_image_get_owner_and_mode_of_mkdir() {
             let expected = 0o777 & !umask | top.mode() & 0o2000;
             for name in ["d", "d/e", "gone"] {
                 let found = fs::metadata(place.path(out).join(name)).expect("made");
-                assert_eq!(found.mode() & 0o7777, expected, "{umask:o} {mode:o} {out}/{name}");
+                assert_eq!(
+                    found.mode() & 0o7777,
+                    expected,
+                    "{umask:o} {mode:o} {out}/{name}"
+                );
                 if mode & 0o2000 != 0 {
                     assert_eq!(found.gid(), top.gid(), "{out}/{name}");
                 }

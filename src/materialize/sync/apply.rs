@@ -170,10 +170,10 @@ impl Materializer {
         }
         let found = names.keys().filter_map(|ino| index.entry(*ino));
         let (implied, mut entries): (Vec<_>, Vec<_>) = found.partition(Entry::is_implied);
-        for entry in implied {
-            for path in names.get(&entry.ino()).into_iter().flatten() {
-                self.make_room_for_directory(path);
-            }
+        let implied = implied.iter().filter_map(|entry| names.get(&entry.ino()));
+        let implied: Vec<&ArchivePath> = implied.flatten().copied().collect();
+        for path in &implied {
+            self.make_room_for_directory(path);
         }
         // Directories first, those above others before them, and then files in the order of their contents.
         let start = |entry: &Entry<'_>| Some(entry.pieces(0, u64::MAX).next()?.plain.start());
@@ -199,6 +199,7 @@ impl Materializer {
         }
         // The memory of one reader is free before another one starts.
         drop(reader);
+        self.make_empty_directories(&implied);
         self.tree.destination.writers.wait_for_all();
         for (entry, mut path, others) in linked {
             for other in others {
@@ -218,6 +219,17 @@ impl Materializer {
             }
         }
         Ok(damaged)
+    }
+
+    /// Makes those of the `implied` directories in which nothing was written, because layers remove all entries there.
+    fn make_empty_directories(&mut self, implied: &[&ArchivePath]) {
+        for path in implied {
+            let destination = &mut self.tree.destination;
+            let made = destination.resolve_directory(path.as_bytes(), IfMissing::Create);
+            if let Err(ResolveError::Tree(error)) = made {
+                self.tree.context.problems.add(path, error);
+            }
+        }
     }
 
     /// Removes another entry at `path`, where the entries below it imply a directory.
