@@ -32,8 +32,6 @@ mod write;
 #[cfg(test)]
 mod test_support;
 
-use std::os::fd::AsFd;
-
 pub use self::background_copy::{BackgroundCopy, BackgroundCopyProgress, CopyState, RunningCopy};
 pub use self::dry_run::DryRunSink;
 pub use self::entry_reader::{EntryError, read_entries};
@@ -44,20 +42,10 @@ pub use self::materializer::{Materializer, StopOnDrop};
 pub use self::options::{Existing, Options, Summary};
 pub use self::selection::{PathLinks, SelectedPath, Selection};
 pub use self::staging::Staging;
-pub use self::sync::{DeletionRefusal, SyncAction, SyncPlan, SyncPlanner};
+pub use self::sync::{DeletionRefusal, SyncPlan, SyncPlanner};
 pub use self::to_stdout::ContentSink;
 #[cfg(feature = "python")]
 pub(crate) use self::write::member_of;
 pub use self::write::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
 pub use crate::base::xattr::filter::XattrFilter;
-
-/// Removes the directory `name` in `parent` with all its contents, whatever the modes are.
-///
-/// It never follows a link. Missing entries are no error.
-///
-/// # Errors
-/// When an entry cannot be removed, or something is mounted below. Everything else is removed.
-pub fn remove_tree(parent: impl AsFd, name: &std::ffi::OsStr) -> std::io::Result<()> {
-    Ok(crate::tree::remove_tree(parent, name.as_encoded_bytes())?)
-}

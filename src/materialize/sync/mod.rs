@@ -4,4 +4,4 @@ mod apply;
 mod extra;
 mod plan;
 
-pub use self::plan::{DeletionRefusal, SyncAction, SyncPlan, SyncPlanner};
+pub use self::plan::{DeletionRefusal, SyncPlan, SyncPlanner};

@@ -58,19 +58,6 @@ pub(super) struct AttributeChange {
     pub(super) is_directory: bool,
 }
 
-/// Action of a sync on one entry.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum SyncAction {
-    /// It is removed.
-    Delete,
-    /// It is written.
-    Write,
-    /// Its attributes are changed.
-    Change,
-    /// It becomes another name of a file.
-    Link,
-}
-
 /// Reason why an update deletes nothing, although it should.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DeletionRefusal {
@@ -111,16 +98,14 @@ pub struct SyncPlan {
 }
 
 impl SyncPlan {
-    /// The actions in the order of paths.
-    pub fn actions(&self) -> Vec<(&ArchivePath, SyncAction)> {
-        let written = self.written.keys().map(|path| (path, SyncAction::Write));
-        let changed = self.changed.keys().map(|path| (path, SyncAction::Change));
-        let links = self.links.keys().map(|path| (path, SyncAction::Link));
+    /// The paths in their order, and whether a run will `write`, `change`, `link` or `delete` each.
+    pub fn steps(&self) -> BTreeMap<&ArchivePath, &'static str> {
+        let written = self.written.keys().map(|path| (path, "write"));
+        let changed = self.changed.keys().map(|path| (path, "change"));
+        let links = self.links.keys().map(|path| (path, "link"));
         let extra = self.extra.iter().chain(&self.leftovers);
-        let extra = extra.map(|path| (path, SyncAction::Delete));
-        let mut actions: Vec<_> = written.chain(changed).chain(links).chain(extra).collect();
-        actions.sort_unstable();
-        actions
+        let extra = extra.map(|path| (path, "delete"));
+        written.chain(changed).chain(links).chain(extra).collect()
     }
 
     fn refusal(&self, source: Option<&dyn Volume>) -> Option<DeletionRefusal> {

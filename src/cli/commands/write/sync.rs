@@ -24,9 +24,7 @@ use crate::cli::ui::output;
 use tarfs::archive::Volume;
 use tarfs::index::Ino;
 use tarfs::internal::escape::escape;
-use tarfs::materialize::{
-    DestinationLock, Materializer, Options, Summary, SyncAction, SyncPlan, SyncPlanner,
-};
+use tarfs::materialize::{DestinationLock, Materializer, Options, Summary, SyncPlan, SyncPlanner};
 use tarfs::source::local_path;
 use tarfs::tree::{Comparison, DirectoryTree, IndexTree, Name, Tree};
 
@@ -221,13 +219,7 @@ impl SyncArgs {
 /// Prints what a run would do.
 fn print_steps(plan: &SyncPlan) -> anyhow::Result<()> {
     let mut text = Vec::new();
-    for (path, step) in plan.actions() {
-        let word = match step {
-            SyncAction::Delete => "delete",
-            SyncAction::Write => "write",
-            SyncAction::Change => "change",
-            SyncAction::Link => "link",
-        };
+    for (path, word) in plan.steps() {
         let path = if path.is_root() {
             b"."
         } else {
