@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -30,6 +31,7 @@ use tarfs::internal::escape::escape;
 use tarfs::internal::publish::random_suffix;
 use tarfs::internal::regular_file;
 use tarfs::internal::rooted;
+use tarfs::tree::remove_tree;
 
 /// Names of the parts of a bundle.
 const CONFIG: &str = "config.json";
@@ -388,7 +390,7 @@ impl BundleInProgress {
         }
         let directory = File::open(&self.directory)?;
         let name = tree.file_name().unwrap_or_default();
-        tarfs::materialize::remove_tree(&directory, name)
+        Ok(remove_tree(&directory, name.as_bytes())?)
     }
 
     fn remove(&self) {

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use tarfs::fuse::SCRATCH_PREFIX;
-use tarfs::materialize;
+use tarfs::tree::remove_tree;
 
 /// Removes a scratch directory if it exists, but no directory without the scratch prefix.
 pub(crate) fn remove_scratch(scratch: &Path) {
@@ -15,7 +15,7 @@ pub(crate) fn remove_scratch(scratch: &Path) {
     if !name.as_bytes().starts_with(SCRATCH_PREFIX.as_bytes()) {
         return;
     }
-    let removed = File::open(parent).and_then(|parent| materialize::remove_tree(&parent, name));
+    let removed = File::open(parent).and_then(|parent| Ok(remove_tree(&parent, name.as_bytes())?));
     if let Err(error) = removed {
         let scratch = scratch.display();
         tracing::warn!(%error, %scratch, "cannot remove the directory with the files written to the mount");

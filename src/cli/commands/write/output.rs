@@ -1,7 +1,6 @@
 //! Destination of a run, and its reports.
 
 use std::borrow::Cow;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{IsTerminal, Write, stdout};
 use std::path::{Path, PathBuf};
@@ -20,6 +19,7 @@ use tarfs::Stats;
 use tarfs::internal::error_chain::error_chain;
 use tarfs::internal::escape::escape;
 use tarfs::materialize::{self, Cause, Materializer, Options, Problem, Reporter, Staging, Summary};
+use tarfs::tree::remove_tree;
 
 /// Whether the source had no errors, and the result of the writer.
 pub(super) type Written = (anyhow::Result<bool>, Result<Summary, materialize::Error>);
@@ -93,12 +93,8 @@ impl<'a> Output<'a> {
         let _cleanup = CleanupOnSignal::install(move || {
             if let Some(directory) = layers_directory {
                 // Errors are ignored, because the process ends in any case.
-                drop(File::open(directory).and_then(|directory| {
-                    materialize::remove_tree(
-                        &directory,
-                        OsStr::new(materialize::UNPLACED_DIRECTORY),
-                    )
-                }));
+                let name = materialize::UNPLACED_DIRECTORY.as_bytes();
+                File::open(directory).map(|it| remove_tree(&it, name)).ok();
             }
             report_interrupted(&stats, &place, hint);
         })?;
