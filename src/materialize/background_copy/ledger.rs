@@ -8,7 +8,7 @@
 //! may not have reached the disk. So after a reboot, the content must have the recorded hash, too.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::Stat;
@@ -19,7 +19,8 @@ use crate::materialize::sidecar::StatSnapshot;
 const SLOT_BYTES: usize = 64;
 /// Size of the checksum at the end of a slot, over all other bytes.
 const CHECKSUM_BYTES: usize = 8;
-const BATCH_SLOTS: u32 = 8192;
+/// Bytes of a read when all slots are read.
+const READ_BYTES: usize = 8192 * SLOT_BYTES;
 
 const MAGIC: [u8; 8] = *b"TARFSDIR";
 /// A ledger of another version counts as that of another tree.
@@ -97,23 +98,18 @@ impl Ledger {
 
     /// Calls `found` for each entry up to `last` that was recorded in the current boot.
     pub(super) fn for_each_recent(&self, last: u32, mut found: impl FnMut(u32)) -> io::Result<()> {
-        let mut first = 1;
-        while first <= last {
-            let count = (last - first).saturating_add(1).min(BATCH_SLOTS);
-            let mut slots = vec![0; count as usize * SLOT_BYTES];
-            let len = read_up_to(&self.file, &mut slots, slot_offset(first))?;
-            let (slots, _) = slots.split_at(len);
-            for (number, slot) in (first..).zip(slots.chunks_exact(SLOT_BYTES)) {
-                let row = slot.try_into().ok();
-                let row = row.and_then(|slot| self.parse(number, slot));
-                if row.is_some_and(|row| row.boot_id == self.boot_id) {
-                    found(number);
-                }
+        let mut slots = BufReader::with_capacity(READ_BYTES, &self.file);
+        slots.seek(SeekFrom::Start(slot_offset(1)))?;
+        let mut slot = [0; SLOT_BYTES];
+        for number in 1..=last {
+            match slots.read_exact(&mut slot) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                read => read?,
             }
-            if len < count as usize * SLOT_BYTES {
-                return Ok(());
+            let row = self.parse(number, &slot);
+            if row.is_some_and(|row| self.is_recent(&row)) {
+                found(number);
             }
-            first += count;
         }
         Ok(())
     }
@@ -207,20 +203,6 @@ fn write_checksum(slot: &mut [u8; SLOT_BYTES], seed: u64) {
 fn halves(number: u128) -> (u64, u64) {
     let half = |number| u64::try_from(number & u128::from(u64::MAX)).unwrap_or_default();
     (half(number), half(number >> 64))
-}
-
-/// Fills `buffer`, at most up to the end of the file.
-fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut len = 0;
-    while let Some(rest) = buffer.get_mut(len..).filter(|rest| !rest.is_empty()) {
-        match file.read_at(rest, offset + len as u64) {
-            Ok(0) => break,
-            Ok(read) => len += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(len)
 }
 
 #[cfg(test)]
