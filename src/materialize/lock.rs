@@ -1,6 +1,6 @@
 //! The lock of a destination: one update, resumable run or background copy at a time.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,7 +20,13 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Another user who may read the directory can lock it as well, which ends a run with an error that names the process.
 /// The kernel releases the lock of a killed process.
 #[derive(Debug)]
-pub struct DestinationLock(#[expect(dead_code, reason = "it holds the lock")] OwnedFd);
+pub struct DestinationLock(OwnedFd);
+
+impl AsFd for DestinationLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl DestinationLock {
     /// Locks the directory at `destination`. Succeeds where the file system has no locks.

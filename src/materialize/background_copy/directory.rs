@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat};
 use rustix::io::Errno;
 
 use super::ledger::{Ledger, TreeId};
@@ -14,8 +14,7 @@ use crate::base::lock::LockHolder;
 use crate::materialize::error::{Error, errno_of};
 use crate::materialize::lock::DestinationLock;
 use crate::materialize::sidecar;
-use crate::materialize::staging::is_empty;
-use crate::materialize::write::Directory;
+use crate::materialize::write::{Directory, is_empty};
 
 /// Suffix of a ledger's name. The ledger of `tree` is `.tree.tarfs-state`.
 const LEDGER_SUFFIX: &[u8] = b".tarfs-state";
@@ -24,10 +23,9 @@ const LEDGER_SUFFIX: &[u8] = b".tarfs-state";
 pub(super) struct CopyDirectory {
     /// Absolute, without symbolic links.
     pub(super) path: PathBuf,
-    pub(super) top: OwnedFd,
+    pub(super) top: DestinationLock,
     ledger: File,
     ledger_path: PathBuf,
-    _lock: DestinationLock,
 }
 
 impl CopyDirectory {
@@ -41,11 +39,8 @@ impl CopyDirectory {
             return Err(failed(error));
         }
         let directory = std::fs::canonicalize(directory).map_err(failed)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let open = rustix::fs::openat(CWD, &directory, flags, Mode::empty());
         let failed = |errno| Error::Destination(directory.clone(), errno);
-        let top = open.map_err(failed)?;
-        let lock = DestinationLock::acquire(&directory)?;
+        let top = DestinationLock::acquire(&directory)?;
         let ledger_path = sidecar::path(&directory, LEDGER_SUFFIX).ok_or_else(|| {
             Error::CannotRename(directory.clone(), "has no name to give to a file beside it")
         })?;
@@ -66,7 +61,6 @@ impl CopyDirectory {
             top,
             ledger,
             ledger_path,
-            _lock: lock,
         })
     }
 
