@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, fstat, renameat, renameat_with};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, fstat, renameat, renameat_with};
 use rustix::io::Errno;
 
 use super::error::{Error, StepError, WithAction, errno_of};
 use super::sidecar::MAX_NAME_BYTES;
 use super::write::{
-    AttributeTarget, CHANGE_MODE, Directory, copy_attributes, default_acl_mode, sync_file_system,
-    umask,
+    AttributeTarget, CHANGE_MODE, Directory, copy_attributes, default_acl_mode, is_empty,
+    sync_file_system, umask,
 };
 use crate::base::mount_point::is_mount;
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
@@ -273,15 +273,6 @@ impl Drop for Staging {
 fn new_directory_mode(directory: &OwnedFd) -> Result<u32, Errno> {
     let special = fstat(directory)?.st_mode & 0o7000;
     Ok(special | default_acl_mode(directory.as_fd()).unwrap_or(0o777 & !umask()))
-}
-
-pub(super) fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
-    for entry in Dir::read_from(directory)? {
-        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// A hidden, random name that contains `name`. Killed runs leave their directories.

@@ -196,9 +196,8 @@ impl ResumeState {
     pub(crate) fn was_made_before(&self, job: &Job) -> bool {
         let made = &self.new_directories;
         !made.is_empty()
-            && self.journal.as_ref().is_some_and(|journal| {
-                made.contains(&journal.resolved_path(&job.directory, &job.path))
-            })
+            && self.journal.is_some()
+            && made.contains(&job.directory.place_of(&job.path))
     }
 
     /// Records the current attributes of an inode that may have lost a name.
@@ -310,7 +309,7 @@ impl ResumeState {
         if let Some(journal) = &self.journal
             && let Ok(stat) = lstat_at(directory, name_of(path))
         {
-            journal.record_entry(number, &journal.resolved_path(directory, path), &stat);
+            journal.record_entry(number, &directory.place_of(path), &stat);
         }
     }
 }

@@ -42,8 +42,7 @@ impl TreeWriter {
                     .cache
                     .insert(job.path.as_bytes(), directory);
                 self.context.stats.written_entries.increment();
-                let resolved_path = job.directory.resolved_path_of(job.name());
-                let path = resolved_path.unwrap_or(job.path);
+                let path = job.directory.place_of(&job.path);
                 let policy = &self.context.policy;
                 let pending = PendingDirectory::new(path, identity, is_new, *job.member, policy);
                 self.defer_attributes(pending, Some(&job.directory));
@@ -167,8 +166,7 @@ impl TreeWriter {
             }
             _ => {
                 self.context.reserved_names.reserve(&job.directory, name);
-                let resolved_path = job.directory.resolved_path_of(name);
-                let path = resolved_path.unwrap_or_else(|| job.path.clone());
+                let path = job.directory.place_of(&job.path);
                 let link = DeferredLink { path, target };
                 self.resume.record_link(&link);
                 self.links.push(link);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::base::archive_path::ArchivePath;
@@ -141,6 +141,12 @@ impl Directory {
         Some(path)
     }
 
+    /// The place of the last component of `path` in this directory, without the links that its lookup followed.
+    pub(crate) fn place_of(&self, path: &ArchivePath) -> ArchivePath {
+        let resolved_path = self.resolved_path_of(name_of(path));
+        resolved_path.unwrap_or_else(|| path.clone())
+    }
+
     pub(super) fn set_resolved_path(&self, path: ArchivePath) {
         drop(self.0.resolved_path.set(path));
     }
@@ -174,6 +180,16 @@ pub(crate) fn lstat_at(directory: &Directory, name: &[u8]) -> Result<Stat, Errno
 pub(crate) fn is_directory(directory: &Directory, name: &[u8]) -> bool {
     lstat_at(directory, name)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// Whether a directory has no entries.
+pub(crate) fn is_empty(directory: impl AsFd) -> Result<bool, Errno> {
+    for entry in Dir::read_from(directory)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Last component of a path; empty for the root.

@@ -1,9 +1,9 @@
 //! Entries of an update under temporary names, which replace the old entries when they are complete.
 
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, renameat, unlinkat};
 use rustix::io::Errno;
 
-use super::directory::{Directory, is_directory, lstat_at};
+use super::directory::{Directory, is_directory, is_empty, lstat_at};
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::tree::remove_tree;
 
@@ -41,7 +41,7 @@ impl TemporaryEntry {
     ) -> Result<Self, Errno> {
         let is_blocked = !rules.removes_directories
             && is_directory(directory, name)
-            && !is_empty(directory, name)?;
+            && !is_empty(directory.open_child(name, false)?)?;
         if is_blocked {
             return Err(Errno::EXIST);
         }
@@ -97,15 +97,4 @@ impl Drop for TemporaryEntry {
             unlinkat(&self.directory, &*self.name, AtFlags::empty()).ok();
         }
     }
-}
-
-fn is_empty(parent: &Directory, name: &[u8]) -> Result<bool, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = openat(parent, name, flags, Mode::empty())?;
-    for entry in Dir::new(directory)? {
-        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }

@@ -1,10 +1,8 @@
 //! The file of a journal, to which a run appends items.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufReader};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -21,8 +19,7 @@ use crate::base::sync::Mutex;
 use crate::materialize::error::{Error, errno_of};
 use crate::materialize::sidecar::{self, StatSnapshot};
 use crate::materialize::write::{
-    DeferredLink, Directory, FieldEncoder, FileObserver, Identity, Job, PendingDirectory, name_of,
-    parent_of, umask,
+    DeferredLink, Directory, FieldEncoder, FileObserver, Job, PendingDirectory, umask,
 };
 use crate::tar::limits::{MAX_NAME_BYTES, MAX_XATTR_BYTES, MAX_XATTRS};
 
@@ -40,17 +37,12 @@ const _: () = assert!(
 );
 /// Maximum size of a journal. A longer one is invalidated.
 const MAX_JOURNAL_BYTES: u64 = 4 << 30;
-const MAX_CACHED_PATHS: usize = 4096;
 const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Journal {
     file: File,
     pub(super) path: PathBuf,
-    /// Without symbolic links.
-    top: PathBuf,
-    /// Paths without links.
-    directory_paths: Mutex<HashMap<Identity, ArchivePath>>,
     run_key: Vec<u8>,
     state: Mutex<WriteState>,
 }
@@ -106,8 +98,6 @@ impl Journal {
         let journal = Self {
             file,
             path: path.clone(),
-            top: directory,
-            directory_paths: Mutex::default(),
             run_key: text.0,
             state: Mutex::default(),
         };
@@ -126,33 +116,6 @@ impl Journal {
             self.flush(&mut state)
         });
         restarted.map_err(|error| Error::Journal(self.path.clone(), errno_of(&error)))
-    }
-
-    /// Path of the last component of `path` in `directory` without links, which may later lead elsewhere.
-    pub(crate) fn resolved_path(&self, directory: &Directory, path: &ArchivePath) -> ArchivePath {
-        if path.is_root() {
-            return path.clone();
-        }
-        let mut directory_paths = self.directory_paths.lock();
-        if directory_paths.len() >= MAX_CACHED_PATHS {
-            directory_paths.clear();
-        }
-        let place = directory_paths
-            .entry(directory.identity())
-            .or_insert_with(|| {
-                let fd = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
-                let place = std::fs::read_link(fd).ok();
-                let below = place
-                    .as_deref()
-                    .and_then(|place| place.strip_prefix(&self.top).ok());
-                below.map_or_else(
-                    || ArchivePath::sanitize(parent_of(path)).path,
-                    |below| ArchivePath::sanitize(below.as_os_str().as_bytes()).path,
-                )
-            });
-        let mut place = place.clone();
-        place.push(name_of(path));
-        place
     }
 
     /// Records that member `number` has completed the entry at `path`, which has no links.
@@ -177,10 +140,10 @@ impl Journal {
         parent: Option<&Directory>,
         pending: &PendingDirectory,
     ) {
-        let path = parent.map(|parent| self.resolved_path(parent, &pending.path));
+        let place = parent.map(|parent| parent.place_of(&pending.path));
         let mut fields = FieldEncoder::default();
         fields.number(number);
-        fields.bytes(path.as_ref().unwrap_or(&pending.path).as_bytes());
+        fields.bytes(place.as_ref().unwrap_or(&pending.path).as_bytes());
         pending.encode(&mut fields);
         self.add(ItemKind::Directory, &fields);
     }
@@ -204,7 +167,7 @@ impl Journal {
     /// Records at once that the entry of `job` is about to be replaced.
     pub(crate) fn record_replace(&self, job: &Job) {
         let mut fields = FieldEncoder::default();
-        fields.bytes(self.resolved_path(&job.directory, &job.path).as_bytes());
+        fields.bytes(job.directory.place_of(&job.path).as_bytes());
         self.add_and_flush(ItemKind::Replace, &fields);
     }
 
@@ -212,7 +175,7 @@ impl Journal {
     pub(crate) fn record_make(&self, job: &Job) {
         let mut fields = FieldEncoder::default();
         fields.number(job.number);
-        fields.bytes(self.resolved_path(&job.directory, &job.path).as_bytes());
+        fields.bytes(job.directory.place_of(&job.path).as_bytes());
         self.add_and_flush(ItemKind::Make, &fields);
     }
 
@@ -347,11 +310,7 @@ impl WriteState {
 impl FileObserver for Journal {
     fn file_complete(&self, job: &Job, fd: &OwnedFd) {
         if let Ok(stat) = fstat(fd) {
-            self.record_entry(
-                job.number,
-                &self.resolved_path(&job.directory, &job.path),
-                &stat,
-            );
+            self.record_entry(job.number, &job.directory.place_of(&job.path), &stat);
         }
     }
 }
