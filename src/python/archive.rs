@@ -143,9 +143,14 @@ impl Archive {
     fn plan_shards(&self, py: Python<'_>, count: u32) -> PyResult<Vec<(u32, [u64; 4])>> {
         let plan = shards(py, self.opened.get(py)?, count)?;
         let shards = plan.shards().iter();
-        let shards = shards.map(|it| {
-            let sizes = [it.entries, it.bytes, it.packed_start, it.packed_end];
-            (it.number, sizes)
+        let shards = shards.map(|shard| {
+            let sizes = [
+                shard.entries,
+                shard.bytes,
+                shard.packed_start,
+                shard.packed_end,
+            ];
+            (shard.number, sizes)
         });
         Ok(shards.collect())
     }
@@ -202,7 +207,11 @@ impl Archive {
         let written = self
             .to_write
             .get_or_try_init(py, || shown.open_to_write(py))?;
-        let opened = Arc::clone(written.as_ref().map_or(Ok(shown), |it| it.get(py))?);
+        let opened = Arc::clone(
+            written
+                .as_ref()
+                .map_or(Ok(shown), |archive| archive.get(py))?,
+        );
         let plan = shards(py, &opened, count)?;
         let path = PathBuf::from(directory);
         let (destination, stats) = (path.clone(), Arc::clone(&opened.stats));

@@ -205,7 +205,7 @@ impl SyncPlanner {
     ) -> SyncPlan {
         let mut plan = std::mem::take(&mut *self.plan.lock());
         plan.add_named();
-        plan.is_incomplete |= source.is_some_and(|it| it.index().problem_count() > 0);
+        plan.is_incomplete |= source.is_some_and(|volume| volume.index().problem_count() > 0);
         plan.deletion_refusal = plan.refusal(source).filter(|_| delete);
         plan.deletes = delete && plan.deletion_refusal.is_none();
         if plan.deletes {

@@ -107,9 +107,9 @@ fn start_mount(
     supervisor: Option<&SupervisorLink>,
     ended: impl FnOnce() + Send + 'static,
 ) -> anyhow::Result<Mount> {
-    let mounted = |site: &MountTarget, device: BorrowedFd<'_>| {
+    let mounted = |target: &MountTarget, device: BorrowedFd<'_>| {
         if let Some(supervisor) = supervisor {
-            supervisor.report_mounted(site, device);
+            supervisor.report_mounted(target, device);
         }
     };
     let (at, source) = (&args.mountpoint, &opened.name);

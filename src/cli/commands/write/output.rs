@@ -94,7 +94,9 @@ impl<'a> Output<'a> {
             if let Some(directory) = layers_directory {
                 // Errors are ignored, because the process ends in any case.
                 let name = materialize::UNPLACED_DIRECTORY.as_bytes();
-                File::open(directory).map(|it| remove_tree(&it, name)).ok();
+                File::open(directory)
+                    .map(|parent| remove_tree(&parent, name))
+                    .ok();
             }
             report_interrupted(&stats, &place, hint);
         })?;

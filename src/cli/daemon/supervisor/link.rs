@@ -105,14 +105,14 @@ impl SupervisorLink {
         })
     }
 
-    pub(crate) fn report_mounted(&self, site: &MountTarget, device: BorrowedFd<'_>) {
-        self.send(&Packet::Mounted(site.clone()), Some(device));
+    pub(crate) fn report_mounted(&self, target: &MountTarget, device: BorrowedFd<'_>) {
+        self.send(&Packet::Mounted(target.clone()), Some(device));
     }
 
     /// Reports the overlay over the mount, with a watch for its end.
-    pub(crate) fn report_overlay(&self, site: &MountTarget, watch: Option<&SuperblockWatch>) {
+    pub(crate) fn report_overlay(&self, target: &MountTarget, watch: Option<&SuperblockWatch>) {
         self.send(
-            &Packet::OverlayMounted(site.clone()),
+            &Packet::OverlayMounted(target.clone()),
             watch.map(|watch| watch.0.as_fd()),
         );
     }

@@ -120,7 +120,7 @@ fn supervise(args: &MountArgs, mut worker: Worker, directory: Option<&Path>) -> 
             foreground.stop_if_signal_was_recent();
         }
         worker.kill_and_reap();
-        let mountpoint = mount_state.site.mountpoint.display();
+        let mountpoint = mount_state.target.mountpoint.display();
         tracing::error!(%mountpoint, pid = worker.pid, "the process that served this mount has died");
         if let Some(foreground) = &worker.foreground {
             foreground.notify("STATUS=the process that served it has died");
@@ -270,21 +270,21 @@ impl Worker {
             Err(_) => return false,
         }
         match protocol::receive(&self.socket) {
-            Ok(Some((Packet::Mounted(site), device))) => {
+            Ok(Some((Packet::Mounted(target), device))) => {
                 self.mount_state = device.map(|device| MountState {
-                    site,
+                    target,
                     lower: None,
                     device,
                     end: None,
                 });
             }
-            Ok(Some((Packet::OverlayMounted(site), watch))) => {
+            Ok(Some((Packet::OverlayMounted(target), watch))) => {
                 self.overlay = match watch {
                     Some(watch) => OverlayWatch::Watched(Rc::new(SuperblockWatch(watch))),
                     None => OverlayWatch::Unwatched,
                 };
                 if let Some(mount_state) = &mut self.mount_state {
-                    mount_state.lower = Some(std::mem::replace(&mut mount_state.site, site));
+                    mount_state.lower = Some(std::mem::replace(&mut mount_state.target, target));
                 }
             }
             Ok(Some((Packet::ScratchDir(directory), _))) => {
@@ -378,7 +378,7 @@ impl RestartMode {
 }
 
 struct MountState {
-    site: MountTarget,
+    target: MountTarget,
     /// The FUSE mount below an overlay, which leaves the tree soon.
     lower: Option<MountTarget>,
     /// The connection. While it is open, the kernel does not reuse the mount's device number.
@@ -390,17 +390,17 @@ struct MountState {
 impl MountState {
     fn is_mounted(&self) -> bool {
         let (device, end) = (self.device.as_fd(), self.end.as_deref());
-        let is_mounted = |site| tarfs::fuse::is_still_mounted(site, device, end);
-        is_mounted(&self.site) || self.lower.as_ref().is_some_and(is_mounted)
+        let is_mounted = |target| tarfs::fuse::is_still_mounted(target, device, end);
+        is_mounted(&self.target) || self.lower.as_ref().is_some_and(is_mounted)
     }
 
     fn unmount(&self) {
-        for site in [Some(&self.site), self.lower.as_ref()]
+        for target in [Some(&self.target), self.lower.as_ref()]
             .into_iter()
             .flatten()
         {
             let (device, end) = (self.device.as_fd(), self.end.as_deref());
-            if let Err(error) = tarfs::fuse::clear_dead_mounts(site, device, end) {
+            if let Err(error) = tarfs::fuse::clear_dead_mounts(target, device, end) {
                 tracing::error!(%error, "cannot unmount the dead mount");
             }
         }
@@ -478,7 +478,7 @@ impl MountState {
             ..Worker::from_child(child, ours)
         };
         let scratch = before.scratch.clone().map(PathBuf::into_os_string);
-        let packet = Packet::TakeOver(self.site.clone(), state.clone(), scratch);
+        let packet = Packet::TakeOver(self.target.clone(), state.clone(), scratch);
         let device = (mode == RestartMode::Adopt).then(|| self.device.as_fd());
         let sent = protocol::send(&worker.socket, &packet, device, SendFlags::empty());
         while sent.is_ok()
@@ -504,7 +504,7 @@ impl MountState {
         }
         if mode == RestartMode::Adopt {
             worker.mount_state = Some(Self {
-                site: self.site.clone(),
+                target: self.target.clone(),
                 lower: None,
                 device: self.device.try_clone()?,
                 end: self.end.clone(),
