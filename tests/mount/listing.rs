@@ -73,4 +73,8 @@ fn mount_with_other_attributes_is_walked_by_fuse() {
         assert_same(&place, "mnt");
         assert_eq!(place.counter("sent_indexes"), 0, "{flags:?}");
     }
+    let place = place(&[]);
+    let words = ["mnt", "-xtype", "f,l", "-printf", "%p %Y\\n"];
+    let find = place.tarfs(&[&["find"], &words[..]].concat());
+    assert_eq!(sorted(&find.stdout), lines_of(&place, "find", &words));
 }
