@@ -95,28 +95,20 @@ impl Archive {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let (opened, ino) = (self.opened.get(py)?, Ino(ino));
         let mut offset = start;
-        let mut end = start.saturating_add(len as u64);
+        let end = start.saturating_add(len as u64);
         let bytes = PyBytes::new_with(py, len, |mut buffer| {
             while offset < end {
                 let left = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
                 let len = left.min(buffer.len()).min(MAX_READ_BYTES);
                 let cached = py.detach(|| opened.try_read(ino, offset, len));
-                let read = if let Some(read) = cached {
-                    read
+                let read = if let Some(Ok(bytes)) = cached {
+                    Ok(bytes)
                 } else {
                     let opened = Arc::clone(opened);
                     call(py, move || opened.read(ino, offset, len))?
                 };
-                let cut_offset = match read {
-                    Err(ReadError::Truncated) => opened.volume.cut_offset(ino).ok().flatten(),
-                    _ => None,
-                };
                 let bytes = match read {
                     Ok(bytes) => bytes,
-                    Err(_) if cut_offset.is_some_and(|cut| offset < cut && cut < end) => {
-                        end = cut_offset.unwrap_or(end);
-                        continue;
-                    }
                     // The next read fails.
                     Err(_) if offset > start => break,
                     Err(error) => return Err(of_error(py, &error)),

@@ -185,10 +185,10 @@ impl Opened {
         self.volume.try_read(ino, offset, len)
     }
 
-    /// Reads as [`Volume::read_blocking`] does.
+    /// Reads as [`Volume::read_before_cut`] does.
     pub(super) fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Bytes, ReadError> {
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        self.volume.read_blocking(ino, offset, len)
+        self.volume.read_before_cut(ino, offset, len)
     }
 }
 
