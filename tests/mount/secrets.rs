@@ -250,6 +250,59 @@ fn mount_with_netrc_mirror_and_proxy_leaks_no_secrets() {
     search_for_secrets(place.root(), &mut 0);
 }
 
+// Promises: error-eacces, error-etimedout
+#[test]
+fn read_with_expired_credentials_is_refused_or_times_out() {
+    let server = Server::start();
+    let content = random_bytes(9 << 20);
+    let tar = Archive::new()
+        .file("first", &content)
+        .file("second", &content)
+        .end();
+    let resource = Resource::new(tar).etag("\"1\"");
+    let is_refusing = Arc::new(AtomicBool::new(false));
+    let refuses = Arc::clone(&is_refusing);
+    server.route("/bucket/a.tar", move |request| {
+        if refuses.load(Ordering::SeqCst) {
+            return Response::new(403).with_body("<Error><Code>ExpiredToken</Code></Error>");
+        }
+        resource.answer(request)
+    });
+    let place = TestMount::new(&["cache", ".aws"]);
+    let key = r#"{"Version":1,"AccessKeyId":"K","SecretAccessKey":"S","SessionToken":"T""#;
+    place.put("key", format!("{key}}}"));
+    let config = format!(
+        "[default]\ncredential_process = cat {}\n",
+        place.path("key").display()
+    );
+    place.put(".aws/config", config);
+    let run = |words: &[&str]| {
+        let mut command = place.command(words);
+        command
+            .env("AWS_EC2_METADATA_DISABLED", "true")
+            .env("AWS_ENDPOINT_URL_S3", server.url(""))
+            .env("HOME", place.root());
+        let output = command.output().expect("started");
+        assert!(output.status.success(), "{}", stderr_text(&output));
+    };
+    let object = "s3://bucket/a.tar";
+    // With its index a mount reads only the first bytes.
+    run(&["ls", object]);
+    let words = "mount --wait-index --prefetch none --no-disk-cache --timeout 4";
+    let words: Vec<_> = words.split(' ').chain([object, "mnt"]).collect();
+    run(&words);
+    is_refusing.store(true, Ordering::SeqCst);
+    let read = |name| {
+        fs::read(place.mounted(name))
+            .expect_err("expired")
+            .raw_os_error()
+    };
+    assert_eq!(read("first"), Some(Errno::ACCESS.raw_os_error()));
+    let expired = format!("{key},\"Expiration\":\"2020-01-01T00:00:00Z\"}}");
+    place.put("key", expired);
+    assert_eq!(read("second"), Some(Errno::TIMEDOUT.raw_os_error()));
+}
+
 // Promises: secret-hidden
 #[test]
 fn mount_of_s3_object_leaks_no_keys() {

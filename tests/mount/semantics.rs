@@ -3,11 +3,50 @@
 //! `tests/library` has the tests without a mount.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 
 use crate::support::fixture::TestMount;
 use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
+
+// Promises: hardlink-lost
+#[test]
+fn hard_link_without_target_is_reported_and_left_out() {
+    let place = TestMount::new(&[]);
+    let archive = Archive::new()
+        .file("old", "kept")
+        .hard_link("old", "gone")
+        .hard_link("lost", "gone")
+        .end();
+    place.put("a.tar", archive);
+    let listed = place.tarfs(&["ls", "-l", "a.tar"]);
+    let line = "-rw-r--r-- 1 0 0 4 1970-01-01 00:00:00 old\n";
+    assert_eq!(String::from_utf8_lossy(&listed.stdout), line);
+    assert_eq!(listed.status.code(), Some(2));
+    let reports =
+        ["old", "lost"].map(|name| format!("{name}: the target of the hard link is missing"));
+    let told = stderr_text(&listed);
+    assert!(reports.iter().all(|report| told.contains(report)), "{told}");
+    let missing = stderr_text(&place.tarfs(&["find", "a.tar", "lost"]));
+    assert!(missing.contains("lost: not in the archive"), "{missing}");
+    place.succeeds(&["mount", "--wait-index", "a.tar", "mnt"]);
+    let names = fs::read_dir(place.path("mnt")).expect("mounted");
+    let names: Vec<_> = names
+        .map(|entry| entry.expect("read").file_name())
+        .collect();
+    assert_eq!(names, ["old"]);
+    let old = place.mounted("old");
+    assert_eq!(fs::read(&old).expect("there"), b"kept");
+    assert_eq!(fs::metadata(old).expect("there").nlink(), 1);
+    let lost = fs::symlink_metadata(place.mounted("lost")).expect_err("left out");
+    assert_eq!(lost.kind(), ErrorKind::NotFound);
+    let shown = place.succeeds(&["status", "mnt"]);
+    assert!(
+        reports.iter().all(|report| shown.contains(report)),
+        "{shown}"
+    );
+}
 
 // Promises: implied-in-mount, implied-written, root-time
 #[test]
