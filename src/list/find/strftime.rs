@@ -73,23 +73,30 @@ pub(super) fn format(time: Timestamp, letter: u8) -> Option<String> {
         ),
         LS_CLOCK => format!("{short_month} {day:2} {hour:02}:{minute:02}"),
         LS_YEAR => format!("{short_month} {day:2}  {year}"),
-        _ => return format_week(time.seconds, civil, weekday, letter),
+        _ => return format_week(civil, weekday, letter),
     })
 }
 
 /// Formats a day or a week by the letters that count weeks.
-fn format_week(seconds: i64, civil: Civil, weekday: i64, letter: u8) -> Option<String> {
+fn format_week(civil: Civil, weekday: i64, letter: u8) -> Option<String> {
     // Number of the week, whose first day is `first`.
     let week = |first: i64| (day_of_year(civil) + 7 - (weekday - first).rem_euclid(7)) / 7;
     let iso_day = (weekday + 6) % 7 + 1;
     // The year of a week of ISO 8601 is that of its Thursday.
-    let thursday = Civil::new(seconds + (4 - iso_day) * DAY_SECONDS, 0);
+    let (mut iso_year, mut thursday) = (civil.year, day_of_year(civil) + 4 - iso_day);
+    if thursday < 0 {
+        iso_year -= 1;
+        thursday += year_len(iso_year);
+    } else if thursday >= year_len(iso_year) {
+        thursday -= year_len(iso_year);
+        iso_year += 1;
+    }
     Some(match letter {
-        b'g' => format!("{:02}", thursday.year.rem_euclid(100)),
-        b'G' => thursday.year.to_string(),
+        b'g' => format!("{:02}", iso_year.rem_euclid(100)),
+        b'G' => iso_year.to_string(),
         b'u' => iso_day.to_string(),
         b'U' => format!("{:02}", week(0)),
-        b'V' => format!("{:02}", day_of_year(thursday) / 7 + 1),
+        b'V' => format!("{:02}", thursday / 7 + 1),
         b'w' => weekday.to_string(),
         b'W' => format!("{:02}", week(1)),
         _ => return None,
@@ -102,12 +109,17 @@ pub(super) const CTIME: u8 = 0;
 const LS_CLOCK: u8 = 1;
 const LS_YEAR: u8 = 2;
 
+/// Days of a year.
+fn year_len(year: i64) -> i64 {
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    if is_leap { 366 } else { 365 }
+}
+
 /// Days since the first of January.
 fn day_of_year(civil: Civil) -> i64 {
-    let is_leap = civil.year % 4 == 0 && (civil.year % 100 != 0 || civil.year % 400 == 0);
     // The days before a month, as if February had 30.
     let before = civil.month * 275 / 9 - 30;
-    let missing = if is_leap { 1 } else { 2 };
+    let missing = 367 - year_len(civil.year);
     before - if civil.month > 2 { missing } else { 0 } + civil.day - 1
 }
 

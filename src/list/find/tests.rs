@@ -149,6 +149,18 @@ fn check(candidate: &Fake, accepted: &[&str], rejected: &[&str]) {
 }
 
 #[test]
+fn times_at_both_ends_of_their_range_are_formatted() {
+    for seconds in [i64::MIN, i64::MAX] {
+        for letter in *b"@aAbBcCdDeFgGhHIjklmMnprRsStTuUVwWxXyYzZ+" {
+            assert!(
+                super::strftime::format(at(seconds), letter).is_some(),
+                "{letter}"
+            );
+        }
+    }
+}
+
+#[test]
 fn and_binds_closer_than_or_and_or_than_comma() {
     let file = file(b"top/a/b.txt");
     check(
