@@ -82,6 +82,17 @@ fn archive_without_an_end_marker_deletes_nothing() {
 
 // Promises: sync-end-marker
 #[test]
+fn archive_without_an_end_marker_updates_a_tree_without_other_files() {
+    let place = place_with_tree();
+    fs::remove_file(place.path("out/extra")).expect("there");
+    place.put("cut.tar", cut_archive().unfinished());
+    let outcome = sync(&place, "cut.tar", &[]);
+    assert_eq!(outcome.code, 0, "{}", outcome.complaints);
+    assert_eq!(fs::read(place.path("out/a")).expect("there"), b"new");
+}
+
+// Promises: sync-end-marker
+#[test]
 fn cut_within_the_end_marker_deletes_nothing() {
     for len in [0, 1, 511, 512, 1000, 1023] {
         let place = place_with_tree();

@@ -67,7 +67,7 @@ pub enum DeletionRefusal {
     /// The archive at this location may be cut between two members.
     #[error(
         "{0}: nothing is deleted, because the archive has no end marker, so members may be lost (check that it is \
-         complete, and confirm its digest by --expect-sha256)"
+         complete, and append 1024 zero bytes, or confirm its digest by --expect-sha256)"
     )]
     NoEndMarker(String),
 }
@@ -206,8 +206,10 @@ impl SyncPlanner {
         let mut plan = std::mem::take(&mut *self.plan.lock());
         plan.add_named();
         plan.is_incomplete |= source.is_some_and(|volume| volume.index().problem_count() > 0);
-        plan.deletion_refusal = plan.refusal(source).filter(|_| delete);
-        plan.deletes = delete && plan.deletion_refusal.is_none();
+        let refusal = plan.refusal(source).filter(|_| delete);
+        plan.deletes = delete && refusal.is_none();
+        // An archive whose writer adds no end marker may be updated as long as nothing is to be deleted.
+        plan.deletion_refusal = refusal.filter(|_| plan.is_incomplete || !plan.extra.is_empty());
         if plan.deletes {
             let deletion = Deletion::plan(tree, top, std::mem::take(&mut plan.extra));
             for path in deletion.mounts {
