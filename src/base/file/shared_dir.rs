@@ -119,12 +119,15 @@ impl SharedFile {
         self.name.starts_with(TEMPORARY_PREFIX) && age.is_ok_and(|age| age < STALE_TEMPORARY_AGE)
     }
 
-    /// Takes the exclusive lock; `None` if the file cannot be opened, so that no process uses it. Fails with
-    /// [`Errno::WOULDBLOCK`] while a process uses it.
+    /// Takes the exclusive lock; `None` if the file is gone or was replaced. Fails with [`Errno::WOULDBLOCK`] while a
+    /// process uses it, and with another error if it cannot be opened, so that one may use it.
     pub(crate) fn lock_exclusive(&self) -> Result<Option<File>, Errno> {
         // NFS gives an exclusive lock only to a descriptor that can write.
-        let Some(file) = self.open(OFlags::RDWR) else {
-            return Ok(None);
+        let file = match self.directory.file(&self.name, OFlags::RDWR) {
+            Ok(file) if self.is_same_file(&file) => file,
+            Ok(_) => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
         };
         match lock(&file, LockKind::Exclusive, Duration::ZERO) {
             Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK),

@@ -216,8 +216,14 @@ impl Store {
             in_use: file.is_in_use(),
             is_finished: is_finished(&file.name),
         });
+        let Some(_lock) = files
+            .first()
+            .and_then(|file| lock_directory(&file.directory))
+        else {
+            return;
+        };
         for surplus in expired.into_iter().filter(|file| file.name != name) {
-            remove(surplus).ok();
+            surplus.remove().ok();
         }
     }
 }
