@@ -72,6 +72,7 @@ fn archive_without_an_end_marker_deletes_nothing() {
         assert_keeps(&place, &name, &[], &name);
         let kept = place.run(&["sync", &name, "out"]);
         assert_eq!(kept.code, 0, "{packing:?}: {}", kept.complaints);
+        fs::create_dir(place.path("fresh")).expect("made");
         let fresh = place.run(&["materialize", "-q", &name, "-C", "fresh"]);
         assert_eq!((fresh.code, &*fresh.complaints), (0, ""), "{packing:?}");
         assert_eq!(place.run(&["diff", &name, "fresh"]).code, 0, "{packing:?}");
