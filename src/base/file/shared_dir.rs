@@ -119,15 +119,25 @@ impl SharedFile {
         self.name.starts_with(TEMPORARY_PREFIX) && age.is_ok_and(|age| age < STALE_TEMPORARY_AGE)
     }
 
-    /// Takes the exclusive lock; `None` if the file is gone or was replaced. Fails with [`Errno::WOULDBLOCK`] while a
-    /// process uses it, and with another error if it cannot be opened, so that one may use it.
+    /// Takes the exclusive lock; `None` if no process can use the file, because it is gone, was replaced or is no file.
+    /// Fails with [`Errno::WOULDBLOCK`] while a process uses it, and with another error if this process lacks
+    /// descriptors, memory or permissions to know.
     pub(crate) fn lock_exclusive(&self) -> Result<Option<File>, Errno> {
         // NFS gives an exclusive lock only to a descriptor that can write.
         let file = match self.directory.file(&self.name, OFlags::RDWR) {
             Ok(file) if self.is_same_file(&file) => file,
             Ok(_) => return Ok(None),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+            // It may be whole, and a process may use it.
+            Err(error) => {
+                let errno = Errno::from_io_error(&error);
+                let may_exist = |errno: &Errno| {
+                    matches!(
+                        *errno,
+                        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::ACCESS
+                    )
+                };
+                return errno.filter(may_exist).map_or(Ok(None), Err);
+            }
         };
         match lock(&file, LockKind::Exclusive, Duration::ZERO) {
             Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK),
