@@ -336,7 +336,7 @@ impl Copier {
             return None;
         }
         let mut target = CopyTarget::default();
-        let made = self.context.make_directory(job, false, || ());
+        let made = self.context.make_directory(job, || ());
         let made = made.and_then(|made| {
             // Otherwise entries are made where the name of the existing entry leads.
             if let Some(is_new) = made {

@@ -379,9 +379,9 @@ fn mount_in_namespace_rejects_unsupported_options() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(said, "1\n1\n1\n32\n32\n0\n", "{}", stderr_text(&output));
     for complaint in [
-        "'--namespace <PID|PATH>' cannot be used with '--writable'",
-        "'--namespace <PID|PATH>' cannot be used with '--restart'",
-        "'--namespace <PID|PATH>' cannot be used with '--copy-to <DIR>'",
+        "'--writable' cannot be used with '--namespace <PID|PATH>'",
+        "'--restart' cannot be used with '--namespace <PID|PATH>'",
+        "'--copy-to <DIR>' cannot be used with '--namespace <PID|PATH>'",
         "make the directory first",
         "cannot enter the mount namespace",
     ] {

@@ -12,7 +12,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, EntryKind, Index, Ino, LayerIno, MergedIndex};
 use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::materialize::tree_writer::{ADD_ENTRY, TreeWriter};
-use crate::materialize::write::{Directory, Identity, Job, PendingDirectory, member_of};
+use crate::materialize::write::{Directory, Identity, Job, PendingDirectory, member_of, mtime_of};
 
 const MOVE_FILE: &str = "move the file to its place";
 const CREATE_LINK: &str = "create the hard link";
@@ -67,23 +67,25 @@ pub(super) fn find_unused_name(
 
 /// Sets the destination's attributes, if a member describes it.
 pub(in crate::materialize) fn finish_root(index: &Index, tree: &TreeWriter) {
-    if let Some(entry) = index.entry(Ino::ROOT) {
+    let entry = index.entry(Ino::ROOT);
+    if let Some(entry) = entry.filter(|entry| !entry.is_implied()) {
         finish_directory(entry, &tree.destination.top, &ArchivePath::root(), tree);
     }
 }
 
-/// Sets the attributes of a directory, unless only paths below imply it.
 fn finish_directory(
     entry: Entry<'_>,
     directory: &Directory,
     path: &ArchivePath,
     tree: &TreeWriter,
 ) {
-    if entry.is_implied() {
-        return;
-    }
-    let (identity, member) = (directory.identity(), member_of(entry));
+    let (identity, mut member) = (directory.identity(), member_of(entry));
     let context = &tree.context;
+    if entry.is_implied()
+        && let Ok(stat) = rustix::fs::fstat(directory)
+    {
+        member.mtime = mtime_of(&stat);
+    }
     let pending = PendingDirectory::new(path.clone(), identity, true, member, &context.policy);
     if let Err(error) = pending.apply_to(directory, context) {
         context.problems.add(path, error);
@@ -179,7 +181,7 @@ impl TreePlacement<'_> {
             self.place_entry(job, entry);
             return None;
         }
-        let made = self.tree.try_make_directory(&job, entry.is_implied());
+        let made = self.tree.try_make_directory(&job);
         let context = &self.tree.context;
         match made {
             Ok(made) => made.map(|(directory, _)| {

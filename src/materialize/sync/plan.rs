@@ -15,7 +15,7 @@ use crate::archive::Volume;
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
 use crate::materialize::options::Options;
-use crate::materialize::write::{AttributePolicy, Directory, IMPLIED_MODE, is_temporary};
+use crate::materialize::write::{AttributePolicy, Directory, is_temporary};
 use crate::tar::Timestamp;
 use crate::tree::{Difference, Differences, FileId, FileKind, Item, Metadata, Property, Tree};
 
@@ -351,7 +351,7 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
 fn made_directory(destination: &Path, policy: &AttributePolicy) -> Option<(u32, u32, u32)> {
     let top = Directory::open_top(destination).ok()?;
     let stat = rustix::fs::fstat(&top).ok()?;
-    let mode = IMPLIED_MODE.as_raw_mode() & !policy.umask;
+    let mode = 0o777 & !policy.umask;
     if top.inherits_acl() {
         return None;
     }

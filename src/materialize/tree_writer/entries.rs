@@ -35,7 +35,7 @@ impl TreeWriter {
     }
 
     fn make_directory(&mut self, job: Job) {
-        match self.try_make_directory(&job, false) {
+        match self.try_make_directory(&job) {
             Ok(Some((directory, is_new))) => {
                 let identity = directory.identity();
                 self.destination
@@ -56,11 +56,10 @@ impl TreeWriter {
     pub(crate) fn try_make_directory(
         &mut self,
         job: &Job,
-        is_implied: bool,
     ) -> Result<Option<(Directory, bool)>, StepError> {
         let destination = &mut self.destination;
         let invalidate = || destination.invalidate(job.path.as_bytes());
-        let Some(is_new) = self.context.make_directory(job, is_implied, invalidate)? else {
+        let Some(is_new) = self.context.make_directory(job, invalidate)? else {
             return Ok(None);
         };
         let directory = destination.open_child(&job.directory, job.name(), is_new);

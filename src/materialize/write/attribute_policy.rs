@@ -1,7 +1,5 @@
 //! Policy for owner and mode of new files, by GNU tar's rules.
 
-use rustix::fs::Mode;
-
 use crate::base::passwd::Accounts;
 use crate::base::xattr::filter::XattrFilter;
 use crate::base::xattr::posix_acl;
@@ -10,8 +8,6 @@ use crate::tar::{Member, MemberKind};
 
 const PERMISSIONS: u32 = 0o777;
 const STICKY: u32 = 0o1000;
-/// Mode for mkdir(2) of an implied directory, from which the kernel takes the umask.
-pub(crate) const IMPLIED_MODE: Mode = Mode::from_raw_mode(0o777);
 /// Owner or group that chown(2) does not change.
 const UNCHANGED: u32 = u32::MAX;
 

@@ -7,11 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{FileType, Stat};
+use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
 use rustix::process::Resource;
 
-use super::attribute_policy::IMPLIED_MODE;
 use super::context::Context;
 use super::directory::{Directory, lstat_at, name_of, parent_of};
 use super::pool::WriterPool;
@@ -268,7 +267,8 @@ impl PathLookup for Resolver<'_> {
         }
         let quota = &self.destination.context.entry_quota;
         quota.acquire().with_action(ACTION)?;
-        let is_new = match rustix::fs::mkdirat(parent, name, IMPLIED_MODE) {
+        let permissions = Mode::from_raw_mode(0o777);
+        let is_new = match rustix::fs::mkdirat(parent, name, permissions) {
             // The process that writes another shard was faster.
             Err(Errno::EXIST) => false,
             made => made.with_action(ACTION).map(|()| true)?,

@@ -57,7 +57,7 @@ impl From<StepError> for RestoreError {
     }
 }
 
-fn mtime_of(stat: &Stat) -> Timestamp {
+pub(crate) fn mtime_of(stat: &Stat) -> Timestamp {
     Timestamp {
         seconds: stat.st_mtime,
         nanoseconds: u32::try_from(stat.st_mtime_nsec).unwrap_or_default(),

@@ -15,13 +15,13 @@ mod pool;
 mod temporary;
 mod unwritable;
 
-pub(super) use self::attribute_policy::{AttributePolicy, IMPLIED_MODE, umask};
+pub(super) use self::attribute_policy::{AttributePolicy, umask};
 pub(super) use self::attributes::{
     Attributes, CAPABILITIES, CHANGE_MODE, copy_attributes, default_acl_mode,
 };
 pub(super) use self::context::{Context, FileObserver};
 pub(super) use self::destination::{Destination, IfMissing};
-pub(super) use self::directories::{PendingDirectory, apply_all};
+pub(super) use self::directories::{PendingDirectory, apply_all, mtime_of};
 pub(super) use self::directory::{
     Directory, Identity, WeakDirectory, is_directory, is_empty, lstat_at, name_of, parent_of,
 };

@@ -3,7 +3,6 @@
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 
-use super::attribute_policy::IMPLIED_MODE;
 use super::attributes::Attributes;
 use super::context::Context;
 use super::directory::is_directory;
@@ -100,19 +99,14 @@ impl Context {
     }
 
     /// Makes the directory, unless it exists, and says whether it is new; `None` if another entry is kept. Calls
-    /// `invalidate` before it replaces another entry. An implied directory has its final mode.
+    /// `invalidate` before it replaces another entry.
     pub(crate) fn make_directory(
         &self,
         job: &Job,
-        is_implied: bool,
         invalidate: impl FnOnce(),
     ) -> Result<Option<bool>, StepError> {
         let (parent, name) = (&job.directory, job.name());
-        let mode = if is_implied {
-            IMPLIED_MODE
-        } else {
-            Mode::from_raw_mode(self.initial_directory_mode(job))
-        };
+        let mode = Mode::from_raw_mode(self.initial_directory_mode(job));
         let make = || rustix::fs::mkdirat(parent, name, mode);
         let is_new = match make() {
             Ok(()) => true,
