@@ -1,4 +1,4 @@
-//! Damaged members: what `ls` reports.
+//! Damaged members: what verbs report.
 //!
 //! `tests/mount` has the tests of mounts.
 
@@ -48,4 +48,32 @@ fn ls_names_members_missing_in_the_tree() {
     ] {
         assert!(said.contains(line), "{said}");
     }
+}
+
+// Promises: damaged-header, shard-finish, cat-files, exit-status
+#[test]
+fn verbs_that_read_by_an_index_report_members_missing_in_the_tree() {
+    let place = TestDir::new(&["out"]);
+    let archive = Archive::new().file("../out", "1").file("in", "2").end();
+    place.put("a.tar", archive);
+    for verb in [
+        &["cat", "a.tar", "in"][..],
+        &["cat", "a.tar", "in", "none"],
+        &["du", "a.tar"],
+        &["find", "a.tar"],
+        &["index", "-q", "a.tar"],
+        &["shard", "plan", "--shards=2", "a.tar"],
+        &["shard", "write", "-q", "a.tar", "1/2", "-C", "out"],
+        &["shard", "write", "-q", "a.tar", "2/2", "-C", "out"],
+        &["shard", "finish", "-q", "a.tar", "-C", "out"],
+        &["shard", "tar", "a.tar"],
+        &["sync", "-q", "a.tar", "out"],
+    ] {
+        let output = place.tarfs(verb);
+        let said = stderr_text(&output);
+        assert_eq!(output.status.code(), Some(2), "{verb:?}: {said}");
+        let count = "tarfs: 1 member is damaged or not in the tree\n";
+        assert!(said.contains(count), "{verb:?}: {said}");
+    }
+    assert_eq!(std::fs::read(place.path("out/in")).expect("written"), b"2");
 }

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
     let index = index.context("the archive is not indexed")?;
     let tree = IndexTree::new(index, false);
     let mut output = output::binary_stdout()?;
-    let mut is_complete = true;
+    let mut code = ExitCode::SUCCESS;
     for path in &args.paths {
         let path = path.as_bytes();
         let printed = find(&tree, path).and_then(|ino| print(&volume, ino, &mut output));
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
                 return Err(error).context("cannot write the output");
             }
             Err(Failure::File(error)) => {
-                is_complete = false;
+                code = ExitCode::from(exit_status::PARTIAL);
                 operands::report_entry(path, &error);
             }
         }
@@ -66,8 +66,10 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(error).context("cannot write the output")
         }
-        _ if is_complete => Ok(ExitCode::SUCCESS),
-        _ => Ok(ExitCode::from(exit_status::PARTIAL)),
+        _ => {
+            let report = |index: &_| output::report_problems(index, code);
+            Ok(tree.index().read(report).unwrap_or(code))
+        }
     }
 }
 

@@ -128,14 +128,14 @@ pub(crate) fn is_outage(error: &anyhow::Error) -> bool {
 }
 
 /// Prints whether the archive is truncated, the first damaged or missing members, one per line, and their number. Returns
-/// the exit code.
-pub(crate) fn report_problems(index: &Index) -> ExitCode {
+/// the exit code, which is `code` without such members.
+pub(crate) fn report_problems(index: &Index, code: ExitCode) -> ExitCode {
     if index.origin().is_truncated {
         print_warning(archive::TRUNCATED_NOTE);
     }
     let count = index.problem_count();
     if count == 0 {
-        return ExitCode::SUCCESS;
+        return code;
     }
     let problems = index.problems();
     problems.iter().for_each(print_error);

@@ -238,20 +238,15 @@ impl Operands {
     /// paths was, or the output could not be written.
     pub(crate) fn finish(&self, missing: u8) -> ExitCode {
         let is_written = finish(&self.output);
-        if let OpenTree::Index(tree) = &self.tree
-            && self.has_problems
-        {
-            let problems = tree.index().read(output::report_problems);
-            if let Ok(problems) = problems
-                && problems != ExitCode::SUCCESS
-            {
-                return problems;
-            }
-        }
-        match (self.has_all_paths && is_written, self.output.has_failed()) {
+        let code = match (self.has_all_paths && is_written, self.output.has_failed()) {
             (false, _) => ExitCode::from(missing),
             (true, true) => ExitCode::from(exit_status::PARTIAL),
             (true, false) => ExitCode::SUCCESS,
+        };
+        let report = |index: &_| output::report_problems(index, code);
+        match &self.tree {
+            OpenTree::Index(tree) if self.has_problems => tree.index().read(report).unwrap_or(code),
+            _ => code,
         }
     }
 }

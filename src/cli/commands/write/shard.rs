@@ -149,7 +149,7 @@ fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let (_network, volume) = open_shards(&args.source, &args.cache)?;
     let (_, index, plan) = shards::plan_of(&*volume, args.shards)?;
     output::print_text(&lines(plan.shards(), args.json.is_set))?;
-    Ok(output::report_problems(&index))
+    Ok(output::report_problems(&index, ExitCode::SUCCESS))
 }
 
 /// Writes `shard`, or without one finishes the tree of all.
@@ -179,14 +179,15 @@ fn write(
     let (archive, index, plan) = shards::plan_of(&*volume, count)?;
     let bytes = shard.and_then(|shard| plan.shards().get(shard.number.checked_sub(1)? as usize));
     let bytes = bytes.map(|shard| shard.bytes);
-    output.end(output.to_disk("run the same command again", None, |sink| {
+    let written = output.to_disk("run the same command again", None, |sink| {
         let _progress = output.show_progress("writing", bytes);
         let (read, finished) = match shard {
             Some(shard) => sink.write_shard(archive, &index, &plan, shard.number),
             None => sink.finish_shards(&*volume, &index, &Version::of(archive)),
         };
         (shards::whether_complete(read), finished)
-    }))
+    });
+    output.end(written.map(|code| output::report_problems(&index, code)))
 }
 
 fn tar(args: &TarArgs) -> anyhow::Result<ExitCode> {
@@ -203,7 +204,10 @@ fn tar(args: &TarArgs) -> anyhow::Result<ExitCode> {
     // After an error, the archive must not look complete.
     let outcome = shards::whether_complete(read).and_then(|complete| {
         let summary = sink.finish()?;
-        Ok(exit_code(complete, &summary))
+        Ok(output::report_problems(
+            &index,
+            exit_code(complete, &summary),
+        ))
     });
     if args.stats.is_set {
         output::print_counters(archive.stats());

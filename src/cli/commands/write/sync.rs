@@ -96,7 +96,7 @@ impl SyncArgs {
         let index = index.context("the archive is not indexed")?;
         let tree = index.tree().context("cannot list the tree")?;
         // The plan has them, too.
-        let _code = output::report_problems(tree);
+        let _code = output::report_problems(tree, ExitCode::SUCCESS);
         let _lock = self.lock_destination()?;
         let source = with_contents(IndexTree::new(index.clone(), false), &volume);
         let root = (b".".as_slice(), Ino::ROOT.0.into());
