@@ -17,7 +17,7 @@ pub mod time;
 pub(crate) mod xattr;
 
 pub(crate) use file::{
-    AttributeTarget, chmod, mount_point, own_variables, random_reads, retention,
+    AttributeTarget, chmod, foreign_command, mount_point, random_reads, retention,
 };
 pub use file::{
     bounded_read, descriptor_limit, lock, publish, regular_file, shared_dir, trusted_dir,

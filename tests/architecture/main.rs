@@ -164,6 +164,13 @@ const UNSAFE_FILES: &[&str] = &[
     "src/cli/daemon/inherited_fds.rs",
 ];
 
+/// The only files that may start a program: any other one, and this one again.
+const COMMAND_FILES: &[&str] = &[
+    "src/base/file/foreign_command.rs",
+    "src/cli/daemon/daemonize.rs",
+    "src/cli/daemon/supervisor/process.rs",
+];
+
 struct Source {
     path: PathBuf,
     layer: String,
@@ -429,6 +436,15 @@ fn unsafe_code_is_only_in_listed_files() {
             source.path.display()
         );
     }
+}
+
+#[test]
+fn other_programs_are_started_by_one_function() {
+    let starts = |source: &Source| source.code.contains("Command::new");
+    let found: Vec<_> = sources().into_iter().filter(starts).collect();
+    let found: Vec<_> = found.iter().map(|source| source.path.as_path()).collect();
+    let expected: Vec<_> = COMMAND_FILES.iter().map(Path::new).collect();
+    assert_eq!(found, expected, "other files call foreign_command");
 }
 
 /// Names of threads in `code`, of a numbered one with `-N` at the end.

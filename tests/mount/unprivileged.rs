@@ -148,6 +148,30 @@ fn missing_fusermount_error_says_how_to_install_it() {
     }
 }
 
+// Promises: secret-children
+#[test]
+fn fusermount_gets_no_variables_of_the_program() {
+    let place = Place::new();
+    let helper = "#!/bin/sh\n\
+        echo \"called $1\" >>\"${0%/*}/../run/seen\"\n\
+        env >>\"${0%/*}/../run/seen\"\n\
+        exec /usr/bin/fusermount3 \"$@\"\n";
+    fs::create_dir(place.0.path("bin")).expect("made");
+    fs::write(place.0.path("bin/fusermount3"), helper).expect("written");
+    let said = place.stdout_of(
+        "chmod 755 bin bin/fusermount3
+         PATH=$PWD/bin:$PATH
+         with_secret() { as_user env TARFS_HEADERS='Authorization: secret' ./tarfs \"$@\"; }
+         with_secret mount a.tar mnt
+         as_user cat mnt/open
+         with_secret umount mnt
+         grep -c -m 1 '^called -o' run/seen
+         grep -c -m 1 '^called -u' run/seen
+         grep -e '^TARFS_' -e secret run/seen || echo no variables",
+    );
+    assert_eq!(said, "open\n1\n1\nno variables\n");
+}
+
 // Promises: user-mounts
 #[test]
 fn unwritable_mountpoint_error_says_what_to_do() {

@@ -20,7 +20,7 @@ use super::mountinfo;
 use super::options::MountOptions;
 use super::pinned::{UnmountMode, proc_fd_path};
 use super::syscalls::{self, Mountpoint};
-use crate::base::own_variables::own_variables;
+use crate::base::foreign_command::foreign_command;
 use crate::base::passwd::IdMap;
 use crate::fuse::attr::Ownership;
 
@@ -200,7 +200,7 @@ fn mount_with_fuse_overlayfs(
         }
     }
     let options = [layers.as_slice(), fuse_overlayfs_flags(options).as_bytes()].join(&b',');
-    let mut command = Command::new(helper);
+    let mut command = foreign_command(helper);
     command.arg("-o").arg(OsStr::from_bytes(&options));
     run_fuse_overlayfs(command.arg(mountpoint))
 }
@@ -219,7 +219,7 @@ fn mount_in_user_namespace(
     let words = format!("{},{access},{name}", fuse_overlayfs_flags(options));
     let device = syscalls::mount_with_fusermount(mountpoint, &words)?;
     fcntl_setfd(&device, FdFlags::empty())?;
-    let mut command = Command::new(UNSHARE);
+    let mut command = foreign_command(UNSHARE);
     command
         .args(["--user", "--map-current-user", "--keep-caps", "--"])
         .arg(helper)
@@ -249,9 +249,6 @@ fn fuse_overlayfs_flags(options: &MountOptions) -> String {
 /// Runs the helper until it has mounted. It then continues in the background.
 fn run_fuse_overlayfs(command: &mut Command) -> Result<(), MountError> {
     let refused = |message: String| MountError::Overlay(io::Error::other(message), true);
-    for name in own_variables() {
-        command.env_remove(name);
-    }
     let output = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())

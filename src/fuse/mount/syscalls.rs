@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, fstat, makedev, statx};
@@ -29,6 +29,7 @@ use super::options::MountOptions;
 use super::pinned::{
     Liveness, MountpointEntry, PinnedMount, UnmountMode, ask_for_liveness, proc_fd_path,
 };
+use crate::base::foreign_command::foreign_command;
 use crate::base::passwd::Accounts;
 
 /// Major number of the FUSE device on every Linux: a miscellaneous character device.
@@ -257,7 +258,7 @@ pub(super) fn mount_with_fusermount(
     let flags = SocketFlags::empty();
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
-    let helper = Command::new(FUSERMOUNT)
+    let helper = foreign_command(FUSERMOUNT)
         .arg("-o")
         .arg(options)
         .arg("--")
@@ -396,7 +397,7 @@ fn unmount_with_fusermount(
     mode: UnmountMode,
 ) -> Result<(), UnmountError> {
     let system = |cause| UnmountError::System(mountpoint.to_owned(), cause);
-    let output = Command::new(FUSERMOUNT)
+    let output = foreign_command(FUSERMOUNT)
         .arg(if mode == UnmountMode::IfIdle {
             "-u"
         } else {

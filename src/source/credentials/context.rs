@@ -16,7 +16,7 @@ use url::Url;
 
 use crate::base::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
 use crate::base::descriptor_limit::is_descriptor_limit;
-use crate::base::own_variables::own_variables;
+use crate::base::foreign_command::foreign_command;
 use crate::base::sync::Mutex;
 use crate::source::client::response::ResponseHead;
 use crate::source::client::{ServerError, unix_time};
@@ -251,11 +251,7 @@ impl Commands {
     ) -> Result<CommandOutput, Error> {
         let failed = |error: io::Error| Error::unexpected(format!("{program}: {error}"));
         self.exchange.succeed();
-        let mut command = tokio::process::Command::new(program);
-        for name in own_variables() {
-            command.env_remove(name);
-        }
-        let mut child = command
+        let mut child = tokio::process::Command::from(foreign_command(program))
             .args(args)
             .current_dir(&self.directory)
             .stdin(Stdio::piped())
