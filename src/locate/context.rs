@@ -71,7 +71,7 @@ impl PublishedIndexChoice {
     /// one.
     pub fn place_of(path: &Path) -> (Option<String>, Option<PathBuf>) {
         let name = source::canonical_os_name(path.as_os_str());
-        match name.to_str().filter(|name| name.contains("://")) {
+        match name.to_str().filter(|name| source::is_url(name)) {
             Some(url) => (Some(url.to_owned()), None),
             None => (None, Some(path.to_owned())),
         }
@@ -390,7 +390,7 @@ impl OpenContext {
             return Err(Error::NoImagePath(transport.name()));
         }
         let layout = match transport {
-            Transport::Oci if location.to_string_lossy().contains("://") => {
+            Transport::Oci if source::is_url(location) => {
                 return Err(Error::ImageDirectoryUrl(transport.name()));
             }
             Transport::Oci => {
@@ -462,7 +462,7 @@ impl OpenContext {
         let mut expanded = Vec::new();
         for part in parts {
             match part {
-                part if is_offline && part.origin().to_string_lossy().contains("://") => {
+                part if is_offline && source::is_url(part.origin()) => {
                     return Err(Error::OfflineParts);
                 }
                 part if part.is_stdin() => return Err(Error::PartOfStdin),

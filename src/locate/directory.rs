@@ -1,5 +1,6 @@
 //! A SOURCE with many archives, which are opened one by one with the settings of one run.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use crate::archive::{
 use crate::base::extent::Plain;
 use crate::index::format::framed;
 use crate::index::{self, Builder, Origin};
-use crate::source::{ArchivePlace, MemorySource, Validator, location_text};
+use crate::source::{self, ArchivePlace, MemorySource, Validator, location_text};
 use crate::tar::{Member, MemberKind, Timestamp};
 
 /// Maximum number of archives that are scanned at once. The scans share the memory.
@@ -41,6 +42,14 @@ pub struct SourceArchives {
 }
 
 impl SourceSpec {
+    /// Returns the path of this machine that it names; `None` for a URL of a server, a part or an image.
+    pub fn local_path(&self) -> Option<PathBuf> {
+        match self {
+            Self::Plain(location) => source::local_path(location),
+            _ => None,
+        }
+    }
+
     /// Whether it names a place of archives: a local directory, or a prefix in an object store.
     pub fn is_place(&self) -> bool {
         matches!(self, Self::Plain(location) if ArchivePlace::is_place(&location_text(location)))

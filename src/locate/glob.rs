@@ -19,8 +19,7 @@ pub(super) fn expand(location: &OsStr) -> Result<Vec<OsString>, Error> {
         return unchanged();
     };
     let is_pattern = pattern.iter().any(|byte| b"*?[".contains(byte));
-    let is_url = location.to_string_lossy().contains("://");
-    if !is_pattern || is_url || path.symlink_metadata().is_ok() {
+    if !is_pattern || source::is_url(location) || path.symlink_metadata().is_ok() {
         return unchanged();
     }
     let failed = |cause| Error::Source(source::Error::new(location.to_string_lossy(), cause));

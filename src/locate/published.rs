@@ -157,7 +157,7 @@ impl OpenContext {
         };
         let archive = &*source::location_text(archive);
         let beside = |url: &str| {
-            let is_versioned = url.contains("://") && url.contains(['?', '#']);
+            let is_versioned = source::is_url(url) && url.contains(['?', '#']);
             (url != "-" && !is_versioned).then(|| format!("{url}{}", framed::SUFFIX))
         };
         let mut options = self.source_options(archive);

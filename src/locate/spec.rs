@@ -163,10 +163,9 @@ fn name_search_start(rest: &str) -> usize {
     if let Some((parts, last)) = rest.rsplit_once(',').filter(|_| rest.starts_with("join:")) {
         return parts.len() + 1 + name_search_start(last);
     }
-    rest.find("://").map_or(0, |at| {
-        let host = at + "://".len();
-        let path = rest.get(host..).and_then(|rest| rest.find('/'));
-        path.map_or(rest.len(), |path| host + path)
+    let host = rest.split_once("://").filter(|_| source::is_url(rest));
+    host.map_or(0, |(_, host)| {
+        rest.len() - host.len() + host.find('/').unwrap_or(host.len())
     })
 }
 
@@ -390,9 +389,10 @@ impl SourceSpec {
 }
 
 fn make_path_absolute(location: &mut OsString) {
-    let is_url = location.to_str().is_some_and(|text| text.contains("://"));
     // Fails only for an empty path.
-    if !is_url && let Ok(path) = path::absolute(&*location) {
+    if !source::is_url(&*location)
+        && let Ok(path) = path::absolute(&*location)
+    {
         *location = source::location_text(path.as_os_str()).into();
     }
 }

@@ -70,6 +70,19 @@ pub fn canonical_name(name: &str) -> Cow<'_, str> {
     }
 }
 
+/// Whether `name` is a URL: it begins with a scheme and `://`. Each other name is a path.
+pub fn is_url(name: impl AsRef<OsStr>) -> bool {
+    let scheme = name
+        .as_ref()
+        .to_str()
+        .and_then(|name| name.split_once("://"));
+    scheme.is_some_and(|(scheme, _)| {
+        let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+        scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+            && scheme.bytes().all(is_valid)
+    })
+}
+
 /// As [`canonical_name`], of a name that may not be UTF-8.
 pub fn canonical_os_name(name: &OsStr) -> OsString {
     name.to_str().map_or_else(

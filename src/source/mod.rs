@@ -43,7 +43,7 @@ pub use http::Http;
 pub use listing::{ArchivePlace, ListedArchive, Listing, paths_of_page};
 pub(crate) use local::SourceDirectory;
 pub use local::{File, MemorySource, Pipe};
-pub use location::{Location, canonical_name, canonical_os_name, location_text, redact};
+pub use location::{Location, canonical_name, canonical_os_name, is_url, location_text, redact};
 #[doc(hidden)]
 pub use mirrors::{UnopenedMirror, in_order, open as open_mirrors};
 pub use network::{

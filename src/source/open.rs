@@ -10,7 +10,7 @@ use url::Url;
 
 use super::client::authorizer::parse_headers;
 use super::credentials::{self, Netrc, ReloadedHeaders};
-use super::location::{canonical_name, location_text, redact};
+use super::location::{canonical_name, is_url, location_text, redact};
 use super::mirrors::UnopenedMirror;
 use super::{
     Cause, Error, HeaderLoader, Http, Identity, Location, Options, Pipe, Revalidation, Source,
@@ -21,7 +21,7 @@ use crate::base::stats::Stats;
 /// Opens `spec`: a URL (`http://`, `https://`, `file://`), an object (`s3://`, `gs://`, `az://`, `abfss://`), a path,
 /// or `-` for standard input.
 ///
-/// A name with `://` is a URL. The path of such a file is `./name`.
+/// A name with a scheme and `://` is a URL. The path of such a file is `./name`.
 ///
 /// # Errors
 /// If it is malformed, missing, unreachable, or not supported as a source.
@@ -75,11 +75,11 @@ pub fn own_name(spec: &str) -> Option<String> {
 
 /// Returns the path of the local file `spec`, which is a path or a URL. An unknown scheme or another host is an error.
 pub(super) fn file_path(spec: &str) -> Result<PathBuf, Error> {
-    let spec = canonical_name(spec);
-    if !spec.contains("://") {
-        return Ok(PathBuf::from(&*spec));
+    let spec = &*canonical_name(spec);
+    if !is_url(spec) {
+        return Ok(PathBuf::from(spec));
     }
-    let url = parse_url(&spec)?;
+    let url = parse_url(spec)?;
     let cause = match (url.scheme(), url.to_file_path()) {
         ("file", Ok(path)) => return Ok(path),
         ("file", Err(())) => Cause::Malformed("a file URL names no other host".to_owned()),
@@ -128,7 +128,7 @@ pub(super) async fn http_target(
 ) -> Result<Option<(Target, Options)>, Error> {
     let spec = &*canonical_name(spec);
     let failed = |cause| Error::new(redact(spec), cause);
-    if !spec.contains("://") {
+    if !is_url(spec) {
         return Ok(None);
     }
     if let Some(target) = credentials::object_target(spec, options).await {

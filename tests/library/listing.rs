@@ -549,6 +549,53 @@ fn several_directories_are_shown_as_by_the_namesakes() {
     }
 }
 
+// Promises: source-kinds
+#[test]
+fn file_url_names_what_its_path_names() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("a b/sub")).expect("new");
+    place.put("a b/file", "content");
+    place.put("a b/sub/other", "more");
+    place.put("a.tar", archive_with_links());
+    place.succeeds(&["index", "--quiet", "a.tar", "--output", "a.idx"]);
+    let path = |name: &str| place.path(name).display().to_string();
+    let url = |name: &str| format!("file://{}", path(name));
+    for (plain, encoded) in [("a b", "a%20b"), ("a.idx", "a.idx")] {
+        for verb in [&["ls"][..], &["ls", "-R"], &["find"], &["du"]] {
+            let by_path = place.succeeds(&[verb, &[&*path(plain)]].concat());
+            let by_url = place.succeeds(&[verb, &[&*url(encoded)]].concat());
+            let [by_path, by_url] = [by_path, by_url].map(|run| sorted(&run.output, b'\n'));
+            assert_eq!(by_url, by_path, "{verb:?} {plain}");
+        }
+    }
+    let source = &*url("a%20b");
+    place.fails(
+        &["cat", source, "file"],
+        &["is a directory, not an archive"],
+    );
+    for verb in ["sync", "copy"] {
+        let written = place.run(&[verb, source, verb]);
+        assert_eq!(written.code, 0, "{verb}: {}", written.complaints);
+        assert_eq!(place.succeeds(&["diff", source, verb]).text(), "", "{verb}");
+    }
+}
+
+// Promises: source-kinds
+#[test]
+fn path_with_colon_and_slashes_is_no_url() {
+    let place = Place::new();
+    fs::create_dir(place.path("a:")).expect("new");
+    place.put("a:/b.tar", archive_with_links());
+    let expected = place.succeeds(&["ls", "-R", "a:/b.tar"]);
+    for source in ["./a://b.tar", "join:./a://b.tar"] {
+        assert_eq!(
+            place.succeeds(&["ls", "-R", source]).text(),
+            expected.text()
+        );
+    }
+    assert_eq!(place.succeeds(&["ls", "./a://"]).text(), "b.tar\n");
+}
+
 // Promises: walk-paths, json-inodes
 #[test]
 fn json_has_the_path_without_links_and_lines_have_path() {

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, IsTerminal, stdout};
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -150,6 +150,7 @@ impl Operands {
     pub(crate) fn open(args: &TreeArgs, paths: &[OsString], needs: Needs) -> anyhow::Result<Self> {
         let (mut archive, mut starts) = (None, Vec::new());
         let directory = local_start(&args.source.source, paths);
+        let directory = directory.as_deref();
         if let Some(directory) = directory {
             refuse_flags_of_archives(directory, &args.source.given)?;
         }
@@ -264,14 +265,14 @@ fn volume_tree(volume: &Arc<dyn Volume>, needs: Needs) -> anyhow::Result<IndexTr
 
 /// The index in the file SOURCE, if it is an index file.
 fn saved_index(args: &TreeArgs) -> anyhow::Result<Option<Index>> {
-    let SourceSpec::Plain(path) = &args.source.source else {
+    let Some(path) = args.source.source.local_path() else {
         return Ok(None);
     };
     let limit = MemoryLimit::new(args.source.index_memory.0);
-    match store::read(Path::new(path), &limit) {
+    match store::read(&path, &limit) {
         Ok(index) => Ok(Some(index)),
         Err(error) => match error.cause {
-            // An archive, or a URL.
+            // An archive.
             Cause::NotAnIndex | Cause::NotAFile | Cause::Io(_) => Ok(None),
             _ => Err(error.into()),
         },
@@ -314,13 +315,8 @@ pub(crate) fn with_contents(tree: IndexTree, volume: &Arc<dyn Volume>) -> IndexT
 }
 
 /// The directory of this machine that `source` names, if it is one.
-pub(crate) fn local_directory(source: &SourceSpec) -> Option<&Path> {
-    match source {
-        SourceSpec::Plain(path) if !path.as_bytes().contains(&b':') || Path::new(path).exists() => {
-            Some(Path::new(path)).filter(|path| path.is_dir())
-        }
-        _ => None,
-    }
+pub(crate) fn local_directory(source: &SourceSpec) -> Option<PathBuf> {
+    source.local_path().filter(|path| path.is_dir())
 }
 
 /// Refuses a directory of this machine as SOURCE. `hint` says what to do instead, or why.
@@ -415,17 +411,16 @@ pub(crate) fn refuse_flags_of_archives(directory: &Path, given: &GivenArgs) -> a
 }
 
 /// SOURCE as a file of this machine: a directory, or a missing file beside directories, as of the namesakes.
-fn local_start<'a>(source: &'a SourceSpec, paths: &[OsString]) -> Option<&'a Path> {
-    let missing = || match source {
-        SourceSpec::Plain(path) if !path.as_bytes().contains(&b':') => {
-            let error = std::fs::metadata(path).err()?.kind();
-            let is_missing = matches!(error, ErrorKind::NotFound | ErrorKind::NotADirectory);
-            let has_directory = || paths.iter().any(|path| Path::new(path).is_dir());
-            (is_missing && has_directory()).then_some(Path::new(path))
+fn local_start(source: &SourceSpec, paths: &[OsString]) -> Option<PathBuf> {
+    let path = source.local_path()?;
+    let is_start = match std::fs::metadata(&path) {
+        Ok(found) => found.is_dir(),
+        Err(error) => {
+            matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+                && paths.iter().any(|path| Path::new(path).is_dir())
         }
-        _ => None,
     };
-    local_directory(source).or_else(missing)
+    is_start.then_some(path)
 }
 
 fn start_in_archive(tree: &IndexTree, path: &OsString, links: FollowedLinks) -> Option<StartPoint> {

@@ -12,6 +12,7 @@ use super::output::Output;
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
 use crate::cli::files::{create_missing_dir, resolve_destination};
 use tarfs::materialize::{self, Materializer, Options, Staging};
+use tarfs::source::local_path;
 
 /// Arguments of `tarfs copy`.
 #[derive(clap::Args, Debug)]
@@ -41,8 +42,10 @@ pub(crate) struct CopyArgs {
 }
 
 pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
-    check_source(&args.source)?;
-    ensure_apart(&args.source, &args.directory)?;
+    let source = local_path(args.source.as_os_str());
+    let source = source.as_ref().unwrap_or(&args.source);
+    check_source(source)?;
+    ensure_apart(source, &args.directory)?;
     let (options, jobs) = args.write.for_directory(Options {
         selection: args.selection.selection(),
         existing: args.existing.policy(),
@@ -69,7 +72,7 @@ pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
         let _progress = output.show_progress("copying", None);
         (
             Ok(true),
-            sink.copy_directory(&args.source, jobs, args.dry_run.is_set),
+            sink.copy_directory(source, jobs, args.dry_run.is_set),
         )
     };
     output.end(match staging.transpose()? {

@@ -66,7 +66,7 @@ pub(crate) fn run(args: &SyncArgs) -> anyhow::Result<ExitCode> {
     if let Some(directory) = local_directory(&args.source.source) {
         let (options, jobs) = args.write.for_directory(options);
         let output = args.output(options);
-        return output.end(args.sync_directory(directory, &output, jobs));
+        return output.end(args.sync_directory(&directory, &output, jobs));
     }
     let output = args.output(options);
     output.end(args.sync_archive(&output))
