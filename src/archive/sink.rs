@@ -58,9 +58,7 @@ pub trait Sink {
     fn warning(&mut self, text: &str);
 
     /// Reports a damaged or lost member. `offset` is that of its header; `text` says what is wrong.
-    fn damage(&mut self, _offset: Plain, text: &str) {
-        self.warning(text);
-    }
+    fn damage(&mut self, offset: Plain, text: &str);
 
     /// Checks whether the sink has memory for more.
     ///

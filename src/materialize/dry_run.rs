@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-
-use super::error::{Error, Problems, Reporter};
+use super::error::{Cause, Error, Problems, Reporter};
 use super::options::Summary;
 use super::selection::Selection;
 use crate::archive::scan::{PayloadEnd, Sink};
+use crate::base::archive_path::ArchivePath;
+use crate::base::extent::Plain;
 use crate::tar::{Member, MemberKind};
 
 /// Reports the entries that a [`super::Materializer`] would make.
@@ -15,6 +15,8 @@ use crate::tar::{Member, MemberKind};
 pub struct DryRunSink {
     selection: Selection,
     problems: Problems,
+    /// Path of the file whose content is being read.
+    current: Option<ArchivePath>,
     entries: u64,
     bytes: u64,
 }
@@ -25,12 +27,13 @@ impl DryRunSink {
         Self {
             selection,
             problems: Problems::new(reporter),
+            current: None,
             entries: 0,
             bytes: 0,
         }
     }
 
-    /// Entries and payload bytes that would be written. Errors are requested paths that were not found.
+    /// Entries and payload bytes that would be written. Errors are files that are not whole, and requested paths that were not found.
     pub fn finish(self) -> Summary {
         self.selection.report_unmatched_paths(&self.problems);
         Summary::new(self.entries, self.bytes, &self.problems)
@@ -47,21 +50,25 @@ impl Sink for DryRunSink {
             self.entries += 1;
             if member.kind == MemberKind::File {
                 self.bytes = self.bytes.saturating_add(member.payload.len());
+                self.current = Some(output_path.path);
             }
         }
         Ok(())
     }
 
-    fn payload(&mut self, _bytes: Bytes) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn member_end(&mut self, _end: PayloadEnd) -> Result<(), Error> {
+    fn member_end(&mut self, end: PayloadEnd) -> Result<(), Error> {
+        if let (Some(path), Some(cause)) = (self.current.take(), Cause::of_end(end)) {
+            self.problems.add(&path, cause);
+        }
         Ok(())
     }
 
     fn warning(&mut self, text: &str) {
         self.problems.warn(text);
+    }
+
+    fn damage(&mut self, _offset: Plain, text: &str) {
+        self.problems.damage(text, self.current.is_some());
     }
 }
 

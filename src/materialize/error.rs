@@ -392,10 +392,10 @@ impl Problems {
         }
     }
 
-    /// Reports a damaged place and counts the member that may be lost there.
-    pub(super) fn damage(&self, text: &str) {
+    /// Reports a damaged place. Counts the member that may be lost there, unless it `is_in_content`, whose end counts it.
+    pub(super) fn damage(&self, text: &str, is_in_content: bool) {
         self.report(text);
-        self.add_count(1);
+        self.add_count((!is_in_content).into());
     }
 
     pub(super) fn entry(&self, path: &ArchivePath) {

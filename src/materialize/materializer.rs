@@ -340,11 +340,7 @@ impl Sink for Materializer {
     }
 
     fn damage(&mut self, _offset: Plain, text: &str) {
-        let problems = &self.tree.context.problems;
-        match self.current {
-            CurrentFile::Nothing => problems.damage(text),
-            // The end of the content counts it.
-            CurrentFile::Waiting(_) | CurrentFile::Streaming => problems.report(text),
-        }
+        let is_in_content = !matches!(self.current, CurrentFile::Nothing);
+        self.tree.context.problems.damage(text, is_in_content);
     }
 }

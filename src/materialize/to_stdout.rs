@@ -10,6 +10,7 @@ use super::options::Summary;
 use super::selection::Selection;
 use crate::archive::scan::{PayloadEnd, Sink};
 use crate::base::archive_path::ArchivePath;
+use crate::base::extent::Plain;
 use crate::tar::{self, Member, MemberKind, Segment};
 
 /// For holes.
@@ -186,6 +187,10 @@ impl<W: Write> Sink for ContentSink<W> {
 
     fn warning(&mut self, text: &str) {
         self.problems.warn(text);
+    }
+
+    fn damage(&mut self, _offset: Plain, text: &str) {
+        self.problems.damage(text, self.current.is_some());
     }
 }
 

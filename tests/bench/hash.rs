@@ -104,4 +104,6 @@ impl Sink for Hashes {
     }
 
     fn warning(&mut self, _: &str) {}
+
+    fn damage(&mut self, _: tarfs::Plain, _: &str) {}
 }

@@ -77,3 +77,25 @@ fn verbs_that_read_by_an_index_report_members_missing_in_the_tree() {
     }
     assert_eq!(std::fs::read(place.path("out/in")).expect("written"), b"2");
 }
+
+// Promises: damaged-header, truncated-allowed, select-dry-run
+#[test]
+fn materialize_reports_damage_alike_for_each_destination() {
+    let place = TestDir::new(&["out"]);
+    let cut = Archive::new().file("a", "1").file("big", [b'2'; 5000]);
+    place.put("bad.tar", archive(1));
+    place.put("big.tar", &cut.end()[..4000]);
+    for (name, member) in [("bad.tar", "bad0: "), ("big.tar", "big: ")] {
+        let reports = [&["-C", "out"][..], &["-O"], &["--dry-run"]].map(|to| {
+            let words = [&["materialize", "--allow-truncated", name][..], to].concat();
+            let output = place.tarfs(&words);
+            let said = stderr_text(&output);
+            assert_eq!(output.status.code(), Some(2), "{words:?}: {said}");
+            let line = said.lines().find(|line| line.contains(member));
+            line.expect("a report").to_owned()
+        });
+        let [first, others @ ..] = &reports;
+        assert!(!first.contains("warning"), "{first}");
+        assert!(others.iter().all(|other| other == first), "{reports:?}");
+    }
+}

@@ -163,6 +163,7 @@ impl Sink for Counter {
         Ok(())
     }
     fn warning(&mut self, _text: &str) {}
+    fn damage(&mut self, _offset: tarfs::Plain, _text: &str) {}
 }
 
 fn scan_payload_bytes(packed: Vec<u8>, options: &scan::Options, stats: &Arc<Stats>) -> usize {

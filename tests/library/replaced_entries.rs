@@ -76,6 +76,10 @@ impl Sink for Collector {
     fn warning(&mut self, text: &str) {
         panic!("{text}");
     }
+
+    fn damage(&mut self, _offset: tarfs::Plain, text: &str) {
+        panic!("{text}");
+    }
 }
 
 /// The tree that `archive` shows, perhaps without implied directories.

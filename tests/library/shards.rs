@@ -87,6 +87,10 @@ impl Sink for Collector {
     fn warning(&mut self, text: &str) {
         panic!("{text}");
     }
+
+    fn damage(&mut self, _offset: Plain, text: &str) {
+        panic!("{text}");
+    }
 }
 
 fn collect(archive: &Archive, index: &Index, plan: &ShardPlan, number: u32) -> Collector {

@@ -396,4 +396,8 @@ impl Sink for Ignored {
     fn warning(&mut self, text: &str) {
         panic!("{text}");
     }
+
+    fn damage(&mut self, _offset: tarfs::Plain, text: &str) {
+        panic!("{text}");
+    }
 }

@@ -145,6 +145,8 @@ mod tests {
 
         fn warning(&mut self, _text: &str) {}
 
+        fn damage(&mut self, _offset: Plain, _text: &str) {}
+
         fn span_piece(&mut self, bytes: &Bytes) {
             self.current.extend_from_slice(bytes);
         }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::Summary;
 use crate::archive::sink::Sink;
+use crate::base::extent::Plain;
 use crate::base::span_hash::SpanHasher;
 use crate::codec::Compression;
 use crate::index::{Builder, Index, TooMuchMemory};
@@ -183,6 +184,10 @@ impl Sink for VerifySink {
 
     fn warning(&mut self, text: &str) {
         self.warnings.add(|| text.to_owned());
+    }
+
+    fn damage(&mut self, _offset: Plain, text: &str) {
+        self.warning(text);
     }
 
     fn span_piece(&mut self, bytes: &Bytes) {

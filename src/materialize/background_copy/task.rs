@@ -22,6 +22,7 @@ use crate::archive::scan::{PayloadEnd, Sink};
 use crate::archive::{ReadError, TreePart, Volume};
 use crate::base::archive_path::ArchivePath;
 use crate::base::descriptor_limit::is_descriptor_limit;
+use crate::base::extent::Plain;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
@@ -607,7 +608,9 @@ impl Sink for CopySink<'_> {
         Ok(())
     }
 
-    fn warning(&mut self, text: &str) {
+    fn warning(&mut self, _text: &str) {}
+
+    fn damage(&mut self, _offset: Plain, text: &str) {
         self.damage = Some(text.to_owned());
     }
 }

@@ -118,6 +118,10 @@ impl Sink for FirstMember {
         panic!("{text}");
     }
 
+    fn damage(&mut self, _offset: tarfs::Plain, text: &str) {
+        panic!("{text}");
+    }
+
     fn span_piece(&mut self, bytes: &Bytes) {
         self.span_bytes += bytes.len();
     }

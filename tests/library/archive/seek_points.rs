@@ -37,6 +37,10 @@ impl Sink for HashingSink {
     fn warning(&mut self, text: &str) {
         panic!("{text}");
     }
+
+    fn damage(&mut self, _offset: tarfs::Plain, text: &str) {
+        panic!("{text}");
+    }
 }
 
 /// Number of scans, and number of scans that decoded along an index.
