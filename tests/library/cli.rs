@@ -739,21 +739,41 @@ fn flag_of_one_archive_is_refused_for_a_directory() {
             refused.complaints
         );
     }
-    for (flag, value) in [
+    let unpacked = ("--max-unpacked-size", "1M");
+    let flags = [
         ("--layer", "b.tar"),
         ("--whiteouts", "oci"),
         ("--index", "a.idx"),
+        ("--index-sha256", &*digest),
         ("--expect-sha256", &*digest),
-        ("--max-unpacked-size", "1M"),
+        ("--mirror-url", "http://127.0.0.1:1/a.tar"),
+        ("--compression", "none"),
+        ("--platform", "linux/arm64"),
+    ];
+    for (verb, others) in [
+        ("sync", &["copy"][..]),
+        ("ls", &[]),
+        ("find", &[]),
+        ("du", &[]),
+        ("diff", &["archives"]),
     ] {
-        let refused = place.run(&["sync", "archives", "copy", flag, value]);
-        let complaint = format!("{flag} is for archives");
-        assert!(
-            refused.complaints.contains(&complaint),
-            "{}",
-            refused.complaints
-        );
+        let unpacked = (verb == "sync").then_some(unpacked);
+        for (flag, value) in flags.into_iter().chain(unpacked) {
+            let given = format!("{flag}={value}");
+            let refused = place.run(&[&[verb, &given, "archives"], others].concat());
+            let complaint = format!("{flag} is for archives");
+            assert_eq!(refused.code, 64, "{verb}: {}", refused.complaints);
+            assert!(
+                refused.complaints.contains(&complaint),
+                "{verb}: {}",
+                refused.complaints
+            );
+        }
     }
+    // It is for B.
+    place.put("a.tar", Archive::new().file("b", "").end());
+    let compared = place.run(&["diff", "--compression=none", "archives", "a.tar"]);
+    assert_eq!(compared.code, 1, "{}", compared.complaints);
     for words in [
         &["cat", "archives", "a"][..],
         &["materialize", "archives", "-C", "mnt"],
@@ -761,6 +781,37 @@ fn flag_of_one_archive_is_refused_for_a_directory() {
         &["ls", "archives", "--shard=1/2"],
     ] {
         place.fails(words, &["archives: is a directory, not an archive"]);
+    }
+}
+
+// Promises: archives-place
+#[test]
+fn flag_of_one_archive_is_refused_in_a_list_of_archives() {
+    let place = Place::new();
+    let digest = format!("--index-sha256={}", "0".repeat(64));
+    let expected = format!("--expect-sha256={}", "0".repeat(64));
+    for flag in [
+        "--index=a.idx",
+        &digest,
+        &expected,
+        "--mirror-url=http://127.0.0.1:1/a.tar",
+        "--long",
+        "--tree",
+        "--json",
+        "--shard=1/2",
+        "--layer=b.tar",
+        "--by-size",
+        "--inode",
+    ] {
+        let refused = place.run(&["ls", "s3://bucket/", flag]);
+        let (name, _) = flag.split_once('=').unwrap_or((flag, ""));
+        let complaint = format!("{name} is for a single archive");
+        assert_eq!(refused.code, 64, "{}", refused.complaints);
+        assert!(
+            refused.complaints.contains(&complaint),
+            "{}",
+            refused.complaints
+        );
     }
 }
 

@@ -1,20 +1,121 @@
 //! The arguments that the user gave, for conflicts that depend on the kind of SOURCE.
 
+use std::path::Path;
+
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
+
+use crate::cli::ui::output::UsageError;
+
+/// Arguments for a single archive, which a place with several archives refuses.
+const SINGLE_ARCHIVE_ARGS: [&str; 26] = [
+    "writable",
+    "restart",
+    "copy_to",
+    "expect_sha256",
+    "index",
+    "index_sha256",
+    "mirror_url",
+    "record",
+    "replay",
+    "prefetch_rate",
+    "layer",
+    "whiteouts",
+    "root",
+    "strip_components",
+    "paths",
+    "long",
+    "drawing",
+    "json",
+    "shard",
+    "format",
+    "directory_itself",
+    "by_size",
+    "by_time",
+    "reverse",
+    "inode",
+    "numeric_uid_gid",
+];
+
+/// Arguments that say how an archive is read, which a directory of this machine refuses.
+const ARCHIVE_ARGS: [&str; 10] = [
+    "layer",
+    "whiteouts",
+    "index",
+    "index_sha256",
+    "expect_sha256",
+    "mirror_url",
+    "compression",
+    "platform",
+    "ignore_zeros",
+    "max_unpacked_size",
+];
+
+/// Arguments that select a part of SOURCE, which layers and images refuse.
+pub(crate) const PART_ARGS: [&str; 9] = [
+    "paths",
+    "strip_components",
+    "exclude",
+    "include",
+    "keep_old_files",
+    "skip_old_files",
+    "resume",
+    "to_stdout",
+    "dry_run",
+];
 
 /// Names of the arguments on the command line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GivenArgs(Vec<Id>);
 
 impl GivenArgs {
-    /// Returns the first of the arguments `names` that was given, as the user wrote it.
-    pub(crate) fn first_of(&self, names: &[&str]) -> Option<String> {
+    /// Returns the arguments without `names`, which another operand takes.
+    pub(crate) fn without(mut self, names: &[&str]) -> Self {
+        self.0
+            .retain(|given| !names.iter().any(|name| given == *name));
+        self
+    }
+
+    /// Refuses arguments for a single archive if SOURCE is a place with several archives.
+    pub(crate) fn check_place(&self) -> Result<(), UsageError> {
+        self.refuse(&SINGLE_ARCHIVE_ARGS, |flag| {
+            format!(
+                "{flag} is for a single archive, and SOURCE is a directory of archives (name one of them)"
+            )
+        })
+    }
+
+    /// Refuses arguments for archives if SOURCE is the `directory` of this machine.
+    pub(crate) fn check_directory(&self, directory: &Path) -> Result<(), UsageError> {
+        let name = directory.display();
+        self.refuse(&ARCHIVE_ARGS, |flag| {
+            format!(
+                "{name}: is a directory, and {flag} is for archives (name the archive, or leave it out)"
+            )
+        })
+    }
+
+    /// Refuses arguments for a part of SOURCE if it is an image or has layers.
+    pub(crate) fn check_layered(&self) -> Result<(), UsageError> {
+        self.refuse(&PART_ARGS, |flag| {
+            format!("{flag} cannot be used with an image or layers (leave it out)")
+        })
+    }
+
+    /// Refuses the first of the arguments `names` that was given. `explain` makes the error of its name.
+    fn refuse(
+        &self,
+        names: &[&str],
+        explain: impl FnOnce(String) -> String,
+    ) -> Result<(), UsageError> {
         let mut names = names.iter();
-        let name = names.find(|name| self.0.iter().any(|given| given == **name))?;
-        Some(match *name {
-            "paths" => "PATH".to_owned(),
-            flag => format!("--{}", flag.replace('_', "-")),
+        let name = names.find(|name| self.0.iter().any(|given| given == **name));
+        name.map_or(Ok(()), |name| {
+            Err(UsageError(explain(match *name {
+                "paths" => "PATH".to_owned(),
+                "drawing" => "--tree".to_owned(),
+                flag => format!("--{}", flag.replace('_', "-")),
+            })))
         })
     }
 }

@@ -16,7 +16,7 @@ mod walk;
 mod xattrs;
 
 pub(crate) use cache::{CacheArgs, CacheDirArgs, SavedIndexArgs};
-pub(crate) use given::GivenArgs;
+pub(crate) use given::{GivenArgs, PART_ARGS};
 pub(crate) use layers::LayerArgs;
 pub(crate) use mount::MountArgs;
 pub(crate) use output::{HumanReadableArg, JsonArg, LongHelpArg, QuietArg, StatsArg};

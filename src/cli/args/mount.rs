@@ -125,24 +125,6 @@ pub(crate) struct MountArgs {
     pub metrics: Option<SocketAddr>,
 }
 
-/// Flags that cannot be used with a directory of archives.
-const SINGLE_ARCHIVE_FLAGS: [&str; 14] = [
-    "writable",
-    "restart",
-    "copy_to",
-    "expect_sha256",
-    "index",
-    "index_sha256",
-    "mirror_url",
-    "record",
-    "replay",
-    "prefetch_rate",
-    "layer",
-    "whiteouts",
-    "root",
-    "strip_components",
-];
-
 /// Validates `-o` while clap parses it, so that clap reports the error.
 fn parse_mount_options(argument: &str) -> Result<String, tarfs::fuse::OptionError> {
     MountOptions::default().apply(argument)?;
@@ -188,12 +170,10 @@ impl MountArgs {
         if self.namespace.is_some() && !self.mountpoint.is_absolute() {
             return refuse("with --namespace the mountpoint must be an absolute path");
         }
-        match self.source.given.first_of(&SINGLE_ARCHIVE_FLAGS) {
-            Some(flag) if self.source.source.is_place() => refuse(&format!(
-                "{flag} is for a single archive, and SOURCE is a directory of archives (mount one of them)"
-            )),
-            _ => Ok(()),
+        if self.source.source.is_place() {
+            self.source.given.check_place()?;
         }
+        Ok(())
     }
 
     /// Whether the whole archive must be indexed before the mount.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::operands::{Needs, OpenTree, Operands};
+use super::operands::{Needs, OpenTree, Operands, local_directory};
 use crate::cli::args::{GivenArgs, JsonArg, LayerArgs, TreeArgs};
 use crate::cli::exit_status;
 use tarfs::index::Ino;
@@ -34,13 +34,16 @@ pub(crate) struct DiffArgs {
     json: JsonArg,
 }
 
+/// Arguments that say how A and B are read.
+const SHARED_ARGS: [&str; 3] = ["compression", "platform", "ignore_zeros"];
+
 pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let needs = Needs {
         contents: args.checksum,
         links: FollowedLinks::StartDirectories,
         ..Needs::default()
     };
-    let first = Operands::open(&args.tree, &[], needs)?;
+    let first = Operands::open(&first_tree(args), &[], needs)?;
     let second = Operands::open(&second_tree(args), &[], needs)?;
     let (Some(one), Some(other)) = (first.starts.first(), second.starts.first()) else {
         return Ok(ExitCode::from(exit_status::FAILURE));
@@ -77,6 +80,15 @@ pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     } else {
         0
     }))
+}
+
+/// A, and how it is opened. Flags of both operands fit if B is an archive.
+fn first_tree(args: &DiffArgs) -> TreeArgs {
+    let mut tree = args.tree.clone();
+    if local_directory(&args.other).is_none() {
+        tree.source.given = tree.source.given.without(&SHARED_ARGS);
+    }
+    tree
 }
 
 /// B, and how it is opened.

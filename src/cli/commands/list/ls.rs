@@ -7,14 +7,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::ensure;
-
 use super::operands::{self, Needs, OpenTree, Operands};
 use crate::cli::args::{HumanReadableArg, JsonArg, ShardArg, TreeArgs};
 use crate::cli::environment;
 use crate::cli::exit_status;
 use crate::cli::open_archive;
-use crate::cli::ui::output::{self, UsageError};
+use crate::cli::ui::output;
 use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
 use tarfs::list::{ListOptions, Lister, Order, Style};
@@ -102,18 +100,6 @@ pub(crate) struct LsArgs {
     numeric_uid_gid: bool,
 }
 
-/// Arguments about the entries of one archive.
-const ENTRY_FLAGS: [&str; 8] = [
-    "paths",
-    "long",
-    "drawing",
-    "json",
-    "shard",
-    "format",
-    "layer",
-    "whiteouts",
-];
-
 /// The format of another program.
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
 enum Format {
@@ -163,13 +149,7 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
 
 /// Prints the paths of the archives that a mount of SOURCE shows as directories.
 fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
-    let given = &args.tree.source.given;
-    ensure!(
-        given.first_of(&ENTRY_FLAGS).is_none(),
-        UsageError(
-            "SOURCE is a directory of archives, of which only the names are listed (name one of them)".into()
-        )
-    );
+    args.tree.source.given.check_place()?;
     let TreeArgs {
         source,
         layers,

@@ -14,7 +14,7 @@ use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
-use crate::cli::args::{GivenArgs, TreeArgs};
+use crate::cli::args::TreeArgs;
 use crate::cli::daemon::control_socket;
 use crate::cli::environment;
 use crate::cli::exit_status;
@@ -152,7 +152,7 @@ impl Operands {
         let directory = local_start(&args.source.source, paths);
         let directory = directory.as_deref();
         if let Some(directory) = directory {
-            refuse_flags_of_archives(directory, &args.source.given)?;
+            args.source.given.check_directory(directory)?;
         }
         let operands = operands(directory, paths);
         let has_several = operands.len() > 1;
@@ -387,26 +387,6 @@ fn start_here(path: &Path, is_one_of_several: bool, links: FollowedLinks) -> Opt
             report(path.as_os_str().as_bytes(), &error);
             None
         }
-    }
-}
-
-/// Flags that say how an archive is read.
-const ARCHIVE_FLAGS: [&str; 5] = [
-    "layer",
-    "whiteouts",
-    "index",
-    "expect_sha256",
-    "max_unpacked_size",
-];
-
-/// Refuses flags that say how an archive is read, for a directory of this machine.
-pub(crate) fn refuse_flags_of_archives(directory: &Path, given: &GivenArgs) -> anyhow::Result<()> {
-    match given.first_of(&ARCHIVE_FLAGS) {
-        Some(flag) => bail!(
-            "{}: is a directory, and {flag} is for archives (name the archive, or leave it out)",
-            directory.display()
-        ),
-        None => Ok(()),
     }
 }
 

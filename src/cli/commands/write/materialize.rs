@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use tokio::runtime::Handle;
 
 use super::args::{
@@ -15,7 +15,7 @@ use super::args::{
 };
 use super::output::{Output, Written, exit_code, report_interrupted};
 use crate::cli::args::{
-    CacheDirArgs, GivenArgs, LayerArgs, QuietArg, SavedIndexArgs, SourceArgs, heading,
+    CacheDirArgs, GivenArgs, LayerArgs, PART_ARGS, QuietArg, SavedIndexArgs, SourceArgs, heading,
 };
 use crate::cli::commands::list::operands::ensure_archive;
 use crate::cli::exit_status;
@@ -45,24 +45,11 @@ pub(crate) struct MaterializeArgs {
     options: MaterializeOptions,
 }
 
-/// Flags that select a part of SOURCE, which layers and images do not have.
-const PART_FLAGS: [&str; 9] = [
-    "paths",
-    "strip_components",
-    "exclude",
-    "include",
-    "keep_old_files",
-    "skip_old_files",
-    "resume",
-    "to_stdout",
-    "dry_run",
-];
-
 /// Arguments of `tarfs materialize`, except those about SOURCE.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(mut_arg("atomic", |atomic| atomic.conflicts_with("allow_truncated")),
           mut_args(|arg| match arg.get_id().as_str() {
-              "layer" | "whiteouts" => arg.conflicts_with_all(PART_FLAGS),
+              "layer" | "whiteouts" => arg.conflicts_with_all(PART_ARGS),
               _ => arg,
           }))]
 pub(crate) struct MaterializeOptions {
@@ -260,9 +247,7 @@ impl MaterializeOptions {
 
     /// Checks the arguments `given` for a SOURCE that is opened as layers.
     fn check_layered(&self, given: &GivenArgs) -> anyhow::Result<()> {
-        if let Some(flag) = given.first_of(&PART_FLAGS) {
-            bail!("{flag} cannot be used with an image or layers (leave it out)");
-        }
+        given.check_layered()?;
         if !self.atomic.is_set {
             ensure_empty(self.destination.path())?;
         }

@@ -15,9 +15,7 @@ use super::copy::{ensure_apart, ensure_there, make_destination};
 use super::output::{Output, Written, exit_code};
 use super::shard::open_indexed;
 use crate::cli::args::{LayerArgs, SourceArgs};
-use crate::cli::commands::list::operands::{
-    self, local_directory, refuse_flags_of_archives, with_contents,
-};
+use crate::cli::commands::list::operands::{self, local_directory, with_contents};
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
 use crate::cli::shards;
 use crate::cli::ui::output;
@@ -113,7 +111,7 @@ impl SyncArgs {
         output: &Output<'_>,
         jobs: Option<NonZeroUsize>,
     ) -> anyhow::Result<ExitCode> {
-        refuse_flags_of_archives(directory, &self.source.given)?;
+        self.source.given.check_directory(directory)?;
         self.ensure_outside([directory])?;
         ensure_apart(directory, &self.directory)?;
         raise_open_file_limit();
