@@ -198,8 +198,8 @@ pub(crate) fn open_tree(
     rows: RowsToLoad,
 ) -> anyhow::Result<(Runtime, Arc<dyn Volume>)> {
     let quiet = !io::stderr().is_terminal();
-    let (network, tree, mut context) = tree_context(args, layers, cache, quiet)?;
-    cache.saved.apply(&mut context, least_origin);
+    let opened = tree_context(args, layers, cache, least_origin, quiet);
+    let (network, tree, mut context) = opened?;
     context.archive.scan.allow_skipping = true;
     if !tree.is_layered() {
         context.archive.index_rows = rows;
@@ -221,11 +221,12 @@ pub(crate) fn tree_context(
     args: &SourceArgs,
     layers: &LayerArgs,
     cache: &CacheArgs,
+    least_origin: TreeOrigin,
     quiet: bool,
 ) -> anyhow::Result<(Runtime, TreeSpec, OpenContext)> {
     let (tree, cache_dir) = (layers.tree(args), &cache.saved.cache_dir);
     let (network, mut context) = open_context(args, cache_dir, &Arc::default(), quiet)?;
-    apply_cache_flags(&mut context, cache, TreeOrigin::SHOWN);
+    apply_cache_flags(&mut context, cache, least_origin);
     ensure!(
         tree.is_layered() || !tree.source.is_stdin(),
         "standard input can only be materialized"

@@ -9,7 +9,7 @@ use crate::cli::args::{CacheArgs, LayerArgs, QuietArg, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output::{self, UsageError};
 use tarfs::archive::scan::Digest;
-use tarfs::archive::{Archive, TRUNCATED_NOTE};
+use tarfs::archive::{Archive, TRUNCATED_NOTE, TreeOrigin};
 use tarfs::index::store;
 
 /// Arguments of `tarfs index`.
@@ -49,8 +49,9 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let mut cache = args.cache.clone();
     // A new index describes the archive, and not another index of it.
     cache.saved.no_published_index = true;
+    let (origin, quiet) = (TreeOrigin::SHOWN, args.quiet.is_set);
     let (_network, tree, mut context) =
-        open_archive::tree_context(&args.source, &layers, &cache, args.quiet.is_set)?;
+        open_archive::tree_context(&args.source, &layers, &cache, origin, quiet)?;
     if !is_image {
         // The index is for other machines, and they cannot know the digest otherwise.
         context.archive.scan.plain_sha256 = Digest::Compute;

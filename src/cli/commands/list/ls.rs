@@ -13,6 +13,7 @@ use crate::cli::environment;
 use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::ui::output;
+use tarfs::archive::TreeOrigin;
 use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
 use tarfs::list::{ListOptions, Lister, Order, Style};
@@ -156,7 +157,8 @@ fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
         cache,
         ..
     } = &args.tree;
-    let (_network, tree, context) = open_archive::tree_context(source, layers, cache, true)?;
+    let (_network, tree, context) =
+        open_archive::tree_context(source, layers, cache, TreeOrigin::SHOWN, true)?;
     let listing = context.list_place(&tree.source)?;
     listing.notes.iter().for_each(output::print_error);
     // A name has no control characters.
