@@ -17,7 +17,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::resolve::{self, MAX_LINKS};
 use crate::index::{Builder, DirentNumber, Entry, EntryKind, Index, IndexResolver, Ino, Options};
-use crate::tar::{self, Event, Member, MemberKind, MemberTotals, Parser, RECORD, Timestamp};
+use crate::tar::{self, Event, Member, MemberKind, MemberTotals, Parser, RECORD};
 
 /// Plain bytes of a header that are read first.
 const FIRST_BYTES: u64 = 4 << 10;
@@ -166,7 +166,7 @@ impl HeaderComparison<'_> {
     fn entry(&mut self, ino: Ino) -> Result<bool, ReadError> {
         let entry = self.index.entry(ino).ok_or(ReadError::NotAFile)?;
         let Some(header) = entry.header() else {
-            return Ok(is_implied(entry));
+            return Ok(entry.is_unchanged_implied());
         };
         match self.member_at(header)? {
             Some(member) if is_same_entry(self.index, entry, &member) => {
@@ -396,16 +396,6 @@ impl HeaderComparison<'_> {
         }
         Ok(Bytes::from(bytes))
     }
-}
-
-/// Whether `entry` has the attributes of a directory that only paths name.
-fn is_implied(entry: Entry<'_>) -> bool {
-    let owners = [entry.user(), entry.group()];
-    entry.kind() == EntryKind::Directory
-        && (entry.mode(), entry.uid(), entry.gid()) == (0o755, 0, 0)
-        && entry.mtime() == Timestamp::default()
-        && owners.iter().all(|name| name.is_empty())
-        && entry.xattrs().next().is_none()
 }
 
 /// Whether `entry` of `index` is the one that a scan makes of `member`, apart from names. Global pax headers anywhere in

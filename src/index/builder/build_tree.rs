@@ -7,7 +7,7 @@ use crate::base::resolve::{self, Component, PathError, ResolveError};
 use crate::index::arrays::{Arrays, MAX_SYMLINK_TARGET_BYTES, NameTable, push_row};
 use crate::index::blocks::MIN_BLOCK_LEN;
 use crate::index::memory_limit::MemoryLimit;
-use crate::index::storage::row_types::{DIRECTORY, Dirent, FORWARD_LINK, InodeRow, NONE, SYMLINK};
+use crate::index::storage::row_types::{Dirent, FORWARD_LINK, InodeRow, NONE, SYMLINK};
 use crate::index::tree::{Index, Ino, Origin, Totals};
 use crate::index::whiteouts::WhiteoutFormat;
 use crate::tar::MemberKind;
@@ -123,7 +123,7 @@ impl BuildTree {
     pub(in crate::index) fn new(options: Options) -> Self {
         let index = Index {
             arrays: Arrays {
-                inodes: vec![InodeRow::default(), implied_directory()].into(),
+                inodes: vec![InodeRow::default(), InodeRow::implied_directory()].into(),
                 ..Arrays::new()
             },
             names: Some(NameTable::new()),
@@ -404,18 +404,6 @@ impl BuildTree {
     }
 }
 
-/// The row of an implied directory, which no member describes. It depends neither on the run (GNU tar: time
-/// of extraction, umask) nor on the order of the members. Its time is 0, as in reproducible archives.
-pub(in crate::index) fn implied_directory() -> InodeRow {
-    InodeRow {
-        mode: (DIRECTORY | 0o755).into(),
-        links: 2.into(),
-        dirent: NONE.into(),
-        flags: InodeRow::IMPLIED.into(),
-        ..InodeRow::default()
-    }
-}
-
 /// Resolves the path of a new member, and creates missing directories.
 pub(in crate::index) struct CreatingResolver<'a>(pub(super) &'a mut BuildTree);
 
@@ -444,7 +432,7 @@ impl resolve::PathLookup for CreatingResolver<'_> {
 
     fn imply(&mut self, parent: &u32, name: &[u8]) -> Result<u32, MemberError> {
         self.0.count_member()?;
-        self.0.add(*parent, name, implied_directory())
+        self.0.add(*parent, name, InodeRow::implied_directory())
     }
 }
 

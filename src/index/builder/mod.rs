@@ -17,9 +17,7 @@ use self::forward_links::ForwardLinks;
 
 use std::mem;
 
-use self::build_tree::{
-    BuildTree, CreatingResolver, MAX_NAME_BYTES, MemberError, Options, ROOT, implied_directory,
-};
+use self::build_tree::{BuildTree, CreatingResolver, MAX_NAME_BYTES, MemberError, Options, ROOT};
 use crate::base::archive_path::ArchivePath;
 use crate::base::escape::escape;
 use crate::base::extent::{Extent, Packed, Plain};
@@ -351,7 +349,7 @@ impl Builder {
             match own_link.filter(|_| is_own_link && !self.tree.is_layer()) {
                 Some(number) if self.is_replaced_by(number, kind)? => {
                     self.tree.count_member()?;
-                    self.tree.replace(number, implied_directory())?;
+                    self.tree.replace(number, InodeRow::implied_directory())?;
                 }
                 _ => return Ok(parent),
             }
@@ -395,7 +393,7 @@ impl Builder {
         for component in directory.components() {
             let unseen = InodeRow {
                 flags: (InodeRow::IMPLIED | InodeRow::WHITEOUT_ONLY).into(),
-                ..implied_directory()
+                ..InodeRow::implied_directory()
             };
             ino = match self.tree.find(ino, component) {
                 Some(number) => self.tree.dirent(number).ino.get(),

@@ -61,6 +61,35 @@ impl InodeRow {
     /// A directory that only whiteouts below it mention, so that the layer does not contain it.
     pub(in crate::index) const WHITEOUT_ONLY: u32 = 2;
 
+    /// The row of an implied directory, which no member describes. It depends neither on the run (GNU tar: time
+    /// of extraction, umask) nor on the order of the members. Its time is 0, as in reproducible archives.
+    pub(in crate::index) fn implied_directory() -> Self {
+        Self {
+            mode: (DIRECTORY | 0o755).into(),
+            links: 2.into(),
+            dirent: NONE.into(),
+            flags: Self::IMPLIED.into(),
+            ..Self::default()
+        }
+    }
+
+    pub(in crate::index) fn is_implied(&self) -> bool {
+        self.is_directory() && self.flags.get() & Self::IMPLIED != 0
+    }
+
+    /// Whether it is an [implied directory](Self::implied_directory) with unchanged attributes.
+    pub(in crate::index) fn is_unchanged_implied(&self) -> bool {
+        let scanned = Self {
+            data: self.data,
+            links: self.links,
+            children: self.children,
+            dirent: self.dirent,
+            flags: self.flags,
+            ..Self::implied_directory()
+        };
+        self.is_implied() && self.as_bytes() == scanned.as_bytes()
+    }
+
     pub(in crate::index) fn is_whiteout_only(&self) -> bool {
         self.flags.get() & Self::WHITEOUT_ONLY != 0
     }

@@ -587,7 +587,12 @@ impl<'a> Entry<'a> {
 
     /// Whether it is an implied directory: only paths of entries below it mention it.
     pub fn is_implied(&self) -> bool {
-        self.inode.is_directory() && self.inode.flags.get() & InodeRow::IMPLIED != 0
+        self.inode.is_implied()
+    }
+
+    /// Whether it is an implied directory with the attributes that a scan gives it.
+    pub(crate) fn is_unchanged_implied(&self) -> bool {
+        self.inode.is_unchanged_implied()
     }
 
     /// Whether only whiteouts below this directory of a layer mention it, so that the layer has none.
