@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 
+use crate::base::regular_file::foreign_writer;
 use crate::base::time::nanoseconds;
 use crate::materialize::lock::is_locked;
 
@@ -43,7 +44,6 @@ impl StatSnapshot {
 
 /// Maximum length of a file name on Linux (`NAME_MAX`).
 pub(crate) const MAX_NAME_BYTES: usize = 255;
-const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Opens and locks the file at `path`, and creates it if `is_new`. Fails with [`Errno::ACCESS`] when it is a
 /// link, has another name or is not a regular file, or another user could have written it; with [`Errno::WOULDBLOCK`] when another
@@ -54,9 +54,8 @@ pub(crate) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     let file = rustix::fs::openat(CWD, path, flags, Mode::from_raw_mode(0o600))?;
     let stat = fstat(&file)?;
     let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-        && stat.st_uid == rustix::process::geteuid().as_raw()
         && stat.st_nlink == 1
-        && stat.st_mode & WRITABLE_BY_OTHERS == 0;
+        && foreign_writer(&stat, &[rustix::process::geteuid().as_raw()]).is_none();
     if !is_ours {
         return Err(Errno::ACCESS);
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2};
 
 /// Opens the regular file at `path`; `None` for others, which it never opens, because that has side effects.
 ///
@@ -26,11 +26,28 @@ pub fn open(
     Ok(Some(openat(CWD, found, flags, Mode::empty())?.into()))
 }
 
-/// The user who can change the regular file at `path`, if it is none of `owners`; `None` if there is no such user.
+/// The user who can change a file in the state `stat`, if it is none of `owners`; `None` if there is no such user.
+///
+/// Its owner can, and others can if its mode lets the group or all users write. An access control list shows in the bits
+/// of the group. Root can change every file, and counts as foreign only as its owner.
+///
+/// For files that this user makes, such as caches and journals, `owners` is this user. For a published index it has root
+/// and the owner of the archive, too, because they can change the archive.
+pub(crate) fn foreign_writer(stat: &Stat, owners: &[u32]) -> Option<ForeignWriter> {
+    let others = Mode::WGRP | Mode::WOTH;
+    if owners.contains(&stat.st_uid) {
+        let is_open = Mode::from_raw_mode(stat.st_mode).intersects(others);
+        is_open.then_some(ForeignWriter::OtherUsers)
+    } else {
+        Some(ForeignWriter::Owner(stat.st_uid))
+    }
+}
+
+/// The [foreign writer](foreign_writer) of the regular `file`, or of the link at `path` that leads to it.
 ///
 /// # Errors
-/// As [`open`].
-pub fn foreign_writer(
+/// If nothing is at `path`, or it cannot be opened.
+pub(crate) fn foreign_writer_at(
     directory: impl AsFd,
     path: impl AsRef<Path>,
     file: &File,
@@ -40,14 +57,10 @@ pub fn foreign_writer(
     // The entry may be a symbolic link, whose owner chooses the file.
     let entry = fstat(openat(directory, path.as_ref(), flags, Mode::empty())?)?;
     let found = fstat(file)?;
-    let mut owners_found = [entry.st_uid, found.st_uid].into_iter();
-    let others = Mode::WGRP | Mode::WOTH;
-    Ok(match owners_found.find(|owner| !owners.contains(owner)) {
-        Some(owner) => Some(ForeignWriter::Owner(owner)),
-        None if Mode::from_raw_mode(found.st_mode).intersects(others) => {
-            Some(ForeignWriter::OtherUsers)
-        }
-        None => None,
+    Ok(if owners.contains(&entry.st_uid) {
+        foreign_writer(&found, owners)
+    } else {
+        Some(ForeignWriter::Owner(entry.st_uid))
     })
 }
 

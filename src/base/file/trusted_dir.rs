@@ -17,10 +17,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use super::regular_file::{ForeignWriter, foreign_writer};
 use crate::base::resolve::MAX_LINKS;
 use crate::base::time::{nanoseconds, system_time};
-
-const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Reason why a file or directory is rejected.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -116,14 +115,16 @@ impl TrustedDir {
         if may_be_shared(&stat) {
             return Ok(Self { descriptor, path });
         }
-        if !is_ours(&stat) {
-            return Err(PermissionProblem::error(path, "belongs to another user"));
+        match own_foreign_writer(&stat) {
+            None => Ok(Self { descriptor, path }),
+            Some(ForeignWriter::Owner(_)) => {
+                Err(PermissionProblem::error(path, "belongs to another user"))
+            }
+            Some(ForeignWriter::OtherUsers) => {
+                let why = "can be written to by other users (`chmod go-w` closes it)";
+                Err(PermissionProblem::error(path, why))
+            }
         }
-        if stat.st_mode & WRITABLE_BY_OTHERS != 0 {
-            let why = "can be written to by other users (`chmod go-w` closes it)";
-            return Err(PermissionProblem::error(path, why));
-        }
-        Ok(Self { descriptor, path })
     }
 
     /// Opens the regular file `name` without blocking, as a FIFO could. A file that it creates is private.
@@ -139,13 +140,11 @@ impl TrustedDir {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(untrusted("is not a regular file"));
         }
-        if !is_ours(&stat) {
-            return Err(untrusted("belongs to another user"));
+        match own_foreign_writer(&stat) {
+            None => Ok(descriptor.into()),
+            Some(ForeignWriter::Owner(_)) => Err(untrusted("belongs to another user")),
+            Some(ForeignWriter::OtherUsers) => Err(untrusted("can be written to by other users")),
         }
-        if stat.st_mode & WRITABLE_BY_OTHERS != 0 {
-            return Err(untrusted("can be written to by other users"));
-        }
-        Ok(descriptor.into())
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -225,9 +224,16 @@ pub fn open_append(path: &Path) -> io::Result<File> {
 }
 
 fn is_protected(stat: &Stat) -> bool {
-    let is_closed = stat.st_mode & WRITABLE_BY_OTHERS == 0;
-    let is_sticky = Mode::from_raw_mode(stat.st_mode).contains(Mode::SVTX);
-    (is_ours(stat) || stat.st_uid == 0) && (is_closed || is_sticky)
+    match foreign_writer(stat, &[0, geteuid().as_raw()]) {
+        None => true,
+        Some(ForeignWriter::OtherUsers) => Mode::from_raw_mode(stat.st_mode).contains(Mode::SVTX),
+        Some(ForeignWriter::Owner(_)) => false,
+    }
+}
+
+/// The user beside this one who can change a file in the state `stat`.
+fn own_foreign_writer(stat: &Stat) -> Option<ForeignWriter> {
+    foreign_writer(stat, &[geteuid().as_raw()])
 }
 
 fn is_ours(stat: &Stat) -> bool {

@@ -120,7 +120,7 @@ pub(super) fn check_writers(
     archive_owner: u32,
 ) -> Result<(), Cause> {
     let owners = [0, geteuid().as_raw(), archive_owner];
-    let foreign = regular_file::foreign_writer(directory, path, file, &owners)?;
+    let foreign = regular_file::foreign_writer_at(directory, path, file, &owners)?;
     foreign.map_or(Ok(()), |writer| Err(Cause::ForeignWriter(writer)))
 }
 
