@@ -576,8 +576,10 @@ fn file_url_names_what_its_path_names() {
     for verb in ["sync", "copy"] {
         let written = place.run(&[verb, source, verb]);
         assert_eq!(written.code, 0, "{verb}: {}", written.complaints);
-        assert_eq!(place.succeeds(&["diff", source, verb]).text(), "", "{verb}");
+        let copied = fs::read_to_string(place.path(verb).join("sub/other"));
+        assert_eq!(copied.expect("written"), "more", "{verb}");
     }
+    assert_eq!(place.succeeds(&["diff", source, "a b"]).text(), "");
 }
 
 // Promises: source-kinds
