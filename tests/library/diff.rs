@@ -474,3 +474,17 @@ fn headers_are_not_sent_to_the_host_of_the_second_tree() {
         assert_eq!(with_key.count().min(1), count);
     }
 }
+
+#[test]
+fn mirrors_are_those_of_the_first_tree() {
+    let place = pair(|_| ());
+    let archive = fs::read(place.path("one.tar")).expect("there");
+    let server = Server::start();
+    for path in ["/one.tar", "/mirror.tar"] {
+        let resource = Resource::new(archive.clone()).etag("\"one\"");
+        server.serve(path, resource);
+    }
+    let (url, mirror) = (server.url("/one.tar"), server.url("/mirror.tar"));
+    let outcome = place.run(&["diff", "--mirror-url", &mirror, &url, "two.tar"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.complaints);
+}

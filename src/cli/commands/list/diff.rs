@@ -22,7 +22,7 @@ pub(crate) struct DiffArgs {
 
     /// Another archive, image or directory, to compare with A
     ///
-    /// --index, --expect-sha256 and layers are those of A. Headers are sent only to A's host.
+    /// --index, --expect-sha256, --mirror-url and layers are those of A. Headers are sent only to A's host.
     #[arg(value_name = "B", index = 2)]
     other: SourceSpec,
 
@@ -99,6 +99,7 @@ fn second_tree(args: &DiffArgs) -> TreeArgs {
     source.headers_origin = Some(source.origin().to_owned());
     source.source = args.other.clone();
     source.expect_sha256 = None;
+    source.server.mirror_urls.clear();
     tree.layers = LayerArgs::default();
     tree.cache.saved.index = None;
     tree.cache.saved.index_sha256 = None;
