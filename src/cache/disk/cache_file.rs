@@ -29,7 +29,9 @@ pub(super) struct CacheFile {
     random_reads: RandomReads,
 }
 
-const TEMPORARY_PREFIX: &str = ".";
+/// Prefix of unfinished files. Their writers hold a lock, so one without a lock is stale at any age, unlike a file with a
+/// [temporary name](crate::base::publish::temporary_name).
+const UNFINISHED_PREFIX: &str = ".";
 
 impl CacheFile {
     fn new(file: File, directory: &Arc<TrustedDir>, name: &str) -> Self {
@@ -43,7 +45,7 @@ impl CacheFile {
     }
 
     pub(super) fn create(directory: &Arc<TrustedDir>) -> io::Result<Self> {
-        let name = format!("{TEMPORARY_PREFIX}{}.data", random_suffix());
+        let name = format!("{UNFINISHED_PREFIX}{}.data", random_suffix());
         Self::open(directory, &name, OFlags::CREATE | OFlags::EXCL)
     }
 
@@ -199,7 +201,7 @@ impl CacheFile {
 }
 
 pub(super) fn is_temporary(name: &str) -> bool {
-    name.starts_with(TEMPORARY_PREFIX)
+    name.starts_with(UNFINISHED_PREFIX)
 }
 
 #[cfg(test)]
