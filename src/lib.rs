@@ -113,9 +113,9 @@ pub use base::stats::Stats;
 #[doc(hidden)]
 pub mod internal {
     pub use crate::base::{
-        bounded_read, buffer_pool, descriptor_limit, error_chain, escape, free_list, lock,
-        memory_reclaim, passwd, publish, regular_file, resolve, rooted, shared_dir, span_hash,
-        stats, sync, thread, time, trusted_dir, xattr::posix_acl,
+        bounded_read, buffer_pool, descriptor_limit, environment, error_chain, escape, free_list,
+        lock, memory_reclaim, passwd, publish, regular_file, resolve, rooted, shared_dir,
+        span_hash, stats, sync, thread, time, trusted_dir, xattr::posix_acl,
     };
     pub use crate::cache::{
         DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, QueueTimeout, ReadRate,

@@ -2,6 +2,7 @@
 //!
 //! Folders are private, so that each module has one path: `base::lock` is the file `base/file/lock.rs`.
 
+pub mod environment;
 pub mod error_chain;
 pub mod escape;
 pub(crate) mod extent;

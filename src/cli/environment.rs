@@ -1,4 +1,4 @@
-//! Environment variables. Only this file reads them, except for the defaults of two flags.
+//! Environment variables of the program alone.
 
 use std::env;
 use std::ffi::OsString;
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
+use tarfs::internal::environment::variable;
 use tarfs::list::Drawing;
 use tracing::Level;
 
@@ -60,20 +61,6 @@ pub(crate) const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
 
 pub(crate) const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
 
-/// Variable with headers in the form of `--header`, one per line.
-pub(crate) const HEADERS: &str = "TARFS_HEADERS";
-
-/// Returns the variable `name`, unless it is unset or empty.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the one place that reads the environment"
-)]
-fn variable(name: &str) -> Option<PathBuf> {
-    env::var_os(name)
-        .filter(|value| !value.is_empty())
-        .map(PathBuf::from)
-}
-
 /// Prefix of variables with secret arguments, then a number. Other users cannot read the environment.
 const ARGUMENT_PREFIX: &str = "TARFS_ARGUMENT_";
 
@@ -122,17 +109,6 @@ pub(crate) fn copy_argv0(command: &mut Command) -> &mut Command {
         Some(name) => command.arg0(name),
         None => command,
     }
-}
-
-pub(crate) fn headers() -> Option<OsString> {
-    variable(HEADERS).map(PathBuf::into_os_string)
-}
-
-/// Returns the absolute path of the user's netrc file, which may not exist.
-pub(crate) fn netrc() -> Option<PathBuf> {
-    // Without HOME, the system's database of users names the directory.
-    let home = || env::home_dir().map(|home| home.join(".netrc"));
-    std::path::absolute(variable("NETRC").or_else(home)?).ok()
 }
 
 /// Returns the service manager's socket; see `sd_notify(3)`.

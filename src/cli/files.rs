@@ -1,11 +1,9 @@
 //! Files and directories that flags name.
 
 use std::fs::DirBuilder;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-
-use tarfs::internal::bounded_read::read_at_most;
 
 /// Resolves symbolic links in `directory`, which may not exist yet.
 pub(crate) fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
@@ -26,10 +24,4 @@ pub(crate) fn create_missing_dir(path: &Path, mode: u32) -> io::Result<bool> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
         made => made.map(|()| true),
     }
-}
-
-/// As [`read_at_most`], for text.
-pub(crate) fn read_text(file: impl Read, max_bytes: u64) -> io::Result<String> {
-    String::from_utf8(read_at_most(file, max_bytes)?)
-        .map_err(|_| io::Error::other("it is not UTF-8"))
 }

@@ -11,8 +11,6 @@ use anyhow::{Context, ensure};
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, CacheDirArgs, LayerArgs, Mode, MountArgs, SourceArgs};
-use super::environment;
-use crate::cli::args::headers;
 use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::prefetch;
 use crate::cli::ui::output;
@@ -25,11 +23,12 @@ use tarfs::image::Image;
 use tarfs::index::MemoryLimit;
 use tarfs::index::store::RowsToLoad;
 use tarfs::internal::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
+use tarfs::internal::environment;
 use tarfs::internal::thread::processors;
 use tarfs::locate::{self, OpenContext, ProgressFn, SourceSpec, TreeSpec};
 use tarfs::source::{
     self, Certificates, ClientCertificate, ClientCertificateError, Identity, Retry, Revalidation,
-    Via,
+    UserHeaders, Via,
 };
 use tarfs::tar;
 
@@ -82,10 +81,11 @@ fn start_indexing_progress(total_bytes: Option<u64>, stats: &Arc<Stats>) -> Box<
 }
 
 fn source_options(args: &SourceArgs, stats: &Arc<Stats>) -> anyhow::Result<source::Options> {
+    let headers = UserHeaders::new(&args.headers).map_err(anyhow::Error::msg)?;
     Ok(source::Options {
         identity: Arc::new(Identity {
-            headers: headers::load_all(&args.headers)?,
-            reload: headers::loader(&args.headers),
+            headers: headers.load().map_err(anyhow::Error::msg)?,
+            reload: headers.loader(),
             netrc: environment::netrc(),
             certificate: load_client_certificate(args)?,
         }),

@@ -12,11 +12,12 @@ use pyo3::types::{PyBool, PyDict};
 use super::error::{INVALID, exception};
 use super::process::{resources, runtime};
 use crate::archive::{DiskCacheMode, TreeOrigin};
+use crate::base::environment;
 use crate::base::thread::processors;
 use crate::index::MemoryLimit;
 use crate::locate::{OpenContext, PublishedIndexChoice, SourceSpec};
 use crate::source::{
-    self, Certificates, ClientCertificate, HeaderLoader, Identity, Revalidation, Via,
+    self, Certificates, ClientCertificate, HeaderLoader, Identity, Revalidation, UserHeaders, Via,
 };
 use crate::tar::Limits;
 
@@ -33,6 +34,8 @@ pub(super) fn context(
     context.archive.scan.workers = processors();
     context.published_index.least_origin = TreeOrigin::SHOWN;
     context.published_index.is_searched_early = true;
+    identity(&mut context.source).netrc = environment::netrc();
+    set_headers(&mut context.source, py, options.get_item("headers")?)?;
     for (name, value) in options {
         let option = NamedOption(&name.extract::<String>()?, value);
         let is_known =
@@ -54,8 +57,10 @@ impl NamedOption<'_, '_> {
     fn set_source(&self, source: &mut source::Options) -> PyResult<bool> {
         let Self(name, value) = self;
         match *name {
-            "headers" => set_headers(source, value)?,
-            "netrc" => identity(source).netrc = Some(value.extract()?),
+            "netrc" => {
+                let path = std::path::absolute(value.extract::<PathBuf>()?);
+                identity(source).netrc = Some(self.checked(path)?);
+            }
             "endpoint_url" => source.endpoint_url = Some(value.extract()?),
             "mirrors" => source.mirror_urls = value.extract()?,
             "hosts_dir" => source.hosts_dir = value.extract()?,
@@ -78,7 +83,7 @@ impl NamedOption<'_, '_> {
                 source.retry.retries_outages = false;
             }
             "offline" if value.is_truthy()? => source.revalidation = Revalidation::Never,
-            "offline" => {}
+            "headers" | "offline" => {}
             _ => return Ok(false),
         }
         Ok(true)
@@ -149,14 +154,43 @@ fn identity(source: &mut source::Options) -> &mut Identity {
     Arc::make_mut(&mut source.identity)
 }
 
-/// Sets the headers that the function `value` returns. They are loaded again when the server refuses them.
-fn set_headers(source: &mut source::Options, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    identity(source).headers = value.call0()?.extract()?;
-    let function = Arc::new(value.clone().unbind());
-    identity(source).reload = Some(HeaderLoader::new(move || {
-        let load = |py: Python<'_>| -> PyResult<_> { function.call0(py)?.extract(py) };
-        let loaded = Python::try_attach(load).and_then(Result::ok);
-        loaded.ok_or_else(|| "the function for the headers failed".to_owned())
+/// Sets the headers in `value`, a mapping or a function that returns one, and after them those of the environment.
+/// They are loaded again when the server refuses them.
+fn set_headers(
+    source: &mut source::Options,
+    py: Python<'_>,
+    value: Option<Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let invalid = |text: String| exception(py, INVALID, &text);
+    let user = UserHeaders::new(&[]).map_err(invalid)?;
+    let own = user.load().map_err(invalid)?;
+    let reload = user.loader();
+    let identity = identity(source);
+    let Some(value) = value else {
+        (identity.headers, identity.reload) = (own, reload);
+        return Ok(());
+    };
+    identity.headers = [pairs(&value)?, own.clone()].concat();
+    let value = Arc::new(value.unbind());
+    identity.reload = Some(HeaderLoader::new(move || {
+        let loaded = Python::try_attach(|py| pairs(value.bind(py)));
+        let mut headers = loaded
+            .and_then(Result::ok)
+            .ok_or("the function for the headers failed")?;
+        let reloaded = reload.as_ref().map(HeaderLoader::load).transpose()?;
+        headers.extend(reloaded.unwrap_or_else(|| own.clone()));
+        Ok(headers)
     }));
     Ok(())
+}
+
+/// The names and values of `headers`, a mapping or a function that returns one.
+fn pairs(headers: &Bound<'_, PyAny>) -> PyResult<Vec<(String, String)>> {
+    let headers = if headers.is_callable() {
+        &headers.call0()?
+    } else {
+        headers
+    };
+    let items = headers.call_method0("items")?.try_iter()?;
+    items.map(|pair| pair?.extract()).collect()
 }

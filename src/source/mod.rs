@@ -33,7 +33,8 @@ pub use crate::base::buffer_pool::{Buffer, BufferPool};
 pub use crate::base::random_reads::Wait;
 
 pub use client::{
-    Authorizer, ErrorResponse, HeaderLoader, Identity, Request, Target, UploadContent, Via,
+    Authorizer, ErrorResponse, HeaderArg, HeaderLoader, Identity, Request, Target, UploadContent,
+    UserHeaders, Via,
 };
 #[doc(hidden)]
 pub use credentials::registry_login;

@@ -420,6 +420,41 @@ def test_headers_are_loaded_again(server: Server, monkeypatch: pytest.MonkeyPatc
     assert tarfs.open(server.url("a.tar"), **options).exists("table.csv")
 
 
+# Promises: header-file
+def test_headers_of_the_environment_are_parsed_as_by_the_command_line(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login, server.user = tmp_path / "login", "token 1"
+    login.write_text("# a comment\n\nAuthorization: token 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TARFS_HEADERS", "# the user\n@login")
+    archive = tarfs.open(server.url("a.tar"), cache_dir=False, retries=0)
+    monkeypatch.chdir("/")
+    login.write_text("Authorization: token 2\n")
+    server.user = "token 2"
+    assert archive.open("table.csv").read(4) == b"name"
+    login.write_text("@login\n")
+    for text, message in [(f"@{login}", "login, line 1: "), ("@/dev/zero", "longer than")]:
+        monkeypatch.setenv("TARFS_HEADERS", text)
+        with pytest.raises(tarfs.InvalidArgument, match=message):
+            tarfs.open(server.url("a.tar"))
+
+
+# Promises: auth-netrc
+def test_netrc_file_is_relative_to_the_start(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logins, server.user = tmp_path / "logins", "Basic bWU6MQ=="
+    logins.write_text("machine 127.0.0.1 login me password 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NETRC", "logins")
+    archive = tarfs.open(server.url("a.tar"), cache_dir=False, retries=0)
+    monkeypatch.chdir("/")
+    logins.write_text("machine 127.0.0.1 login me password 2\n")
+    server.user = "Basic bWU6Mg=="
+    assert archive.open("table.csv").read(4) == b"name"
+
+
 # Promises: python-secrets
 def test_secrets_are_not_shown(server: Server) -> None:
     url = server.url("a.tar").replace("//", "//user:geheim@")

@@ -18,3 +18,12 @@ pub fn read_at_most(file: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> {
     }
     Ok(bytes)
 }
+
+/// As [`read_at_most`], for text.
+///
+/// # Errors
+/// As there, or if it is not UTF-8.
+pub fn read_text(file: impl Read, max_bytes: u64) -> io::Result<String> {
+    String::from_utf8(read_at_most(file, max_bytes)?)
+        .map_err(|_| io::Error::other("it is not UTF-8"))
+}

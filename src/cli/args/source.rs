@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::given::GivenArgs;
-use super::headers::HeaderArg;
 use super::heading;
 use super::server::ServerArgs;
 use super::size::{Size, count_parser, seconds_parser, size_parser};
@@ -15,6 +14,7 @@ use tarfs::archive::scan::MIN_MEMORY;
 use tarfs::codec::Compression;
 use tarfs::image::Platform;
 use tarfs::locate::SourceSpec;
+use tarfs::source::HeaderArg;
 
 /// Location of the archive, and how to read it.
 #[derive(Args, Clone, Debug)]

@@ -12,9 +12,10 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
 use crate::cli::environment::{
-    CACHE_DIR, CACHE_SIZE, HEADERS, LOG_LEVEL, RUNTIME_DIR, SYSTEM_CACHE_DIR, SYSTEM_RUNTIME_DIR,
+    CACHE_DIR, CACHE_SIZE, LOG_LEVEL, RUNTIME_DIR, SYSTEM_CACHE_DIR, SYSTEM_RUNTIME_DIR,
 };
 use crate::cli::{environment, exit_status, help};
+use tarfs::internal::environment::HEADERS;
 
 /// Completion scripts: the file's name, and the shell.
 const COMPLETIONS: [(&str, &dyn EnvCompleter); 3] = [

@@ -11,8 +11,8 @@ use crate::cli::args::Size;
 use crate::cli::daemon::access_profile::{
     MAX_PROFILE_BYTES, ProfileRange, merge_profiles, parse_profile,
 };
-use crate::cli::files::read_text;
 use crate::cli::ui::output;
+use tarfs::internal::bounded_read::read_text;
 use tarfs::internal::publish::publish_private;
 
 /// Arguments of `tarfs profile`.

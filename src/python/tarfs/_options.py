@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Union
 
@@ -31,8 +31,6 @@ def complete(options: Mapping[str, Any]) -> dict[str, Any]:
             done[name] = size_in_bytes(name, done[name])
     if done.get("cache_size") is not False and "cache_dir" not in done:
         done["cache_size"] = False
-    done.setdefault("netrc", os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
-    done["headers"] = _loader(done.get("headers", {}))
     if "cacert" in done:
         done["cacert"] = _pem("cacert", done["cacert"])
     if key := done.pop("key", done.get("cert")):
@@ -63,28 +61,6 @@ def _cache_dir() -> str | bool:
     if directory := os.environ.get("HOME"):
         return os.path.join(directory, ".cache/tarfs")
     return "/var/cache/tarfs" if os.geteuid() == 0 else False
-
-
-def _loader(headers: Headers) -> Callable[[], list[tuple[str, str]]]:
-    """Returns a function that loads all headers, also again when the server refuses them."""
-
-    def load() -> list[tuple[str, str]]:
-        found = headers() if callable(headers) else headers
-        return [*found.items(), *_parse(os.environ.get("TARFS_HEADERS", "").splitlines())]
-
-    return load
-
-
-def _parse(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Parses lines such as ``Name: value`` and ``@FILE``."""
-    for line in filter(None, map(str.strip, lines)):
-        if line.startswith("@"):
-            yield from _parse(Path(line[1:]).read_text().splitlines())
-            continue
-        name, colon, value = line.partition(":")
-        if not (colon and name):
-            raise InvalidArgument("TARFS_HEADERS: a header looks like 'Name: value'")
-        yield name, value.strip()
 
 
 def _pem(name: str, path: str | os.PathLike[str]) -> bytes:

@@ -7,6 +7,7 @@ mod sender;
 mod server_error;
 mod target;
 mod upload_content;
+mod user_headers;
 mod via;
 
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub(super) use self::sender::{Answer, MAX_ANSWER_BYTES, Sender};
 pub(super) use self::server_error::ServerError;
 pub use self::target::Target;
 pub use self::upload_content::UploadContent;
+pub use self::user_headers::{HeaderArg, UserHeaders};
 pub use self::via::Via;
 
 /// Maximum number of redirects of a request. Browsers follow twenty, and curl fifty.
