@@ -101,7 +101,7 @@ pub(crate) fn without_secret(mut error: clap::Error) -> clap::Error {
 pub(crate) fn print_error(error: &clap::Error) -> ErrorKind {
     let text = error.render().to_string();
     match text.strip_prefix("error: ") {
-        Some(text) => output::print_error(text.trim_end()),
+        Some(text) => output::print_error_lines(text.trim_end()),
         // Ignored: the terminal may be closed.
         None => drop(error.print()),
     }

@@ -89,3 +89,39 @@ fn materialize_reports_entries_and_bytes_on_a_terminal() {
         stderr_text(&piped)
     );
 }
+
+// Promises: error-line
+#[test]
+fn errors_have_no_escape_sequence_of_a_name() {
+    let directory = TestDir::new(&["out"]);
+    directory.put("a.tar", Archive::new().file("a", "1").end());
+    let name = "x\x1b[31m\u{9b}2J\n\u{2028}y";
+    directory.put(name, "no archive");
+    let missing = format!("none{name}");
+    for words in [
+        &["ls", name][..],
+        &["ls", &missing],
+        &["ls", "--index", &missing, "a.tar"],
+        &["ls", "a.tar", name],
+        &["cat", "a.tar", name],
+        &["cat", &missing, "a"],
+        &["materialize", "-C", "out", name],
+        &["materialize", "-C", "out", "a.tar", name],
+        &["verify", name],
+        &["verify", &missing],
+        &["sync", name, "out"],
+        &["status", &missing],
+        &["umount", &missing],
+        &["ls", "--memory", name, "a.tar"],
+        &[&missing],
+    ] {
+        let output = directory.tarfs(words);
+        assert!(!output.status.success(), "{words:?}");
+        let said = stderr_text(&output) + &String::from_utf8_lossy(&output.stdout);
+        let is_obeyed = |character: char| {
+            character.is_control() && character != '\n' || character == '\u{2028}'
+        };
+        assert!(said.starts_with("tarfs: "), "{words:?}: {said:?}");
+        assert!(!said.contains(is_obeyed), "{words:?}: {said:?}");
+    }
+}

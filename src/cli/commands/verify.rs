@@ -17,7 +17,7 @@ use tarfs::Stats;
 use tarfs::archive::scan::{self, Digest, ScanError};
 use tarfs::archive::{Error, VerifySink};
 use tarfs::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
-use tarfs::internal::escape::escape;
+use tarfs::internal::escape::{escape, escape_controls};
 use tarfs::layers::{Layer, WhiteoutFormat, merge};
 use tarfs::locate::TreeSpec;
 
@@ -302,7 +302,7 @@ fn to_text(report: &Report) -> String {
         ("sha256", report.sha256.clone()),
     ];
     let verdict = if report.is_good { "good" } else { "not good" };
-    let mut text = format!("{}: {verdict}", report.source);
+    let mut text = format!("{}: {verdict}", escape_controls(&report.source));
     for (name, value) in lines {
         let value = value.unwrap_or_else(unknown);
         text.extend(["\n", name, &" ".repeat(14 - name.len()), &value]);

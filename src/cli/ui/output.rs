@@ -18,14 +18,25 @@ use tarfs::Stats;
 use tarfs::fuse::{MountError, UnmountError};
 use tarfs::index::Index;
 use tarfs::internal::error_chain::error_chain;
+use tarfs::internal::escape::escape_controls;
 use tarfs::locate::unwrap_transparent;
 use tarfs::{archive, locate, materialize, source};
 
 /// Bytes of contents that are written to standard output at once.
 const OUTPUT_BUFFER_BYTES: usize = 1 << 20;
 
-/// Prints a line to standard error, which may be closed.
+/// Prints a line to standard error, which may be closed. No character of `text` controls a terminal.
 pub(crate) fn print_error(text: impl std::fmt::Display) {
+    print_escaped(&escape_controls(&text.to_string()));
+}
+
+/// Prints lines as [`print_error`] prints one.
+pub(crate) fn print_error_lines(text: &str) {
+    let lines: Vec<_> = text.lines().map(escape_controls).collect();
+    print_escaped(&lines.join("\n"));
+}
+
+fn print_escaped(text: &str) {
     drop(logging::suspend_progress_bar(|| {
         writeln!(stderr(), "tarfs: {text}")
     }));
@@ -79,7 +90,7 @@ pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
     drop(writeln!(
         stderr(),
         "{prefix}tarfs: {}",
-        format_with_hint(error)
+        escape_controls(&format_with_hint(error))
     ));
     ExitCode::from(if error.is::<UsageError>() {
         exit_status::USAGE
