@@ -52,6 +52,24 @@ pub fn escape_controls(text: &str) -> String {
     escaped
 }
 
+/// JSON in whose strings each character that a terminal may obey is escaped.
+pub fn escape_json(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for character in json.chars() {
+        if is_control(character) {
+            write!(escaped, "\\u{:04x}", u32::from(character)).expect("a String takes everything");
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped
+}
+
+/// The bytes that JSON has beside a text, because the text cannot have them.
+pub fn bytes_unless_utf8(bytes: &[u8]) -> Option<&[u8]> {
+    str::from_utf8(bytes).is_err().then_some(bytes)
+}
+
 /// The name of an owner, or its number if it has none.
 pub(crate) fn owner_text(name: Option<Cow<'_, [u8]>>, id: u32) -> String {
     name.map_or_else(|| id.to_string(), |name| escape(&name))

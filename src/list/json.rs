@@ -19,7 +19,7 @@
 
 use std::io::{self, Write};
 
-use crate::base::escape::is_control;
+use crate::base::escape::{bytes_unless_utf8, escape_json};
 use crate::tar::Timestamp;
 use crate::tree::{FileKind, Item, Tree};
 
@@ -87,7 +87,7 @@ fn write_time(output: &mut Vec<u8>, time: Timestamp) -> io::Result<()> {
 /// Writes `bytes` as text, and if they are not UTF-8 as numbers in another field, too.
 pub(super) fn write_bytes(output: &mut Vec<u8>, field: &[u8], bytes: &[u8]) {
     write_text(output, bytes);
-    if str::from_utf8(bytes).is_err() {
+    if let Some(bytes) = bytes_unless_utf8(bytes) {
         output.extend_from_slice(b",\"");
         output.extend_from_slice(field);
         output.extend_from_slice(b"\":[");
@@ -103,18 +103,9 @@ fn write_text(output: &mut Vec<u8>, bytes: &[u8]) {
     if bytes.iter().all(is_plain) {
         output.extend_from_slice(bytes);
     } else {
-        for character in String::from_utf8_lossy(bytes).chars() {
-            match character {
-                '"' => output.extend_from_slice(b"\\\""),
-                '\\' => output.extend_from_slice(b"\\\\"),
-                // Also DEL and C1, which are not safe for a terminal.
-                _ if is_control(character) => {
-                    let escaped = format!("\\u{:04x}", u32::from(character));
-                    output.extend_from_slice(escaped.as_bytes());
-                }
-                _ => output.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
-            }
-        }
+        let text = String::from_utf8_lossy(bytes);
+        let text = text.replace('\\', "\\\\").replace('"', "\\\"");
+        output.extend_from_slice(escape_json(&text).as_bytes());
     }
     output.push(b'"');
 }

@@ -1,6 +1,10 @@
 //! Output on a terminal that is not printed to a pipe.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+
+use serde_json::Value;
 
 use crate::support::fixture::TestDir;
 use crate::support::program::stderr_text;
@@ -123,5 +127,42 @@ fn errors_have_no_escape_sequence_of_a_name() {
         };
         assert!(said.starts_with("tarfs: "), "{words:?}: {said:?}");
         assert!(!said.contains(is_obeyed), "{words:?}: {said:?}");
+    }
+}
+
+// Promises: cache-list, json-bytes, verify-checks
+#[test]
+fn json_has_no_escape_sequence_of_a_name_and_bytes_that_are_not_utf8() {
+    let directory = TestDir::new(&["cache"]);
+    let name = "x\u{9b}2J\u{2028}\u{7f}\"y";
+    directory.put(name, Archive::new().file(name, "1").end());
+    let cache = OsStr::from_bytes(b"cache/\xff");
+    for verb in [
+        &["index", "-q", name][..],
+        &["ls", "--json", name],
+        &["verify", "--json", name],
+        &["cache", "list", "--json"],
+    ] {
+        let mut command = directory.command(verb);
+        command.arg("--cache-dir").arg(cache);
+        let output = command.output().expect("started");
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        for line in text.lines() {
+            let is_obeyed = |character: char| character.is_control() || character == '\u{2028}';
+            assert!(!line.contains(is_obeyed), "{verb:?}: {line:?}");
+            let object: Value = serde_json::from_str(line).expect("JSON");
+            let found = object.get("source").or_else(|| object.get("path"));
+            let found = found.and_then(Value::as_str).expect("a name");
+            assert!(
+                [name, "."].iter().any(|end| found.ends_with(end)),
+                "{verb:?}: {line}"
+            );
+            if verb[0] == "cache" {
+                let path = object["path_bytes"].as_array().expect("bytes");
+                assert!(path.contains(&255.into()), "{line}");
+                assert!(object.get("source_bytes").is_none(), "{line}");
+            }
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! `tarfs cache`: lists and removes data that is on disk between mounts.
 
 use std::borrow::Cow;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -12,7 +13,7 @@ use crate::cli::args::{self, CacheDirArgs, JsonArg, Size};
 use crate::cli::ui::output;
 use crate::cli::ui::units::{format_age, format_bytes, format_version, unix_seconds};
 use tarfs::archive::cache_inventory::{self, CacheEntry, Kind};
-use tarfs::internal::escape::escape;
+use tarfs::internal::escape::{bytes_unless_utf8, escape};
 
 /// Arguments of `tarfs cache`.
 #[derive(Debug, Args)]
@@ -208,8 +209,12 @@ fn row(entry: &CacheEntry, now: SystemTime) -> [String; 5] {
 #[derive(Serialize)]
 struct JsonLine<'a> {
     kind: &'static str,
-    path: String,
+    path: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<&'a [u8]>,
     source: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_bytes: Option<&'a [u8]>,
     version: Option<&'a str>,
     disk_bytes: u64,
     used_unix_seconds: u64,
@@ -219,16 +224,19 @@ struct JsonLine<'a> {
 fn to_json_lines(directory: &Path, all: &[CacheEntry]) -> anyhow::Result<String> {
     let mut text = String::new();
     for entry in all {
+        let path = directory.join(&entry.path);
         let line = JsonLine {
             kind: kind_name(entry.kind),
-            path: directory.join(&entry.path).to_string_lossy().into_owned(),
+            path: path.to_string_lossy(),
+            path_bytes: bytes_unless_utf8(path.as_os_str().as_bytes()),
             source: entry.source.as_deref().map(String::from_utf8_lossy),
+            source_bytes: entry.source.as_deref().and_then(bytes_unless_utf8),
             version: entry.version.as_deref(),
             disk_bytes: entry.held_bytes,
             used_unix_seconds: unix_seconds(entry.used),
             in_use: entry.in_use,
         };
-        text.push_str(&serde_json::to_string(&line)?);
+        text.push_str(&output::to_json(&line)?);
         text.push('\n');
     }
     Ok(text)

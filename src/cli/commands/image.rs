@@ -55,7 +55,7 @@ pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
     let quiet = !stderr().is_terminal();
     let image = open_archive::open_image(&args.source, &args.cache_dir, quiet)?;
     let mut text = if args.json.is_set {
-        serde_json::to_string(&report(&image)?)?
+        output::to_json(&report(&image)?)?
     } else {
         to_text(&image)
     };

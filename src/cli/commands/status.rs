@@ -74,7 +74,7 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         let mut text = String::new();
         for status in &statuses {
             if args.json.is_set {
-                text += &(serde_json::to_string(status)? + "\n");
+                text += &(output::to_json(status)? + "\n");
             } else {
                 text += &to_text(status, args.verbose, SystemTime::now());
             }

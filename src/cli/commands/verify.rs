@@ -274,7 +274,7 @@ fn plain_digest_problem(expected: Option<Sha256>, found: Option<Sha256>) -> Opti
 
 fn print_report(report: &Report, json: bool) -> anyhow::Result<()> {
     let mut text = if json {
-        serde_json::to_string(report)?
+        output::to_json(report)?
     } else {
         to_text(report)
     };

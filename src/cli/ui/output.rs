@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use rustix::pipe::fcntl_setpipe_size;
+use serde::Serialize;
 
 use super::logging;
 use crate::cli::before_main;
@@ -18,7 +19,7 @@ use tarfs::Stats;
 use tarfs::fuse::{MountError, UnmountError};
 use tarfs::index::Index;
 use tarfs::internal::error_chain::error_chain;
-use tarfs::internal::escape::escape_controls;
+use tarfs::internal::escape::{escape_controls, escape_json};
 use tarfs::locate::unwrap_transparent;
 use tarfs::{archive, locate, materialize, source};
 
@@ -53,6 +54,11 @@ pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.context("cannot write to standard output"),
     }
+}
+
+/// Formats `value` as one line of JSON, which [`print_text`] may print to a terminal.
+pub(crate) fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
+    serde_json::to_string(value).map(|json| escape_json(&json))
 }
 
 /// Standard output without a buffer. The standard library hides errors of a closed one.

@@ -3,7 +3,6 @@
 use std::cell::OnceCell;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use super::copy::MountCopy;
 use crate::cli::daemon::control_socket::{self, FailedRead, Status};
@@ -14,6 +13,7 @@ use crate::cli::ui::panic_hook;
 use crate::cli::ui::units::unix_seconds;
 use tarfs::fuse::{LeftOutXattrs, Mount};
 use tarfs::index::Ino;
+use tarfs::internal::escape::bytes_unless_utf8;
 
 /// State of the serving process from which a status is built.
 pub(super) struct ServeState<'a> {
@@ -30,11 +30,6 @@ pub(super) struct ServeState<'a> {
     pub(super) is_reported: bool,
     /// Once the index is complete.
     pub(super) left_out_xattrs: OnceCell<LeftOutXattrs>,
-}
-
-fn bytes_unless_utf8(path: &Path) -> Option<Vec<u8>> {
-    let bytes = || path.as_os_str().as_bytes().to_vec();
-    path.to_str().is_none().then(bytes)
 }
 
 pub(super) fn build_status(state: &ServeState<'_>) -> Status {
@@ -59,7 +54,7 @@ pub(super) fn build_status(state: &ServeState<'_>) -> Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),
         mountpoint: mountpoint.to_string_lossy().into_owned(),
-        mountpoint_bytes: bytes_unless_utf8(&mountpoint),
+        mountpoint_bytes: bytes_unless_utf8(mountpoint.as_os_str().as_bytes()).map(<[u8]>::to_vec),
         device: Some(control_socket::format_device(mount.target.device)),
         mount_id,
         detached,

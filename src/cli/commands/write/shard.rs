@@ -220,7 +220,7 @@ fn lines(shards: &[Shard], json: bool) -> String {
     let line = |shard: &Shard| {
         if json {
             // Fails only for keys that are no text.
-            return serde_json::to_string(shard).unwrap_or_default() + "\n";
+            return output::to_json(shard).unwrap_or_default() + "\n";
         }
         format!(
             "{}/{}: {} entries, {} bytes, packed {}-{}\n",
