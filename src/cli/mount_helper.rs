@@ -155,7 +155,7 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
         // The child has printed the error.
         Ok(_) => ExitCode::from(EX_FAIL),
         Err(error) => {
-            output::print_error(output::format_with_hint(&error));
+            output::print_error(output::describe(&*error));
             ExitCode::from(EX_SYSERR)
         }
     }

@@ -1,15 +1,19 @@
-//! Advice for the user about an error of opening or reading a SOURCE.
+//! Errors of all layers as text, with advice for the user.
 
 use std::borrow::Cow;
+use std::iter::successors;
 use std::sync::Arc;
 
 use super::error::Error;
 use crate::archive;
 use crate::base::descriptor_limit::{HINT_RAISE_DESCRIPTOR_LIMIT, is_descriptor_limit};
+use crate::base::error_chain::error_chain;
 use crate::base::thread::{HINT_RAISE_THREAD_LIMIT, is_thread_limit};
+use crate::fuse::{MountError, UnmountError};
 use crate::image;
 use crate::index::MergeError;
 use crate::layers::LayeredArchiveError;
+use crate::materialize;
 use crate::source;
 
 /// Returns the error that `error` only passes on or holds, or `error` itself.
@@ -33,8 +37,18 @@ pub fn unwrap_transparent<'a>(
     }
 }
 
+/// Formats an error with its causes and its hint on one line.
+pub fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+    let text = error_chain(error);
+    let mut causes = successors(Some(error), |&error| error.source()).map(unwrap_transparent);
+    match causes.find_map(hint) {
+        Some(hint) => format!("{text} ({hint})"),
+        None => text,
+    }
+}
+
 /// Advice about `error` alone, without its causes.
-pub fn hint(error: &(dyn std::error::Error + 'static)) -> Option<Cow<'static, str>> {
+fn hint(error: &(dyn std::error::Error + 'static)) -> Option<Cow<'static, str>> {
     if let Some(error) = error.downcast_ref::<source::Error>() {
         return error.cause.hint();
     }
@@ -46,6 +60,15 @@ pub fn hint(error: &(dyn std::error::Error + 'static)) -> Option<Cow<'static, st
     }
     if let Some(error) = error.downcast_ref::<Box<image::Cause>>() {
         return error.hint();
+    }
+    if let Some(error) = error.downcast_ref::<materialize::Error>() {
+        return error.hint().map(Cow::from);
+    }
+    if let Some(error) = error.downcast_ref::<MountError>() {
+        return error.hint().map(Cow::from);
+    }
+    if let Some(error) = error.downcast_ref::<UnmountError>() {
+        return error.hint().map(Cow::from);
     }
     if is_descriptor_limit(error) {
         return Some(Cow::from(HINT_RAISE_DESCRIPTOR_LIMIT));
@@ -73,7 +96,6 @@ mod tests {
 
     use super::*;
     use crate::archive::OpenError;
-    use crate::base::error_chain::error_chain;
     use crate::base::thread::classify_spawn_error;
 
     // Promises: memory-files

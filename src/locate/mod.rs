@@ -25,5 +25,5 @@ mod spec;
 pub use context::{OpenContext, ProgressFn, PublishedIndexChoice, Sources, start_network};
 pub use directory::SourceArchives;
 pub use error::Error;
-pub use hint::{hint, unwrap_transparent};
+pub use hint::{describe, unwrap_transparent};
 pub use spec::{SourceSpec, TreeSpec};

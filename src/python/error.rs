@@ -1,6 +1,5 @@
 //! Errors of the library as exceptions of `tarfs._errors`, by what a caller can do about them.
 
-use std::borrow::Cow;
 use std::error::Error;
 use std::io;
 use std::iter::successors;
@@ -9,8 +8,7 @@ use pyo3::prelude::*;
 use rustix::io::Errno;
 
 use crate::archive::{self, ReadError};
-use crate::base::error_chain::error_chain;
-use crate::locate::{self, unwrap_transparent};
+use crate::locate::{describe, unwrap_transparent};
 use crate::materialize;
 use crate::source::{self, Cause};
 use crate::tar;
@@ -35,18 +33,9 @@ pub(super) fn exception(py: Python<'_>, class: Class, text: &str) -> PyErr {
 
 /// The exception for `error`, with the text that the command line prints.
 pub(super) fn of_error(py: Python<'_>, error: &(dyn Error + 'static)) -> PyErr {
-    let chain = || successors(Some(error), |&error| error.source()).map(unwrap_transparent);
-    let mut text = error_chain(error);
-    if let Some(hint) = chain().find_map(hint) {
-        text = format!("{text} ({hint})");
-    }
-    let class = chain().find_map(class_of).unwrap_or(ERROR);
-    exception(py, class, &text)
-}
-
-fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
-    let written = || error.downcast_ref::<materialize::Error>()?.hint();
-    locate::hint(error).or_else(|| written().map(Cow::from))
+    let mut chain = successors(Some(error), |&error| error.source()).map(unwrap_transparent);
+    let class = chain.find_map(class_of).unwrap_or(ERROR);
+    exception(py, class, &describe(error))
 }
 
 fn class_of(error: &(dyn Error + 'static)) -> Option<Class> {

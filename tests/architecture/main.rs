@@ -85,11 +85,21 @@ const LAYERS: &[Layer] = &[
         name: "materialize",
         imports: &["base", "tar", "index", "archive", "layers", "tree"],
     },
-    // `fetch` and `codec` for whether an archive around SOURCE is packed, `tar` for its options.
+    // `fetch` and `codec` for whether an archive around SOURCE is packed, `tar` for its options, `fuse` and `materialize`
+    // for advice about their errors.
     Layer {
         name: "locate",
         imports: &[
-            "base", "source", "codec", "tar", "index", "archive", "layers", "image",
+            "base",
+            "source",
+            "codec",
+            "tar",
+            "index",
+            "archive",
+            "layers",
+            "fuse",
+            "image",
+            "materialize",
         ],
     },
     Layer {

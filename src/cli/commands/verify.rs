@@ -240,7 +240,7 @@ fn add_findings(
             if let Some(name) = member {
                 error = error.context(format!("in member '{}'", escape(&name)));
             }
-            report.problems.push(output::format_with_hint(&error));
+            report.problems.push(output::describe(&*error));
             if sha256.is_some() {
                 report.packed_bytes = Some(stats.scanned_packed_bytes.get());
             }

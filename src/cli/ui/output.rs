@@ -1,10 +1,7 @@
 //! Output for the user: errors, text and contents.
 
-use std::borrow::Cow;
-use std::error::Error;
 use std::fs::File;
 use std::io::{self, BufWriter, Write, stderr, stdout};
-use std::iter::successors;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
@@ -16,12 +13,11 @@ use super::logging;
 use crate::cli::before_main;
 use crate::cli::exit_status;
 use tarfs::Stats;
-use tarfs::fuse::{MountError, UnmountError};
 use tarfs::index::Index;
-use tarfs::internal::error_chain::error_chain;
 use tarfs::internal::escape::{escape_controls, escape_json};
+pub(crate) use tarfs::locate::describe;
 use tarfs::locate::unwrap_transparent;
-use tarfs::{archive, locate, materialize, source};
+use tarfs::{archive, materialize, source};
 
 /// Bytes of contents that are written to standard output at once.
 const OUTPUT_BUFFER_BYTES: usize = 1 << 20;
@@ -96,41 +92,13 @@ pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
     drop(writeln!(
         stderr(),
         "{prefix}tarfs: {}",
-        escape_controls(&format_with_hint(error))
+        escape_controls(&describe(&**error))
     ));
     ExitCode::from(if error.is::<UsageError>() {
         exit_status::USAGE
     } else {
         exit_status::FAILURE
     })
-}
-
-/// Formats an error with its causes and its hint on one line.
-pub(crate) fn format_with_hint(error: &anyhow::Error) -> String {
-    describe(&**error)
-}
-
-/// As [`format_with_hint`], for an error of another kind.
-pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
-    let text = error_chain(error);
-    let mut causes = successors(Some(error), |&error| error.source()).map(unwrap_transparent);
-    match causes.find_map(find_hint) {
-        Some(hint) => format!("{text} ({hint})"),
-        None => text,
-    }
-}
-
-fn find_hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
-    if let Some(hint) = locate::hint(error) {
-        return Some(hint);
-    }
-    if let Some(error) = error.downcast_ref::<materialize::Error>() {
-        return error.hint().map(Cow::from);
-    }
-    if let Some(error) = error.downcast_ref::<MountError>() {
-        return error.hint().map(Cow::from);
-    }
-    error.downcast_ref::<UnmountError>()?.hint().map(Cow::from)
 }
 
 /// Whether an error is a temporary outage of a source.

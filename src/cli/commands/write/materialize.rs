@@ -521,9 +521,7 @@ fn report_scan<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanE
                 Some(name) => format!("{location}: in member '{}'", escape(&name)),
                 None => location.to_owned(),
             };
-            output::print_error(output::format_with_hint(
-                &anyhow::Error::new(error).context(place),
-            ));
+            output::print_error(output::describe(&*anyhow::Error::new(error).context(place)));
             false
         }
     }

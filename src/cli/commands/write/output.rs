@@ -223,7 +223,7 @@ pub(super) fn report_interrupted(stats: &Stats, place: &str, hint: &str) {
 
 fn report_leftover(removed: Result<(), materialize::Error>) {
     if let Err(error) = removed {
-        output::print_error(output::format_with_hint(&error.into()));
+        output::print_error(output::describe(&error));
     }
 }
 
