@@ -140,9 +140,20 @@ pub enum Error {
     TooManyLayers(usize),
 }
 
-#[cfg(feature = "python")]
 impl Error {
+    /// Whether a flag does not fit SOURCE.
+    pub fn is_usage_error(&self) -> bool {
+        matches!(
+            self,
+            Self::MirrorsOfParts
+                | Self::IndexOfImage(_)
+                | Self::NoPlaceForIndex
+                | Self::CompressionOfImage
+        )
+    }
+
     /// As [`OpenError::is_out_of_memory`], also of a layer or an enclosing archive.
+    #[cfg(feature = "python")]
     pub(crate) fn is_out_of_memory(&self) -> bool {
         match self {
             Self::Archive(error)

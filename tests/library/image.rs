@@ -448,7 +448,7 @@ fn image_verb_prints_config_and_command() {
     }
     place.put("a.tar", layer());
     let words = ["materialize", "-q", "--resume", "oci:layout", "-C", "out"];
-    let complaint = place.error_of(&words);
+    let complaint = place.failure_of(64, &words);
     assert!(
         complaint.contains("--resume cannot be used with an image"),
         "{complaint}"
@@ -459,8 +459,9 @@ fn image_verb_prints_config_and_command() {
             "materialize" => &["-C", "out"],
             _ => &[],
         };
-        let with =
-            |flags: &[&str]| place.error_of(&[&[verb, "oci:layout"], place_for_it, flags].concat());
+        let with = |flags: &[&str]| {
+            place.failure_of(64, &[&[verb, "oci:layout"], place_for_it, flags].concat())
+        };
         let complaint = with(&["--compression", "gzip"]);
         assert!(
             complaint.contains("--compression cannot be used with an image"),

@@ -455,7 +455,9 @@ fn mirrors_are_for_urls_only() {
         (&url, "file:///a.tar", "mirrors and their SOURCE are"),
         (&format!("join:{url},a.tar"), &url, "--mirror-url"),
     ] {
-        let complaint = place.error_of(&["ls", "--retries=0", "--mirror-url", mirror, source]);
+        let code = if source.starts_with("join:") { 64 } else { 2 };
+        let words = ["ls", "--retries=0", "--mirror-url", mirror, source];
+        let complaint = place.failure_of(code, &words);
         assert!(complaint.contains(expected), "{complaint}");
     }
 }

@@ -102,9 +102,15 @@ impl<S> TestDir<S> {
     /// Error message of a run that must fail.
     #[track_caller]
     pub(crate) fn error_of(&self, words: &[&str]) -> String {
+        self.failure_of(2, words)
+    }
+
+    /// Error message of a run that must end with the exit status `code`.
+    #[track_caller]
+    pub(crate) fn failure_of(&self, code: i32, words: &[&str]) -> String {
         let output = self.tarfs(words);
         let text = stderr_text(&output);
-        assert_eq!(output.status.code(), Some(2), "{words:?}: {text}");
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {text}");
         text
     }
 }

@@ -17,7 +17,7 @@ use tarfs::index::Index;
 use tarfs::internal::escape::{escape_controls, escape_json};
 pub(crate) use tarfs::locate::describe;
 use tarfs::locate::unwrap_transparent;
-use tarfs::{archive, materialize, source};
+use tarfs::{archive, locate, materialize, source};
 
 /// Bytes of contents that are written to standard output at once.
 const OUTPUT_BUFFER_BYTES: usize = 1 << 20;
@@ -75,7 +75,7 @@ pub(crate) fn binary_stdout() -> io::Result<BufWriter<File>> {
     Ok(BufWriter::with_capacity(OUTPUT_BUFFER_BYTES, output))
 }
 
-/// A command line that is invalid, whatever the files are that it names. `clap` cannot refuse it.
+/// A command line that is invalid, or does not fit SOURCE. `clap` cannot refuse it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct UsageError(pub String);
@@ -94,7 +94,10 @@ pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
         "{prefix}tarfs: {}",
         escape_controls(&describe(&**error))
     ));
-    ExitCode::from(if error.is::<UsageError>() {
+    let is_locate_usage = error
+        .downcast_ref()
+        .is_some_and(locate::Error::is_usage_error);
+    ExitCode::from(if is_locate_usage || error.is::<UsageError>() {
         exit_status::USAGE
     } else {
         exit_status::FAILURE
