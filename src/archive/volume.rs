@@ -85,6 +85,11 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         done(Ok(()));
     }
 
+    /// Whether the tree is merged from layers. Its implied directories then have the attributes that it shows.
+    fn is_merged(&self) -> bool {
+        false
+    }
+
     /// Whether others may have made up the tree, so that its parts are compared with their headers before use.
     fn is_compared(&self) -> bool {
         false

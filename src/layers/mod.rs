@@ -90,6 +90,10 @@ impl Volume for LayeredArchive {
         Ok(entry.cut_offset(end))
     }
 
+    fn is_merged(&self) -> bool {
+        true
+    }
+
     fn is_compared(&self) -> bool {
         self.comparison.is_some()
     }

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::diff::{change_each, pack, pair, set_times};
 use crate::resume::tree_facts;
@@ -306,6 +306,49 @@ fn directory_whose_entries_an_upper_layer_removes_is_made() {
     assert!(place.path("synced/gone").is_dir());
     let dry = place.run(&["sync", "--dry-run", "oci:layout", "synced"]);
     assert_eq!((dry.code, dry.text()), (0, ""), "{}", dry.complaints);
+}
+
+// Promises: layer-implied, sync-implied
+#[test]
+fn implied_directories_of_layers_have_their_mode_under_any_umask() {
+    let place = Place::new();
+    let lower = Archive::new().file("d/e/x", "1").file("gone/x", "1");
+    let upper = Archive::new().file("d/y", "2").file("gone/.wh.x", "");
+    let image = Image::new("i:1", vec![lower.end(), upper.end()]);
+    oci(&[image]).write(&place.path("layout"));
+    for mode in [0o755, 0o2755] {
+        let out = place.path("synced");
+        drop(fs::remove_dir_all(&out));
+        fs::create_dir(&out).expect("made");
+        fs::set_permissions(&out, Permissions::from_mode(mode)).expect("its owner");
+        chown(&out, None, Some(5)).expect("root");
+        let sync = |flags: &[&str]| {
+            let mut shell = Command::new("sh");
+            let program = env!("CARGO_BIN_EXE_tarfs");
+            shell.args(["-c", "umask 077; exec \"$0\" \"$@\"", program, "sync"]);
+            shell.args(flags).args(["oci:layout", "synced"]);
+            let output = shell.current_dir(place.path(".")).output();
+            let output = output.expect("started");
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).expect("UTF-8")
+        };
+        sync(&["-q"]);
+        let is_right = |name: &str| {
+            let found = fs::metadata(out.join(name)).expect("made");
+            let now = SystemTime::now();
+            assert_eq!(found.mode() & 0o777, 0o755, "{name}");
+            assert_eq!((found.uid(), found.gid()), (0, 0), "{name}");
+            let age = now.duration_since(found.modified().expect("a time"));
+            assert!(age.unwrap_or_default() < Duration::from_hours(1), "{name}");
+        };
+        for name in ["d", "d/e", "gone"] {
+            is_right(name);
+            fs::set_permissions(out.join(name), Permissions::from_mode(0o700)).expect("root");
+        }
+        sync(&["-q"]);
+        ["d", "d/e", "gone"].into_iter().for_each(is_right);
+        assert_eq!(sync(&["--dry-run"]), "", "{mode:o}");
+    }
 }
 
 // Promises: sync-mounts

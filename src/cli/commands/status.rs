@@ -144,7 +144,14 @@ fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
         }
         Some(directory) => {
             let (archives, open) = (directory.archives, directory.open);
-            add("archives", format!("{archives}, {open} of them open"));
+            let failed = match directory.failed {
+                0 => String::new(),
+                failed => format!(", {failed} failed"),
+            };
+            add(
+                "archives",
+                format!("{archives}, {open} of them open{failed}"),
+            );
         }
     }
     add("local", format_local(status));
@@ -362,7 +369,7 @@ mod tests {
             ..Status::example()
         };
         let text = to_text(&status, false, UNIX_EPOCH);
-        let line = "\n  archives             7, 2 of them open\n";
+        let line = "\n  archives             7, 2 of them open, 1 failed\n";
         assert!(text.contains(line) && !text.contains("index"), "{text}");
     }
 

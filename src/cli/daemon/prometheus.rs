@@ -35,6 +35,7 @@ pub(crate) fn figures(status: &Status) -> Vec<Figure> {
         entries: "Entries in the index." = status.entries;
         damaged_members: "Members that are damaged or not in the tree." = status.damaged_members;
         index_complete: "1 when all of the archive is in the index." = (status.index.phase == Phase::Complete).into();
+        index_failed: "1 when the scan of the archive has failed." = (status.index.phase == Phase::Failed).into();
         resident_memory_bytes "memory, resident":
             "Memory of the process that is resident." = status.resident_bytes;
         memory_budget_bytes "memory, budget":
@@ -53,6 +54,13 @@ pub(crate) fn figures(status: &Status) -> Vec<Figure> {
         replayed_spans: "Decoded blocks of the profile that were made or found." = prefetch.replayed_spans;
         replay_spans: "Decoded blocks of the profile." = prefetch.replay_spans;
     });
+    if let Some(directory) = &status.directory {
+        all.extend(figures! {
+            archives: "Archives of the directory." = directory.archives;
+            archives_open: "Archives of the directory that are open." = directory.open;
+            archives_failed: "Archives of the directory that could not be opened." = directory.failed;
+        });
+    }
     if let Some(cache) = &status.disk_cache {
         all.extend(figures! {
             disk_cache_held_bytes "disk cache, archive":
@@ -129,6 +137,8 @@ fn escape_label(value: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use tarfs::fuse::DirectoryStatus;
+
     use super::*;
 
     fn status(mountpoint: &str) -> Status {
@@ -176,6 +186,32 @@ mod tests {
         }
     }
 
+    // Promises: metrics-format
+    #[test]
+    fn archives_and_a_failed_scan_are_metrics() {
+        let mut status = status("/mnt");
+        let failed = "tarfs_index_failed{mountpoint=\"/mnt\"}";
+        assert!(render(&status).contains(&format!("{failed} 0\n")));
+        assert!(!render(&status).contains("tarfs_archives"));
+        status.index.phase = Phase::Failed;
+        status.directory = Some(DirectoryStatus {
+            archives: 7,
+            open: 2,
+            failed: 1,
+            notes: Vec::new(),
+        });
+        let text = render(&status);
+        assert!(text.contains(&format!("{failed} 1\n")));
+        for (name, value) in [
+            ("archives", 7),
+            ("archives_open", 2),
+            ("archives_failed", 1),
+        ] {
+            let line = format!("\ntarfs_{name}{{mountpoint=\"/mnt\"}} {value}\n");
+            assert!(text.contains(&line), "{line} in {text}");
+        }
+    }
+
     #[test]
     fn metric_names_are_unique_and_lines_complete() {
         let text = render(&status("/mnt"));
@@ -185,7 +221,7 @@ mod tests {
             Some(name)
         });
         let names: Vec<_> = names.collect();
-        assert_eq!(names.len(), 18 + Stats::COUNTERS.len());
+        assert_eq!(names.len(), 19 + Stats::COUNTERS.len());
         assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
         let in_order = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
         assert!(names.iter().all(|name| name.bytes().all(in_order)));

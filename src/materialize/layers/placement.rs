@@ -12,7 +12,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, EntryKind, Index, Ino, LayerIno, MergedIndex};
 use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::materialize::tree_writer::{ADD_ENTRY, TreeWriter};
-use crate::materialize::write::{Directory, Identity, Job, PendingDirectory, member_of, mtime_of};
+use crate::materialize::write::{Directory, Identity, Job, PendingDirectory, member_of};
 
 const MOVE_FILE: &str = "move the file to its place";
 const CREATE_LINK: &str = "create the hard link";
@@ -79,14 +79,8 @@ fn finish_directory(
     path: &ArchivePath,
     tree: &TreeWriter,
 ) {
-    let (identity, mut member) = (directory.identity(), member_of(entry));
     let context = &tree.context;
-    if entry.is_implied()
-        && let Ok(stat) = rustix::fs::fstat(directory)
-    {
-        member.mtime = mtime_of(&stat);
-    }
-    let pending = PendingDirectory::new(path.clone(), identity, true, member, &context.policy);
+    let pending = PendingDirectory::of_entry(path.clone(), entry, directory, &context.policy);
     if let Err(error) = pending.apply_to(directory, context) {
         context.problems.add(path, error);
     }

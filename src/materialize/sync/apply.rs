@@ -170,9 +170,12 @@ impl Materializer {
         }
         let found = names.keys().filter_map(|ino| index.entry(*ino));
         let (implied, mut entries): (Vec<_>, Vec<_>) = found.partition(Entry::is_implied);
-        let implied = implied.iter().filter_map(|entry| names.get(&entry.ino()));
-        let implied: Vec<&ArchivePath> = implied.flatten().copied().collect();
-        for path in &implied {
+        let implied = implied.into_iter().filter_map(|entry| {
+            let path = names.get(&entry.ino())?.first()?;
+            Some((*path, entry))
+        });
+        let implied: Vec<_> = implied.collect();
+        for (path, _) in &implied {
             self.make_room_for_directory(path);
         }
         // Directories first, those above others before them, and then files in the order of their contents.
@@ -199,7 +202,7 @@ impl Materializer {
         }
         // The memory of one reader is free before another one starts.
         drop(reader);
-        self.make_empty_directories(&implied);
+        self.make_implied_directories(&implied, volume.is_merged());
         self.tree.destination.writers.wait_for_all();
         for (entry, mut path, others) in linked {
             for other in others {
@@ -222,12 +225,18 @@ impl Materializer {
     }
 
     /// Makes those of the `implied` directories in which nothing was written, because layers remove all entries there.
-    fn make_empty_directories(&mut self, implied: &[&ArchivePath]) {
-        for path in implied {
+    /// All get their attributes in the index, but for the time, if it is merged from layers.
+    fn make_implied_directories(&mut self, implied: &[(&ArchivePath, Entry<'_>)], is_merged: bool) {
+        for &(path, entry) in implied {
             let destination = &mut self.tree.destination;
-            let made = destination.resolve_directory(path.as_bytes(), IfMissing::Create);
-            if let Err(ResolveError::Tree(error)) = made {
-                self.tree.context.problems.add(path, error);
+            match destination.resolve_directory(path.as_bytes(), IfMissing::Create) {
+                Ok(made) if is_merged => {
+                    let policy = &self.tree.context.policy;
+                    let pending = PendingDirectory::of_entry(path.clone(), entry, &made, policy);
+                    self.tree.defer_attributes(pending, None);
+                }
+                Err(ResolveError::Tree(error)) => self.tree.context.problems.add(path, error),
+                Ok(_) | Err(ResolveError::Path(_)) => {}
             }
         }
     }

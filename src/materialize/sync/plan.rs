@@ -28,8 +28,10 @@ type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
 )]
 pub struct SyncPlanner {
     policy: AttributePolicy,
-    /// Mode, owner and group of a directory that a run makes because paths imply it; `None` if they depend on an ACL.
+    /// Mode, owner and group of a directory that a run makes because paths of an archive imply it; `None` if they depend on an ACL.
     made_directory: Option<(u32, u32, u32)>,
+    /// Whether the source is merged from layers, whose implied directories have attributes of their own.
+    is_merged: bool,
     with_contents: bool,
     report: Report,
     plan: Mutex<SyncPlan>,
@@ -176,10 +178,11 @@ impl SyncPlan {
 }
 
 impl SyncPlanner {
-    /// Plans a run with `options`. Errors go to `report` with the path that they are about. `with_contents` says that
+    /// Plans a run with `options` over the archive or image `source`, if it is no directory. Errors go to `report` with the path that they are about. `with_contents` says that
     /// contents of files are compared, so that times mean nothing.
     pub fn new(
         options: &Options,
+        source: Option<&dyn Volume>,
         destination: &Path,
         with_contents: bool,
         report: impl Fn(&[u8], io::Error) + Send + Sync + 'static,
@@ -187,6 +190,7 @@ impl SyncPlanner {
         let policy = AttributePolicy::new(options);
         Self {
             made_directory: made_directory(destination, &policy),
+            is_merged: source.is_some_and(Volume::is_merged),
             policy,
             with_contents,
             report: Box::new(report),
@@ -260,10 +264,12 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
         is_implied: bool,
     ) -> io::Result<bool> {
         if is_implied {
-            let made = self.made_directory;
-            (first.mode, first.uid, first.gid) = made.unwrap_or_default();
             first.mtime = second.mtime;
-            return Ok(made.is_some());
+            if !self.is_merged {
+                let made = self.made_directory;
+                (first.mode, first.uid, first.gid) = made.unwrap_or_default();
+                return Ok(made.is_some());
+            }
         }
         let ids = (first.uid, first.gid);
         let needs_names = !self.policy.numeric_owner;

@@ -15,9 +15,11 @@ use super::context::Context;
 use super::destination::{Destination, IfMissing};
 use super::directory::{Directory, Identity, lstat_at, name_of, parent_of};
 use super::encoding::{FieldDecoder, FieldEncoder};
+use super::job::member_of;
 use crate::base::AttributeTarget;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
+use crate::index::Entry;
 use crate::materialize::error::{StepError, WithAction};
 use crate::tar::{Member, Timestamp};
 
@@ -98,6 +100,22 @@ impl PendingDirectory {
             xattrs: member.xattrs,
             removes_xattrs: false,
         }
+    }
+
+    /// A new directory that gets the attributes of `entry`, but keeps its time if only other paths imply it.
+    pub(crate) fn of_entry(
+        path: ArchivePath,
+        entry: Entry<'_>,
+        directory: &Directory,
+        policy: &AttributePolicy,
+    ) -> Self {
+        let mut member = member_of(entry);
+        if entry.is_implied()
+            && let Ok(stat) = rustix::fs::fstat(directory)
+        {
+            member.mtime = mtime_of(&stat);
+        }
+        Self::new(path, directory.identity(), true, member, policy)
     }
 
     /// Keeps its time of last access.

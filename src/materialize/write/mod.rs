@@ -21,7 +21,7 @@ pub(super) use self::attributes::{
 };
 pub(super) use self::context::{Context, FileObserver};
 pub(super) use self::destination::{Destination, IfMissing};
-pub(super) use self::directories::{PendingDirectory, apply_all, mtime_of};
+pub(super) use self::directories::{PendingDirectory, apply_all};
 pub(super) use self::directory::{
     Directory, Identity, WeakDirectory, is_directory, is_empty, lstat_at, name_of, parent_of,
 };

@@ -172,7 +172,7 @@ impl SyncArgs {
             )),
             _ => operands::report(path, &error),
         };
-        let planner = SyncPlanner::new(options, &self.directory, self.checksum, report);
+        let planner = SyncPlanner::new(options, volume, &self.directory, self.checksum, report);
         let planner = Arc::new(planner);
         let destination = Arc::new(DirectoryTree::on_one_file_system());
         let failed = || format!("{}: cannot be compared", self.directory.display());
