@@ -6,6 +6,15 @@ use std::path::PathBuf;
 /// Variable with headers in the form of `--header`, one per line.
 pub const HEADERS: &str = "TARFS_HEADERS";
 
+/// Variable with the cache directory; also the default of a flag.
+pub const CACHE_DIR: &str = "TARFS_CACHE_DIR";
+
+/// Variable with the maximum size of the cache; also the default of a flag.
+pub const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
+
+/// Cache directory of the system.
+pub const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
+
 /// Returns the variable `name`, unless it is unset or empty.
 #[expect(
     clippy::disallowed_methods,
@@ -22,4 +31,53 @@ pub fn netrc() -> Option<PathBuf> {
     // Without HOME, the system's database of users names the directory.
     let home = || env::home_dir().map(|home| home.join(".netrc"));
     std::path::absolute(variable("NETRC").or_else(home)?).ok()
+}
+
+/// Returns the default directory for indexes and decoded data; `None` if the environment names none.
+pub fn cache_dir() -> Option<PathBuf> {
+    cache_dir_from(
+        variable(CACHE_DIR),
+        variable("XDG_CACHE_HOME"),
+        variable("HOME"),
+    )
+    // systemd starts services without HOME.
+    .or_else(|| {
+        let is_root = rustix::process::geteuid().is_root();
+        is_root.then(|| PathBuf::from(SYSTEM_CACHE_DIR))
+    })
+}
+
+fn cache_dir_from(
+    own: Option<PathBuf>,
+    xdg: Option<PathBuf>,
+    home: Option<PathBuf>,
+) -> Option<PathBuf> {
+    own.or_else(|| {
+        xdg.filter(|directory| directory.is_absolute())
+            .map(|directory| directory.join("tarfs"))
+    })
+    .or_else(|| home.map(|home| home.join(".cache/tarfs")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_dir_follows_the_most_specific_variable() {
+        let path = |text: &str| Some(PathBuf::from(text));
+        assert_eq!(
+            cache_dir_from(path("/a"), path("/b"), path("/c")),
+            path("/a")
+        );
+        assert_eq!(
+            cache_dir_from(None, path("/b"), path("/c")),
+            path("/b/tarfs")
+        );
+        assert_eq!(
+            cache_dir_from(None, path("b"), path("/c")),
+            path("/c/.cache/tarfs")
+        );
+        assert_eq!(cache_dir_from(None, None, None), None);
+    }
 }

@@ -7,10 +7,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Context;
 use tarfs::internal::environment::variable;
 use tarfs::list::Drawing;
 use tracing::Level;
+
+pub(crate) use tarfs::internal::environment::{CACHE_DIR, CACHE_SIZE, SYSTEM_CACHE_DIR, cache_dir};
 
 /// Variable with the role of a process, set by the process that starts it.
 pub(crate) const ROLE: &str = "TARFS_ROLE";
@@ -52,14 +53,6 @@ pub(crate) const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 
 /// Directory of the sockets of the system's mounts.
 pub(crate) const SYSTEM_RUNTIME_DIR: &str = "/run/tarfs";
-
-/// Variable with the cache directory; also the default of a flag.
-pub(crate) const CACHE_DIR: &str = "TARFS_CACHE_DIR";
-
-/// Variable with the maximum size of the cache. Only clap reads it, as the default of a flag.
-pub(crate) const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
-
-pub(crate) const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
 
 /// Prefix of variables with secret arguments, then a number. Other users cannot read the environment.
 const ARGUMENT_PREFIX: &str = "TARFS_ARGUMENT_";
@@ -201,18 +194,6 @@ pub(crate) fn keep_certificate_paths() {
     }
 }
 
-/// Returns the default directory for indexes and decoded data, or fails if the environment names none.
-pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
-    cache_dir_from(
-        variable(CACHE_DIR),
-        variable("XDG_CACHE_HOME"),
-        variable("HOME"),
-    )
-    // systemd starts services without HOME.
-    .or_else(|| is_root().then(|| PathBuf::from(SYSTEM_CACHE_DIR)))
-    .context("no place for the cache: set --cache-dir, TARFS_CACHE_DIR, XDG_CACHE_HOME or HOME")
-}
-
 pub(crate) fn system_cache_dir() -> PathBuf {
     variable(CACHE_DIR).unwrap_or_else(|| PathBuf::from(SYSTEM_CACHE_DIR))
 }
@@ -231,18 +212,6 @@ pub(crate) fn drawing() -> Drawing {
     } else {
         Drawing::Ascii
     }
-}
-
-fn cache_dir_from(
-    own: Option<PathBuf>,
-    xdg: Option<PathBuf>,
-    home: Option<PathBuf>,
-) -> Option<PathBuf> {
-    own.or_else(|| {
-        xdg.filter(|directory| directory.is_absolute())
-            .map(|directory| directory.join("tarfs"))
-    })
-    .or_else(|| home.map(|home| home.join(".cache/tarfs")))
 }
 
 #[cfg(test)]
@@ -271,23 +240,5 @@ mod tests {
         let run = Path::new("/run");
         let usual = ["/var/tmp", "/tmp", "/run"].map(PathBuf::from);
         assert_eq!(scratch_dirs_from(None, Some(run)), usual);
-    }
-
-    #[test]
-    fn cache_dir_follows_the_most_specific_variable() {
-        let path = |text: &str| Some(PathBuf::from(text));
-        assert_eq!(
-            cache_dir_from(path("/a"), path("/b"), path("/c")),
-            path("/a")
-        );
-        assert_eq!(
-            cache_dir_from(None, path("/b"), path("/c")),
-            path("/b/tarfs")
-        );
-        assert_eq!(
-            cache_dir_from(None, path("b"), path("/c")),
-            path("/c/.cache/tarfs")
-        );
-        assert_eq!(cache_dir_from(None, None, None), None);
     }
 }

@@ -97,7 +97,7 @@ fn source_options(args: &SourceArgs, stats: &Arc<Stats>) -> anyhow::Result<sourc
         via: parse_via(args)?,
         connections: args.connections,
         timeout: Duration::from_secs(args.timeout),
-        retry: retry_options(args),
+        retry: Retry::with_limit(args.retries),
         stats: Arc::clone(stats),
         ..source::Options::default()
     })
@@ -109,27 +109,14 @@ fn parse_via(args: &SourceArgs) -> anyhow::Result<Option<Via>> {
     via.transpose().map_err(anyhow::Error::msg).context("--via")
 }
 
-/// Returns the retry policy. An explicit --retries also limits the retries during an outage.
-fn retry_options(args: &SourceArgs) -> Retry {
-    let default = Retry::default();
-    Retry {
-        attempts: args
-            .retries
-            .map_or(default.attempts, |retries| retries.saturating_add(1)),
-        retries_outages: args.retries.is_none(),
-        ..default
-    }
-}
-
 fn scan_options(args: &SourceArgs) -> scan::Options {
-    scan::Options {
+    let mut options = scan::Options {
         compression: args.compression,
         tar: tar::Options {
             ignore_zeros: args.ignore_zeros,
             accepts_empty: false,
             limits: tar::Limits {
                 entries: args.max_entries.unwrap_or(u64::MAX),
-                metadata_bytes: tar::Limits::metadata_bytes_for(args.memory.0),
                 ..tar::Limits::default()
             },
         },
@@ -140,10 +127,11 @@ fn scan_options(args: &SourceArgs) -> scan::Options {
             bytes_per_second: args.min_speed.0,
             wait: Duration::from_secs(args.min_speed_wait),
         },
-        memory: args.memory.0,
         workers: processors(),
         ..scan::Options::default()
-    }
+    };
+    options.set_memory(args.memory.0);
+    options
 }
 
 fn load_certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {

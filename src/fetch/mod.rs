@@ -23,6 +23,7 @@ use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, IsIntact, ReadMode, Source};
 
+pub use crate::source::DEFAULT_CONNECTIONS;
 pub use scheduler::Config;
 
 // For the tests.
@@ -31,9 +32,6 @@ pub use {
     range_reader::RangeReader,
     stream::{Stream, StreamControl},
 };
-
-/// Default maximum number of requests in flight, enough at 60 MB/s a connection or 40 ms of round trip.
-pub const DEFAULT_CONNECTIONS: usize = 16;
 
 /// Default maximum length of a chunk in bytes. Longer chunks only delay the first byte and hold memory.
 pub const DEFAULT_CHUNK_LEN: u64 = 8 << 20;

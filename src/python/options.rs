@@ -1,27 +1,30 @@
 //! Keyword arguments of `tarfs.open` as settings of the library.
 
 use std::fmt::Display;
+use std::fs::File;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict};
+use pyo3::types::{PyBool, PyDict, PyString};
 
 use super::error::{INVALID, exception};
 use super::process::{resources, runtime};
 use crate::archive::{DiskCacheMode, TreeOrigin};
+use crate::base::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
 use crate::base::environment;
+use crate::base::size::Size;
 use crate::base::thread::processors;
 use crate::index::MemoryLimit;
 use crate::locate::{OpenContext, PublishedIndexChoice, SourceSpec};
 use crate::source::{
-    self, Certificates, ClientCertificate, HeaderLoader, Identity, Revalidation, UserHeaders, Via,
+    self, Certificates, ClientCertificate, HeaderLoader, Identity, MAX_CONNECTIONS, Retry,
+    Revalidation, UserHeaders, Via,
 };
-use crate::tar::Limits;
 
-/// Settings to open `spec` by `options`, which the Python code has completed from the environment.
+/// Settings to open `spec` by `options` and the environment, as for the command line. An option that is `None` has no effect.
 pub(super) fn context(
     py: Python<'_>,
     spec: &SourceSpec,
@@ -34,15 +37,34 @@ pub(super) fn context(
     context.archive.scan.workers = processors();
     context.published_index.least_origin = TreeOrigin::SHOWN;
     context.published_index.is_searched_early = true;
+    let option = |name: &'static str| -> PyResult<_> {
+        let value = options.get_item(name)?.filter(|value| !value.is_none());
+        Ok(value.map(|value| NamedOption(name, value)))
+    };
     identity(&mut context.source).netrc = environment::netrc();
-    set_headers(&mut context.source, py, options.get_item("headers")?)?;
+    set_headers(&mut context.source, py, option("headers")?)?;
+    set_certificate(&mut context.source, option("cert")?, option("key")?)?;
+    context.archive.cache_dir = environment::cache_dir();
+    if let Some(size) = environment::variable(environment::CACHE_SIZE)
+        && option("cache_size")?.is_none_or(|option| option.is_bool(true))
+    {
+        let size = PyString::new(py, &size.to_string_lossy()).into_any();
+        let limit_bytes = Some(NamedOption(environment::CACHE_SIZE, size).size()?);
+        context.enclosing_disk_cache = DiskCacheMode::Enabled { limit_bytes };
+    }
     for (name, value) in options {
+        if value.is_none() {
+            continue;
+        }
         let option = NamedOption(&name.extract::<String>()?, value);
         let is_known =
             option.set_source(&mut context.source)? || option.set_archive(&mut context)?;
         if !is_known {
             return Err(option.invalid("there is no such option"));
         }
+    }
+    if context.archive.cache_dir.is_none() {
+        context.enclosing_disk_cache = DiskCacheMode::Disabled;
     }
     context.archive.scan.connections = context.source.connections;
     context.archive.disk_cache = context.enclosing_disk_cache;
@@ -58,8 +80,7 @@ impl NamedOption<'_, '_> {
         let Self(name, value) = self;
         match *name {
             "netrc" => {
-                let path = std::path::absolute(value.extract::<PathBuf>()?);
-                identity(source).netrc = Some(self.checked(path)?);
+                identity(source).netrc = Some(self.path()?);
             }
             "endpoint_url" => source.endpoint_url = Some(value.extract()?),
             "mirrors" => source.mirror_urls = value.extract()?,
@@ -67,23 +88,17 @@ impl NamedOption<'_, '_> {
             "via" => source.via = Some(self.checked(Via::new(value.extract()?, false))?),
             "allow_insecure_redirects" => source.allow_insecure_redirects = value.extract()?,
             "cacert" => {
-                source.certificates = self.checked(Certificates::from_pem(value.extract()?))?;
+                source.certificates = self.checked(Certificates::from_pem(&self.read_file()?))?;
             }
-            "cert" => {
-                let (cert, key): (Vec<u8>, Vec<u8>) = value.extract()?;
-                let loaded = ClientCertificate::from_pem(&cert, &key);
-                identity(source).certificate = Some(self.checked(loaded)?);
+            "connections" => {
+                source.connections = value.extract::<usize>()?.clamp(1, MAX_CONNECTIONS);
             }
-            "connections" => source.connections = value.extract::<usize>()?.clamp(1, 256),
             "timeout" => {
                 source.timeout = self.checked(Duration::try_from_secs_f64(value.extract()?))?;
             }
-            "retries" => {
-                source.retry.attempts = value.extract::<u32>()?.saturating_add(1);
-                source.retry.retries_outages = false;
-            }
+            "retries" => source.retry = Retry::with_limit(Some(value.extract()?)),
             "offline" if value.is_truthy()? => source.revalidation = Revalidation::Never,
-            "headers" | "offline" => {}
+            "headers" | "cert" | "key" | "offline" => {}
             _ => return Ok(false),
         }
         Ok(true)
@@ -93,19 +108,16 @@ impl NamedOption<'_, '_> {
         let Self(name, value) = self;
         let scan = &mut context.archive.scan;
         match *name {
-            "memory" => {
-                scan.memory = value.extract()?;
-                scan.tar.limits.metadata_bytes = Limits::metadata_bytes_for(scan.memory);
-            }
-            "index_memory" => {
-                context.archive.index_memory = MemoryLimit::new(value.extract()?);
-            }
-            "cache_dir" => context.archive.cache_dir = Some(value.extract()?),
-            "cache_size" if value.is_instance_of::<PyBool>() => {
+            "memory" => scan.set_memory(self.size()?),
+            "index_memory" => context.archive.index_memory = MemoryLimit::new(self.size()?),
+            "cache_dir" | "cache_size" if self.is_bool(true) => {}
+            "cache_dir" if self.is_bool(false) => context.archive.cache_dir = None,
+            "cache_dir" => context.archive.cache_dir = Some(self.path()?),
+            "cache_size" if self.is_bool(false) => {
                 context.enclosing_disk_cache = DiskCacheMode::Disabled;
             }
             "cache_size" => {
-                let limit_bytes = Some(value.extract()?);
+                let limit_bytes = Some(self.size()?);
                 context.enclosing_disk_cache = DiskCacheMode::Enabled { limit_bytes };
             }
             "compression" => scan.compression = Some(self.parsed()?),
@@ -136,6 +148,32 @@ impl NamedOption<'_, '_> {
         Ok(true)
     }
 
+    fn is_bool(&self, expected: bool) -> bool {
+        let value = self.1.cast::<PyBool>();
+        value.is_ok_and(|value| value.is_true() == expected)
+    }
+
+    /// A number of bytes, also as the command line takes it.
+    fn size(&self) -> PyResult<u64> {
+        let value = &self.1;
+        let number = value.extract().ok();
+        if let Some(bytes) = number.filter(|_| !value.is_instance_of::<PyBool>()) {
+            return Ok(bytes);
+        }
+        let size: Size = self.checked(value.str()?.to_string_lossy().parse())?;
+        Ok(size.0)
+    }
+
+    /// An absolute path, because the process may change its directory.
+    fn path(&self) -> PyResult<PathBuf> {
+        self.checked(std::path::absolute(self.1.extract::<PathBuf>()?))
+    }
+
+    fn read_file(&self) -> PyResult<Vec<u8>> {
+        let file = File::open(self.1.extract::<PathBuf>()?);
+        self.checked(file.and_then(|file| read_at_most(file, MAX_SETTINGS_BYTES)))
+    }
+
     fn parsed<T: FromStr<Err: Display>>(&self) -> PyResult<T> {
         self.checked(self.1.extract::<String>()?.parse())
     }
@@ -159,14 +197,14 @@ fn identity(source: &mut source::Options) -> &mut Identity {
 fn set_headers(
     source: &mut source::Options,
     py: Python<'_>,
-    value: Option<Bound<'_, PyAny>>,
+    option: Option<NamedOption<'_, '_>>,
 ) -> PyResult<()> {
     let invalid = |text: String| exception(py, INVALID, &text);
     let user = UserHeaders::new(&[]).map_err(invalid)?;
     let own = user.load().map_err(invalid)?;
     let reload = user.loader();
     let identity = identity(source);
-    let Some(value) = value else {
+    let Some(NamedOption(_, value)) = option else {
         (identity.headers, identity.reload) = (own, reload);
         return Ok(());
     };
@@ -181,6 +219,21 @@ fn set_headers(
         headers.extend(reloaded.unwrap_or_else(|| own.clone()));
         Ok(headers)
     }));
+    Ok(())
+}
+
+/// Sets the client's certificate, with the key of its own file unless `key` names another one.
+fn set_certificate(
+    source: &mut source::Options,
+    cert: Option<NamedOption<'_, '_>>,
+    key: Option<NamedOption<'_, '_>>,
+) -> PyResult<()> {
+    let Some(cert) = cert else {
+        return key.map_or(Ok(()), |key| Err(key.invalid("there is no cert")));
+    };
+    let key = key.as_ref().unwrap_or(&cert).read_file()?;
+    let loaded = ClientCertificate::from_pem(&cert.read_file()?, &key);
+    identity(source).certificate = Some(cert.checked(loaded)?);
     Ok(())
 }
 

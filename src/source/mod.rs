@@ -53,7 +53,9 @@ pub use network::{
 };
 pub use open::{canonical_location, local_path, open, own_name};
 pub(crate) use open::{lacks_scheme, open_beside};
-pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, Options, Revalidation};
+pub use options::{
+    DEFAULT_CONNECTIONS, DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, MAX_CONNECTIONS, Options, Revalidation,
+};
 pub(crate) use parts::{Join, Slice};
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
 pub use registry::{

@@ -13,6 +13,12 @@ use crate::base::stats::Stats;
 /// Default timeout of a read without bytes. A server restart and a short network failure end sooner.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
+/// Default maximum number of requests in flight, enough at 60 MB/s a connection or 40 ms of round trip.
+pub const DEFAULT_CONNECTIONS: usize = 16;
+
+/// Largest maximum that a user may set.
+pub const MAX_CONNECTIONS: usize = 256;
+
 /// Default timeout for a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -131,7 +137,7 @@ impl Default for Options {
             hosts_dir: PathBuf::from(DEFAULT_HOSTS_DIR),
             known_version: None,
             revalidation: Revalidation::Required,
-            connections: 16,
+            connections: DEFAULT_CONNECTIONS,
             connect_timeout: CONNECT_TIMEOUT,
             idle_timeout: IDLE_TIMEOUT,
             timeout: DEFAULT_TIMEOUT,

@@ -440,6 +440,36 @@ def test_headers_of_the_environment_are_parsed_as_by_the_command_line(
             tarfs.open(server.url("a.tar"))
 
 
+def test_sizes_are_those_of_the_command_line(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for memory in (64 << 20, "64MiB", "64 M", "0.0625gib"):
+        assert tarfs.open(server.url("a.tar"), memory=memory).exists("table.csv")
+    for memory in ("64ib", " 64M", "1e9T", -1):
+        with pytest.raises(tarfs.InvalidArgument, match="memory: .* is not a size like"):
+            tarfs.open(server.url("a.tar"), memory=memory)
+    monkeypatch.setenv("TARFS_CACHE_SIZE", "much")
+    assert tarfs.open(server.url("a.tar"), cache_size="1G").exists("table.csv")
+    with pytest.raises(tarfs.InvalidArgument, match="TARFS_CACHE_SIZE: 'much'"):
+        tarfs.open(server.url("a.tar"))
+
+
+def test_cache_directory_is_relative_to_the_start(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TARFS_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "ignored because it is relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    tarfs.open(server.url("a.tar"), cache_dir=True)
+    assert list((tmp_path / "home/.cache/tarfs/index").glob("*.idx"))
+    archive = tarfs.open(server.url("a.tar.gz"), cache_dir="own")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert archive.open("table.csv").read(4) == b"name"
+    assert not list((tmp_path / "other").iterdir())
+
+
 # Promises: auth-netrc
 def test_netrc_file_is_relative_to_the_start(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -499,7 +529,7 @@ def test_file_is_a_raw_file_of_python(server: Server, contents: Contents) -> Non
     for call in (file.tell, file.readable, file.seekable, lambda: file.seek(0)):
         with pytest.raises(ValueError, match="closed"):
             call()
-    with pytest.raises(tarfs.InvalidArgument, match="memory: True"):
+    with pytest.raises(tarfs.InvalidArgument, match="memory: 'True'"):
         tarfs.open(server.url("a.tar.gz"), memory=True)
 
 

@@ -89,6 +89,12 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Sets the user's memory, and the limits that follow from it.
+    pub fn set_memory(&mut self, bytes: u64) {
+        self.memory = bytes;
+        self.tar.limits.metadata_bytes = tar::Limits::metadata_bytes_for(bytes);
+    }
+
     /// Returns these options with the digests that `source` names, unless they choose one explicitly.
     pub(crate) fn for_source(&self, source: &dyn Source) -> Self {
         let fingerprint = source.fingerprint();

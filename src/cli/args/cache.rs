@@ -6,10 +6,10 @@ use anyhow::Context;
 use clap::Args;
 
 use super::heading;
-use super::size::Size;
 use crate::cli::environment;
 use tarfs::Sha256;
 use tarfs::archive::TreeOrigin;
+use tarfs::internal::size::Size;
 use tarfs::locate::{OpenContext, PublishedIndexChoice};
 
 /// Location of the cache.
@@ -29,7 +29,9 @@ impl CacheDirArgs {
     pub(crate) fn directory(&self) -> anyhow::Result<PathBuf> {
         let directory = match &self.cache_dir {
             Some(directory) => directory.clone(),
-            None => environment::cache_dir()?,
+            None => environment::cache_dir().context(
+                "no place for the cache: set --cache-dir, TARFS_CACHE_DIR, XDG_CACHE_HOME or HOME",
+            )?,
         };
         // A mount leaves the current directory.
         std::path::absolute(&directory)

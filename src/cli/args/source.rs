@@ -8,13 +8,14 @@ use clap::Args;
 use super::given::GivenArgs;
 use super::heading;
 use super::server::ServerArgs;
-use super::size::{Size, count_parser, seconds_parser, size_parser};
+use super::size::{count_parser, seconds_parser, size_parser};
 use tarfs::Sha256;
 use tarfs::archive::scan::MIN_MEMORY;
 use tarfs::codec::Compression;
 use tarfs::image::Platform;
+use tarfs::internal::size::Size;
 use tarfs::locate::SourceSpec;
-use tarfs::source::HeaderArg;
+use tarfs::source::{DEFAULT_CONNECTIONS, HeaderArg, MAX_CONNECTIONS};
 
 /// Location of the archive, and how to read it.
 #[derive(Args, Clone, Debug)]
@@ -57,8 +58,8 @@ pub(crate) struct SourceArgs {
     /// Maximum number of concurrent requests
     ///
     /// tarfs sends fewer if more do not increase the throughput.
-    #[arg(long, value_name = "N", default_value_t = tarfs::fetch::DEFAULT_CONNECTIONS,
-          value_parser = count_parser::<usize>(1..=256),
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CONNECTIONS,
+          value_parser = count_parser::<usize>(1..=MAX_CONNECTIONS as u64),
           help_heading = heading::NETWORK, hide_short_help = true)]
     pub connections: usize,
 

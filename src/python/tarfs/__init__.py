@@ -11,8 +11,8 @@ line or a mount, fetch only what they read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
 
 from . import _native
 from ._archive import Archive, Entry, File, Member, Members, Shard, StrPath
@@ -27,7 +27,8 @@ from ._errors import (
     TimedOut,
     Unreachable,
 )
-from ._options import Headers, complete
+
+Headers = Union[Mapping[str, str], Callable[[], Mapping[str, str]]]
 
 __all__ = [
     "AccessDenied",
@@ -118,4 +119,4 @@ def stream(url: StrPath, **options: Any) -> Members:
     """Reads an archive once, from front to back, and keeps no index. Takes the options of :func:`open`."""
     from os import fsdecode
 
-    return Members(_native.Members.scan(fsdecode(url), complete(options)))
+    return Members(_native.Members.scan(fsdecode(url), options))

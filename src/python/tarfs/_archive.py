@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple, Union
 
 from . import _native
 from ._errors import Damaged, Error, InvalidArgument, IsADirectory
-from ._options import complete
 
 StrPath = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
@@ -117,7 +116,7 @@ class Archive:
             self._open()
 
     def _open(self) -> _native.Archive:
-        native = _native.Archive(self._url, complete(self._options), self._version)
+        native = _native.Archive(self._url, self._options, self._version)
         for note in native.notes():
             warnings.warn(f"{native.info()[0]}: {note}", stacklevel=4)
         self._native, self._pid, self._version = native, os.getpid(), native.info()[1]

@@ -35,7 +35,6 @@ from . import _native
 from . import open as open_archive
 from ._archive import Archive, Entry
 from ._errors import Damaged, InvalidArgument
-from ._options import complete
 
 #: Packed bytes of an archive for each of its shards, unless the option ``shards`` gives their number.
 SHARD_BYTES = 32 << 20
@@ -281,7 +280,7 @@ def _expand(pattern: str, options: dict[str, Any]) -> list[str]:
     if path is None:
         place = head[: head.rindex("/") + 1]
         parts = pattern[len(place) :].split("/")
-        names = [name.split("/") for name in _native.list_archives(place, complete(options))]
+        names = [name.split("/") for name in _native.list_archives(place, options)]
         found = [
             place + "/".join(name)
             for name in names

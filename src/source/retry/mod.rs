@@ -43,6 +43,16 @@ impl Default for Retry {
 }
 
 impl Retry {
+    /// The policy with at most `retries` retries of a request, also in an outage; the default one for `None`.
+    pub fn with_limit(retries: Option<u32>) -> Self {
+        let default = Self::default();
+        retries.map_or(default, |retries| Self {
+            attempts: retries.saturating_add(1),
+            retries_outages: false,
+            ..default
+        })
+    }
+
     fn pause(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(16);
         let pause = self.initial_pause.saturating_mul(1 << doublings);
