@@ -126,11 +126,6 @@ type Lines = Vec<(String, String)>;
 
 /// Formats what a user wants first: the source, the index, what is local, and errors.
 fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
-    let detached = if status.detached {
-        " (detached, still in use)"
-    } else {
-        ""
-    };
     let mut lines = Lines::new();
     let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));
     add("source", status.source.clone());
@@ -184,6 +179,16 @@ fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
     if is_verbose {
         lines.extend(detail_lines(status));
     }
+    join_lines(status, lines)
+}
+
+/// The `lines` of `status`, below its mountpoint.
+fn join_lines(status: &Status, lines: Lines) -> String {
+    let detached = if status.detached {
+        " (detached, still in use)"
+    } else {
+        ""
+    };
     let mut text = format!("{}{detached}\n", format_mountpoint(status));
     for (name, value) in lines {
         // Values name sources and files, which others may have named.

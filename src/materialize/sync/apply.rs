@@ -175,9 +175,8 @@ impl Materializer {
             Some((*path, entry))
         });
         let implied: Vec<_> = implied.collect();
-        for (path, _) in &implied {
-            self.make_room_for_directory(path);
-        }
+        let paths = implied.iter().map(|(path, _)| path);
+        paths.for_each(|path| self.make_room_for_directory(path));
         // Directories first, those above others before them, and then files in the order of their contents.
         let start = |entry: &Entry<'_>| Some(entry.pieces(0, u64::MAX).next()?.plain.start());
         entries.sort_by_key(|entry| {
@@ -196,8 +195,7 @@ impl Materializer {
             if reader.read_entry(entry, path, self)? {
                 linked.push((entry, *path, others));
             } else {
-                // The other names stay as they were, too.
-                damaged += 1;
+                damaged += 1; // The other names stay as they were, too.
             }
         }
         // The memory of one reader is free before another one starts.
