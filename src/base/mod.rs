@@ -28,7 +28,7 @@ pub use hash::span_hash;
 pub(crate) use hash::{read_overlapped, sha256, tar_checksum};
 pub(crate) use memory::budget as memory_budget;
 pub use memory::{buffer_pool, free_list, reclaim as memory_reclaim};
-pub(crate) use path::{archive_path, glob};
+pub(crate) use path::{NAME_MAX, archive_path, glob};
 pub use path::{resolve, rooted};
 pub(crate) use threads::{once_job, thread_pool};
 pub use threads::{sync, thread};

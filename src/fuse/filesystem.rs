@@ -27,6 +27,7 @@ use super::timed_out_reads::RequestedRange;
 use super::{attr, caller, listing, seek, xattr};
 use crate::archive::Volume;
 use crate::archive::directory::ArchiveDirectory;
+use crate::base::NAME_MAX;
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr::filter::XattrFilter;
@@ -40,8 +41,6 @@ const SEEK_HOLE: i32 = 4;
 
 /// Maximum number of file systems below a mount with passthrough. With 2, no overlay could be on top.
 const MAX_STACK_DEPTH: u32 = 1;
-
-const NAME_MAX_BYTES: usize = 255;
 
 /// Request of ioctl(2) that reads the flags of chattr(1) (`linux/fs.h`).
 const FS_IOC_GETFLAGS: u32 = opcode::read::<c_long>(b'f', 1);
@@ -394,7 +393,7 @@ impl Filesystem for TarFilesystem {
         {
             return reply.entry(&TTL_SCANNING, &attr, Generation(0));
         }
-        if name.len() > NAME_MAX_BYTES {
+        if name.len() > NAME_MAX {
             return reply.error(Errno::ENAMETOOLONG);
         }
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();

@@ -16,9 +16,6 @@ const MAX_DEPTH: usize = 3;
 
 const MAX_INDEXES: usize = 32;
 
-/// Maximum number of manifests in all indexes together.
-const MAX_MANIFESTS: usize = 10_000;
-
 const INDEX: &str = "index.json";
 
 /// A manifest, with the platform and names from the indexes.
@@ -213,7 +210,7 @@ impl Search<'_> {
     ) -> Result<(), Error> {
         match descriptor.kind() {
             DescriptorKind::Other => {}
-            DescriptorKind::Manifest if self.found.len() >= MAX_MANIFESTS => {
+            DescriptorKind::Manifest if self.found.len() >= documents::MAX_ENTRIES => {
                 let cause = Cause::Malformed("there are too many manifests".to_owned());
                 return Err(self.layout.error(&descriptor.blob_path(), cause));
             }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::error::{Error, MAX_LAYERS, MAX_PARTS};
+use super::error::{Error, MAX_PARTS};
 use super::glob;
 use super::spec::{SourceSpec, TreeSpec};
 use crate::archive::scan::{self, Digest, MemoryShare};
@@ -29,6 +29,7 @@ use crate::image::{self, Image, ImageOrArtifact, LayerIndexes, Layout, Platform,
 use crate::index::store::{self, Store};
 use crate::index::{Locator, MemoryLimit};
 use crate::layers::{Layer, LayeredArchive};
+use crate::source::documents::MAX_LAYERS;
 use crate::source::{
     self, Access, Fingerprint, Join, MemorySource, Repository, RetryForever, Revalidation, Slice,
     Source, SourceDirectory, location_text,

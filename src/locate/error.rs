@@ -5,9 +5,7 @@ use crate::base::sha256::Sha256;
 use crate::image;
 use crate::layers::LayeredArchiveError;
 use crate::source;
-
-/// Maximum number of layers of one tree, including those of images.
-pub(super) const MAX_LAYERS: usize = 1000;
+use crate::source::documents::MAX_LAYERS;
 
 /// Maximum number of parts of one joined source.
 pub(super) const MAX_PARTS: usize = 1000;

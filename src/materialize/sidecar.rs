@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 
+use crate::base::NAME_MAX;
 use crate::base::regular_file::foreign_writer;
 use crate::base::time::nanoseconds;
 use crate::materialize::lock::is_locked;
@@ -42,9 +43,6 @@ impl StatSnapshot {
     }
 }
 
-/// Maximum length of a file name on Linux (`NAME_MAX`).
-pub(crate) const MAX_NAME_BYTES: usize = 255;
-
 /// Opens and locks the file at `path`, and creates it if `is_new`. Fails with [`Errno::ACCESS`] when it is a
 /// link, has another name or is not a regular file, or another user could have written it; with [`Errno::WOULDBLOCK`] when another
 /// process has locked it, which the lock of the directory does not show on file systems that lock only files.
@@ -68,9 +66,7 @@ pub(crate) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
 /// The path of `.NAME` plus `suffix` beside `directory`; `None` when `directory` has no name.
 pub(crate) fn path(directory: &Path, suffix: &[u8]) -> Option<PathBuf> {
     let name = directory.file_name()?.as_bytes();
-    let name = name
-        .get(..MAX_NAME_BYTES - 1 - suffix.len())
-        .unwrap_or(name);
+    let name = name.get(..NAME_MAX - 1 - suffix.len()).unwrap_or(name);
     let name = [b".", name, suffix].concat();
     Some(directory.with_file_name(OsString::from_vec(name)))
 }

@@ -10,11 +10,11 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, fstat, renameat, renam
 use rustix::io::Errno;
 
 use super::error::{Error, StepError, WithAction, errno_of};
-use super::sidecar::MAX_NAME_BYTES;
 use super::write::{
     AttributeTarget, CHANGE_MODE, Directory, copy_attributes, default_acl_mode, is_empty,
     sync_file_system, umask,
 };
+use crate::base::NAME_MAX;
 use crate::base::mount_point::is_mount;
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
@@ -279,7 +279,7 @@ fn new_directory_mode(directory: &OwnedFd) -> Result<u32, Errno> {
 fn temporary_name(name: &[u8]) -> Vec<u8> {
     const MARK: &[u8] = b".tarfs-";
     let name = name
-        .get(..MAX_NAME_BYTES - 1 - MARK.len() - SUFFIX_LEN)
+        .get(..NAME_MAX - 1 - MARK.len() - SUFFIX_LEN)
         .unwrap_or(name);
     [b".", name, MARK, random_suffix().as_bytes()].concat()
 }
@@ -294,8 +294,8 @@ mod tests {
         assert!(name.starts_with(b".tree.tarfs-"));
         assert_eq!(name.len(), b".tree.tarfs-".len() + SUFFIX_LEN);
         assert_ne!(name, temporary_name(b"tree"));
-        let long = temporary_name(&[b'n'; MAX_NAME_BYTES]);
-        assert_eq!(long.len(), MAX_NAME_BYTES);
+        let long = temporary_name(&[b'n'; NAME_MAX]);
+        assert_eq!(long.len(), NAME_MAX);
         assert!(long.get(..20).is_some_and(|head| head.starts_with(b".nnn")));
     }
 }

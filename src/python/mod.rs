@@ -20,4 +20,6 @@ mod _native {
     use super::archive::{list_archives, local_path, own_name};
     #[pymodule_export]
     use super::members::Members;
+    #[pymodule_export]
+    const MAX_SHARDS: u32 = crate::index::MAX_SHARDS;
 }

@@ -685,6 +685,21 @@ fn profiles_are_merged_and_cut() {
 
 // Promises: profile-merge
 #[test]
+fn merged_profile_has_no_more_ranges_than_are_read() {
+    let place = Place::new();
+    for name in ["one", "other"] {
+        let ranges: Vec<_> = (0..600_000)
+            .map(|number| format!("{} 1 {name}\n", 2 * number))
+            .collect();
+        place.put(name, format!("# tarfs profile 1\n{}", ranges.concat()));
+    }
+    let merged = place.succeeds(&["profile", "one", "other"]).output;
+    let lines = merged.iter().filter(|byte| **byte == b'\n').count();
+    assert_eq!(lines, 1 + (1 << 20));
+}
+
+// Promises: profile-merge
+#[test]
 fn invalid_profile_is_not_merged() {
     let place = Place::new();
     place.put("one", "# tarfs profile 1\n0 10 a\n");

@@ -102,7 +102,7 @@ fn parse_range(line: &str) -> Option<ProfileRange> {
     Some(ProfileRange { path, offset, len })
 }
 
-/// Merges `profiles` into one of at most `max_bytes` bytes of files. Sorts the ranges by the number of bytes
+/// Merges `profiles` into one of at most `max_bytes` bytes of files and [`MAX_RANGES`] ranges. Sorts the ranges by the number of bytes
 /// before them in their own profiles. Bytes that several ranges contain come once, where they come first.
 pub(crate) fn merge_profiles(profiles: Vec<Vec<ProfileRange>>, max_bytes: u64) -> String {
     let mut ranges = Vec::new();
@@ -117,17 +117,17 @@ pub(crate) fn merge_profiles(profiles: Vec<Vec<ProfileRange>>, max_bytes: u64) -
     // A stable sort, so that equal places have the order of the profiles.
     ranges.sort_by_key(|(bytes_before, _)| *bytes_before);
     let mut text = format!("{HEADER_LINE}\n");
-    let mut left = max_bytes;
+    let (mut left, mut ranges_left) = (max_bytes, MAX_RANGES);
     let mut covered = HashMap::<ArchivePath, BTreeMap<u64, u64>>::new();
     for (_, range) in ranges {
         let (start, end) = (range.offset, range.offset.saturating_add(range.len));
         let covered = covered.entry(range.path.clone()).or_default();
         for (start, end) in cover(covered, start, end) {
             let len = (end - start).min(left);
-            if len == 0 {
+            if len == 0 || ranges_left == 0 {
                 return text;
             }
-            left -= len;
+            (left, ranges_left) = (left - len, ranges_left - 1);
             push_range(&mut text, &range.path, (start, len));
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::base::NAME_MAX;
 use crate::base::extent::Packed;
 use crate::base::resolve::{self, Component, PathError, ResolveError};
 use crate::index::arrays::{Arrays, MAX_SYMLINK_TARGET_BYTES, NameTable, push_row};
@@ -13,9 +14,6 @@ use crate::index::whiteouts::WhiteoutFormat;
 use crate::tar::MemberKind;
 
 pub(in crate::index) const ROOT: u32 = 1;
-
-/// Maximum bytes of a name: the limit of Linux.
-pub(in crate::index) const MAX_NAME_BYTES: usize = 255;
 
 /// Maximum number of pending dirty inodes; more are lost.
 const MAX_DIRTY_INODES: usize = 4096;
@@ -350,7 +348,7 @@ impl BuildTree {
     }
 
     fn check_name(&self, name: &[u8]) -> Result<(), MemberError> {
-        if name.len() > MAX_NAME_BYTES {
+        if name.len() > NAME_MAX {
             return Err(MemberError::NameTooLong);
         }
         if self.dirent_count() == NONE {

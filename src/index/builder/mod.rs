@@ -17,7 +17,8 @@ use self::forward_links::ForwardLinks;
 
 use std::mem;
 
-use self::build_tree::{BuildTree, CreatingResolver, MAX_NAME_BYTES, MemberError, Options, ROOT};
+use self::build_tree::{BuildTree, CreatingResolver, MemberError, Options, ROOT};
+use crate::base::NAME_MAX;
 use crate::base::archive_path::ArchivePath;
 use crate::base::escape::escape;
 use crate::base::extent::{Extent, Packed, Plain};
@@ -385,7 +386,7 @@ impl Builder {
         let is_hidden = self.is_hidden(directory);
         // No entry can have such a long name.
         let longest = directory.components().chain(name).map(<[u8]>::len).max();
-        let Some(name) = name.filter(|_| !is_hidden && longest <= Some(MAX_NAME_BYTES)) else {
+        let Some(name) = name.filter(|_| !is_hidden && longest <= Some(NAME_MAX)) else {
             return Ok(Placement::Whiteout);
         };
         check_path_len(directory)?;

@@ -192,11 +192,11 @@ mod tests {
 
     #[test]
     fn ledger_name_fits_for_the_longest_directory_name() {
-        let name = "n".repeat(sidecar::MAX_NAME_BYTES);
+        let name = "n".repeat(crate::base::NAME_MAX);
         let path = sidecar::path(&Path::new("/x").join(name), LEDGER_SUFFIX).expect("a name");
         assert_eq!(
             path.file_name().map(OsStr::len),
-            Some(sidecar::MAX_NAME_BYTES)
+            Some(crate::base::NAME_MAX)
         );
         assert_eq!(sidecar::path(Path::new("/"), LEDGER_SUFFIX), None);
     }

@@ -1,6 +1,8 @@
 from collections.abc import Mapping
 from typing import Any, final
 
+MAX_SHARDS: int
+
 _Row = tuple[str, str, int, int, int, int, int, str, str, str, int]
 
 @final

@@ -40,7 +40,7 @@ from ._errors import Damaged, InvalidArgument
 SHARD_BYTES = 32 << 20
 
 #: Maximum number of shards of an archive.
-MAX_SHARDS = 1 << 16
+MAX_SHARDS = _native.MAX_SHARDS
 
 #: Bytes of contents, and number of rows, of a batch.
 _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 4096

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::base::NAME_MAX;
 use crate::base::escape::is_control;
 
 /// Ends of the names of archives. Other objects are not listed.
@@ -16,8 +17,6 @@ const MAX_PATH_BYTES: usize = 32 << 20;
 
 /// Maximum number of directories between the place and an archive.
 pub(super) const MAX_DEPTH: usize = 64;
-
-const NAME_MAX_BYTES: usize = 255;
 
 /// An archive in a listing.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -100,9 +99,7 @@ pub(super) fn is_archive_name(path: &str) -> bool {
 /// Whether each part of `path` can be the name of an entry of a directory.
 fn is_valid_path(path: &str) -> bool {
     let is_name = |part: &str| {
-        !matches!(part, "" | "." | "..")
-            && part.len() <= NAME_MAX_BYTES
-            && !part.contains(is_control)
+        !matches!(part, "" | "." | "..") && part.len() <= NAME_MAX && !part.contains(is_control)
     };
     path.split('/').all(is_name) && path.split('/').count() <= MAX_DEPTH
 }
