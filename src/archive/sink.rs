@@ -28,6 +28,11 @@ pub trait Sink {
     /// Reason to stop the whole scan. The sink itself must remember a problem of a single member.
     type Error: std::fmt::Debug;
 
+    /// Whether the sink needs all payloads. Otherwise the options may let the scan skip some.
+    fn needs_payloads(&self) -> bool {
+        true
+    }
+
     /// Reports the packed format of the source.
     fn begin(&mut self, _compression: Compression) {}
 

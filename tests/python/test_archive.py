@@ -174,6 +174,34 @@ def test_member_is_a_stream(server: Server, contents: Contents) -> None:
         member.read()
 
 
+@pytest.mark.parametrize("hole", [0, 1 << 20])
+# Promises: python-damaged
+def test_stream_has_all_bytes_of_a_huge_member(tmp_path: Path, hole: int) -> None:
+    size, path = 128 << 20, tmp_path / "a.tar"
+    huge, sparse_map = tarfile.TarInfo("huge"), b""
+    if hole:
+        sparse_map = f"1\n{hole}\n{size}\n".encode().ljust(512, b"\0")
+        version = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+        names = {"GNU.sparse.name": "huge", "GNU.sparse.realsize": str(hole + size)}
+        huge.pax_headers = {**version, **names}
+    huge.size = len(sparse_map) + size
+    content = bytearray(hole + size)
+    with open(path, "wb") as file:
+        file.write(huge.tobuf(tarfile.PAX_FORMAT) + sparse_map)
+        start = file.tell()
+        for place in range(0, size, 1 << 20):
+            content[hole + place : hole + place + 8] = mark = b"%08x" % place
+            file.seek(start + place)
+            file.write(mark)
+        file.seek(start + size)
+        file.write(tarfile.TarInfo("last").tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+    members = tarfs.stream(path, memory="64MiB")
+    # A comparison by pytest would show the whole content.
+    is_whole = next(members).read() == content
+    assert is_whole
+    assert [member.name for member in members] == ["last"]
+
+
 def test_early_end_of_iteration_stops_the_reading(server: Server) -> None:
     members = tarfs.stream(server.url("a.tar"))
     next(members)

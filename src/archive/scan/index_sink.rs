@@ -47,6 +47,10 @@ pub(crate) enum IndexSinkError {
 impl Sink for IndexSink<'_> {
     type Error = IndexSinkError;
 
+    fn needs_payloads(&self) -> bool {
+        false
+    }
+
     fn begin(&mut self, compression: Compression) {
         let packed_bytes = self.packed_bytes;
         self.live_index

@@ -232,6 +232,7 @@ impl<'a, S: Sink> Scan<'a, S> {
         let fingerprint = source.fingerprint();
         let needs_all = [options.sha256, options.plain_sha256] != [Digest::Ignore; 2];
         let may_skip = options.allow_skipping
+            && !sink.needs_payloads()
             && !needs_all
             && source.access() == Access::Ranges
             && fingerprint.is_strong();

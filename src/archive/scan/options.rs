@@ -42,8 +42,9 @@ pub struct Options {
     pub reclaimers: Vec<Arc<dyn Reclaim>>,
     /// Number of threads for data that can be decoded out of order.
     pub workers: usize,
-    /// Whether to skip large payloads of an uncompressed archive, if a strong validator pins its version.
-    /// Skipped bytes have no hashes, and the source has no content ID.
+    /// Whether to skip large payloads of an uncompressed archive, if a strong validator pins its version and the
+    /// [sink](super::Sink::needs_payloads) does not need them. Skipped bytes have no hashes, and the source has no
+    /// content ID.
     pub allow_skipping: bool,
     /// Whether the sink receives [resume points](super::Sink::resume_point). Disables `saved_index`.
     pub resume_points: bool,
