@@ -1,7 +1,7 @@
 //! `tarfs sync`: the tree that it leaves, and what it writes and fetches for it.
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -348,6 +348,34 @@ fn implied_directories_of_layers_have_their_mode_under_any_umask() {
         sync(&["-q"]);
         ["d", "d/e", "gone"].into_iter().for_each(is_right);
         assert_eq!(sync(&["--dry-run"]), "", "{mode:o}");
+    }
+}
+
+// Promises: sync-mounts
+#[test]
+fn nothing_is_changed_behind_a_link_that_cannot_be_removed() {
+    let place = Place::new();
+    let archive = Archive::new().file("p/q/z", "new");
+    place.put("a.tar", archive.clone().end());
+    oci(&[Image::new("i:1", vec![archive.end()])]).write(&place.path("layout"));
+    fs::create_dir_all(place.path("sd/priv/q")).expect("made");
+    symlink("priv", place.path("sd/p")).expect("made");
+    place.give_to_user();
+    let closed = Permissions::from_mode(0o700);
+    fs::set_permissions(place.path("sd/priv/q"), closed).expect("root");
+    // In a sticky directory of another user, only the owner of a link removes it.
+    lchown(place.path("sd/p"), Some(5), Some(5)).expect("root");
+    chown(place.path("sd"), Some(6), Some(6)).expect("root");
+    fs::set_permissions(place.path("sd"), Permissions::from_mode(0o1777)).expect("root");
+    for source in ["a.tar", "oci:layout"] {
+        let mut sync = place.command_of_user("./tarfs");
+        let output = sync.args(["sync", "-q", source, "sd"]).output();
+        let output = output.expect("started");
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(!place.path("sd/priv/q/z").exists(), "{source}");
+        let found = fs::metadata(place.path("sd/priv/q")).expect("there");
+        assert_eq!(found.mode() & 0o7777, 0o700, "{source}");
+        assert!(place.path("sd/p").is_symlink());
     }
 }
 

@@ -319,8 +319,7 @@ impl Materializer {
         const ACTION: &str = "open its directory";
         let destination = &mut self.tree.destination;
         match destination.resolve_directory(parent_of(path), IfMissing::Fail) {
-            Ok(parent) if parent.resolved_path_of(name_of(path)).is_none() => Ok(parent),
-            Ok(_) => Err(Errno::LOOP).with_action(ACTION),
+            Ok(parent) => Ok(parent),
             Err(ResolveError::Path(_)) => Err(Errno::NOTDIR).with_action(ACTION),
             Err(ResolveError::Tree(error)) => Err(error),
         }

@@ -148,6 +148,10 @@ impl Destination {
                     let made = self.resolver(missing).imply(&here, name);
                     made.map_err(ResolveError::Tree)?
                 }
+                // An update replaces a link on its way, and goes no other way if it cannot.
+                Component::Link(_) if self.context.replace_rules.get().is_some() => {
+                    return Err(ResolveError::Path(resolve::PathError::NotADirectory));
+                }
                 Component::Other => {
                     return Err(ResolveError::Path(resolve::PathError::NotADirectory));
                 }
