@@ -56,6 +56,11 @@ fn verbs_that_read_by_an_index_report_members_missing_in_the_tree() {
     let place = TestDir::new(&["out"]);
     let archive = Archive::new().file("../out", "1").file("in", "2").end();
     place.put("a.tar", archive);
+    // A scheduler may repeat a shard whose status is not 0.
+    for shard in ["1/2", "2/2"] {
+        let output = place.tarfs(&["shard", "write", "-q", "a.tar", shard, "-C", "out"]);
+        assert!(output.status.success(), "{}", stderr_text(&output));
+    }
     for verb in [
         &["cat", "a.tar", "in"][..],
         &["cat", "a.tar", "in", "none"],
@@ -63,8 +68,6 @@ fn verbs_that_read_by_an_index_report_members_missing_in_the_tree() {
         &["find", "a.tar"],
         &["index", "-q", "a.tar"],
         &["shard", "plan", "--shards=2", "a.tar"],
-        &["shard", "write", "-q", "a.tar", "1/2", "-C", "out"],
-        &["shard", "write", "-q", "a.tar", "2/2", "-C", "out"],
         &["shard", "finish", "-q", "a.tar", "-C", "out"],
         &["shard", "tar", "a.tar"],
         &["sync", "-q", "a.tar", "out"],

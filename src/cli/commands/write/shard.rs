@@ -187,7 +187,11 @@ fn write(
         };
         (shards::whether_complete(read), finished)
     });
-    output.end(written.map(|code| output::report_problems(&index, code)))
+    // Members that are not in the tree are in no shard.
+    output.end(written.map(|code| match shard {
+        Some(_) => code,
+        None => output::report_problems(&index, code),
+    }))
 }
 
 fn tar(args: &TarArgs) -> anyhow::Result<ExitCode> {
