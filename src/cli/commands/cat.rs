@@ -13,7 +13,7 @@ use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
 use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::ui::output;
-use tarfs::archive::{TreeOrigin, Volume};
+use tarfs::archive::{ReadError, TreeOrigin, Volume};
 use tarfs::index::Ino;
 use tarfs::index::store::RowsToLoad;
 use tarfs::tree::{FileKind, IndexTree};
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
     let index = index.context("the archive is not indexed")?;
     let tree = IndexTree::new(index, false);
     let mut output = output::binary_stdout()?;
-    let mut code = ExitCode::SUCCESS;
+    let mut status = 0;
     for path in &args.paths {
         let path = path.as_bytes();
         let printed = find(&tree, path).and_then(|ino| print(&volume, ino, &mut output));
@@ -56,9 +56,13 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
             Err(Failure::Output(error)) => {
                 return Err(error).context("cannot write the output");
             }
-            Err(Failure::File(error)) => {
-                code = ExitCode::from(exit_status::PARTIAL);
+            Err(Failure::Path(error)) => {
+                status = exit_status::PARTIAL.max(status);
                 operands::report_entry(path, &error);
+            }
+            Err(Failure::Content(error)) => {
+                status = exit_status::FAILURE.max(status);
+                operands::report_entry(path, &io::Error::other(error));
             }
         }
     }
@@ -67,6 +71,7 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
             Err(error).context("cannot write the output")
         }
         _ => {
+            let code = ExitCode::from(status);
             let report = |index: &_| output::report_problems(index, code);
             Ok(tree.index().read(report).unwrap_or(code))
         }
@@ -75,14 +80,17 @@ pub(crate) fn run(args: &CatArgs) -> anyhow::Result<ExitCode> {
 
 /// Why a file is not printed.
 enum Failure {
-    File(io::Error),
+    /// No file has this path.
+    Path(io::Error),
+    /// The content is damaged, cut or unavailable.
+    Content(ReadError),
     Output(io::Error),
 }
 
 /// The regular file at `path`.
 fn find(tree: &IndexTree, path: &[u8]) -> Result<Ino, Failure> {
-    let found = tree.resolve(path, true).map_err(Failure::File)?;
-    let refuse = |text: &str| Err(Failure::File(io::Error::other(text.to_owned())));
+    let found = tree.resolve(path, true).map_err(Failure::Path)?;
+    let refuse = |text: &str| Err(Failure::Path(io::Error::other(text.to_owned())));
     match found.kind {
         FileKind::File => u32::try_from(found.inode)
             .map(Ino)
@@ -96,7 +104,7 @@ fn print(volume: &Arc<dyn Volume>, ino: Ino, output: &mut impl Write) -> Result<
     let mut offset = 0;
     loop {
         let read = volume.read_before_cut(ino, offset, READ_BYTES);
-        let bytes = read.map_err(|error| Failure::File(io::Error::other(error)))?;
+        let bytes = read.map_err(Failure::Content)?;
         if bytes.is_empty() {
             return Ok(());
         }
