@@ -111,8 +111,14 @@ impl Outcome {
 
     #[track_caller]
     pub(crate) fn failure(self, words: &[&str]) -> String {
+        self.failure_of(2, words)
+    }
+
+    /// The error line of a run that ends with `code`. It contains each of `words` once.
+    #[track_caller]
+    pub(crate) fn failure_of(self, code: i32, words: &[&str]) -> String {
         let text = self.complaints;
-        assert_eq!(self.code, 2, "{text}");
+        assert_eq!(self.code, code, "{text}");
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(text.starts_with("tarfs: "), "{text}");
         for word in words {
