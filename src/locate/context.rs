@@ -416,12 +416,17 @@ impl OpenContext {
         )?)
     }
 
-    /// Opens the archive or part at `spec`.
+    /// Opens the archive or part at `spec`. The manifest of an artifact must have the expected digest.
     ///
     /// # Errors
-    /// It is an image, or unreachable, or not of the expected kind.
+    /// It is an image, or unreachable, or not of the expected kind or digest.
     pub fn open_source(&self, spec: &SourceSpec) -> Result<Arc<dyn Source>, Error> {
-        self.open_part(spec, enclosing_share(spec.enclosing_archives()))
+        let share = enclosing_share(spec.enclosing_archives());
+        if !spec.is_in_registry() {
+            return self.open_part(spec, share);
+        }
+        let expected = self.expected_sha256;
+        archive_of(self.open_image_or_artifact(spec, expected, share)?.0)
     }
 
     fn open_part(&self, spec: &SourceSpec, share: MemoryShare) -> Result<Arc<dyn Source>, Error> {
@@ -429,10 +434,7 @@ impl OpenContext {
             SourceSpec::Plain(location) => self.network.block_on(self.open_location(location)),
             SourceSpec::Join(parts) => self.open_join(parts, share),
             SourceSpec::Image { .. } => Err(Error::ImageAsArchive),
-            SourceSpec::Registry(name) => match self.open_in_registry(name)?.0 {
-                ImageOrArtifact::Image(_) => Err(Error::ImageAsArchive),
-                ImageOrArtifact::Artifact { archive, .. } => Ok(archive),
-            },
+            SourceSpec::Registry(name) => archive_of(self.open_in_registry(name)?.0),
             SourceSpec::Member { outer, .. } | SourceSpec::Slice { outer, .. }
                 if outer.is_stdin() =>
             {
@@ -587,6 +589,13 @@ impl OpenContext {
 /// The memory of each of `count` enclosing archives.
 fn enclosing_share(count: u64) -> MemoryShare {
     MemoryShare::Enclosing { count }
+}
+
+fn archive_of(opened: ImageOrArtifact) -> Result<Arc<dyn Source>, Error> {
+    match opened {
+        ImageOrArtifact::Image(_) => Err(Error::ImageAsArchive),
+        ImageOrArtifact::Artifact { archive, .. } => Ok(archive),
+    }
 }
 
 fn open_slice(

@@ -30,7 +30,7 @@ const MAX_PENDING_MESSAGES: usize = 16;
 enum Message {
     Member(Box<Member>),
     Piece(Vec<u8>),
-    /// The end of a content, and what is wrong with it.
+    /// The end of a content or of the archive, and its damage.
     End(Option<String>),
     /// The end of the archive, or why it cannot be read further.
     Over(Result<(), Box<dyn StdError + Send + Sync>>),
@@ -65,6 +65,7 @@ impl Members {
                 contents: ContentSink::new(output.clone(), Selection::default(), None),
                 output,
                 damage: None,
+                first_damage: None,
             };
             let result = work(&mut sink);
             // The caller may be gone, which is the error then.
@@ -83,13 +84,14 @@ impl Members {
     fn scan(py: Python<'_>, url: OsString, options: &Bound<'_, PyDict>) -> PyResult<Self> {
         let spec = SourceSpec::from(url);
         let context = options::context(py, &spec, options)?;
+        let scan_options = context.archive_options(&spec.clone().into(), false).scan;
         let own = context.clone();
         let source = call(py, move || own.open_source(&spec))?;
         let source = source.map_err(|error| of_error(py, &error))?;
         Self::start(move |sink| {
-            let (options, stats) = (&context.archive.scan, &context.source.stats);
-            scan::scan(&source, options, &context.network, stats, sink)?;
-            Ok(())
+            let (network, stats) = (&context.network, &context.source.stats);
+            let summary = scan::scan(&source, &scan_options, network, stats, sink)?;
+            Ok(sink.report_lost_members(source.location(), summary.damages)?)
         })
     }
 
@@ -139,6 +141,18 @@ struct MemberSink {
     contents: ContentSink<Sender>,
     output: Sender,
     damage: Option<String>,
+    first_damage: Option<String>,
+}
+
+impl MemberSink {
+    /// Reports the number of damaged places of the archive, where members may be lost.
+    fn report_lost_members(&mut self, location: &str, damages: u64) -> Result<(), Error> {
+        let Some(first) = self.first_damage.take().filter(|_| damages > 0) else {
+            return Ok(());
+        };
+        let text = format!("{location}: members may be lost at {damages} damaged places: {first}");
+        self.output.send(Message::End(Some(text)))
+    }
 }
 
 impl Sink for MemberSink {
@@ -166,6 +180,7 @@ impl Sink for MemberSink {
     fn warning(&mut self, _text: &str) {}
 
     fn damage(&mut self, _offset: Plain, text: &str) {
+        self.first_damage.get_or_insert_with(|| text.to_owned());
         self.damage = Some(text.to_owned());
     }
 }

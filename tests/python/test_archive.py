@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import os
 import pickle
@@ -200,6 +201,28 @@ def test_stream_has_all_bytes_of_a_huge_member(tmp_path: Path, hole: int) -> Non
     is_whole = next(members).read() == content
     assert is_whole
     assert [member.name for member in members] == ["last"]
+
+
+# Promises: python-damaged, expect-digest
+def test_stream_raises_at_its_end_if_it_is_damaged(server: Server, tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {name: name.encode() for name in "abc"})
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert len(list(tarfs.stream(path, sha256=digest))) == 3
+    damaged = bytearray(path.read_bytes())
+    damaged[1024 + 150] ^= 1
+    (tmp_path / "lost.tar").write_bytes(damaged)
+    for place, options, names, text in [
+        (path, {"sha256": "0" * 64}, "abc", "0000"),
+        (server.url("a.tar.gz"), {"sha256": "0" * 64}, None, "0000"),
+        (tmp_path / "lost.tar", {}, "ac", "members may be lost at"),
+    ]:
+        found = []
+        with pytest.raises(tarfs.Damaged, match=text):
+            for member in tarfs.stream(place, **options):
+                found.append(member.name)
+                if names:
+                    assert member.read() == member.name.encode()
+        assert names is None or found == list(names)
 
 
 def test_early_end_of_iteration_stops_the_reading(server: Server) -> None:

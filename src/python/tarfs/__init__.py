@@ -116,7 +116,10 @@ def open(
 
 
 def stream(url: StrPath, **options: Any) -> Members:
-    """Reads an archive once, from front to back, and keeps no index. Takes the options of :func:`open`."""
+    """Reads an archive once, from front to back, and keeps no index. Takes the options of :func:`open`.
+
+    After the last member, :class:`Damaged` is raised if members may be lost, or if ``sha256`` differs.
+    """
     from os import fsdecode
 
     return Members(_native.Members.scan(fsdecode(url), options))
