@@ -81,6 +81,23 @@ fn verbs_that_read_by_an_index_report_members_missing_in_the_tree() {
     assert_eq!(std::fs::read(place.path("out/in")).expect("written"), b"2");
 }
 
+// Promises: damaged-header, verify-checks
+#[test]
+fn verify_reports_members_missing_in_the_tree() {
+    let archive = Archive::new()
+        .file("../out", "1")
+        .file("in", "2")
+        .hard_link("linked", "lost");
+    let place = place_with(&archive.end());
+    let output = place.tarfs(&["verify", "-q", "a.tar"]);
+    let said = stderr_text(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(output.stdout.starts_with(b"a.tar: not good\n"), "{said}");
+    for path in ["out", "linked"] {
+        assert!(said.contains(&format!("tarfs: a.tar: {path}: ")), "{said}");
+    }
+}
+
 // Promises: damaged-header, truncated-allowed, select-dry-run
 #[test]
 fn materialize_reports_damage_alike_for_each_destination() {

@@ -1,4 +1,4 @@
-//! Sink that verifies an archive: counts members, compares spans with an index, and indexes a layer.
+//! Sink that verifies an archive: counts members, compares spans with an index, and builds another one.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ pub struct VerifySink {
     pub compression: Option<Compression>,
     /// Number of members found so far.
     pub members: u64,
-    /// Receives the members of a layer.
-    pub layer: Option<Builder>,
+    /// Receives the members, and finds those that are not in the tree.
+    pub builder: Option<Builder>,
     warnings: Findings,
     comparison: Option<IndexComparison>,
 }
@@ -173,7 +173,7 @@ impl Sink for VerifySink {
     }
 
     fn member(&mut self, member: Member) -> Result<(), TooMuchMemory> {
-        if let Some(builder) = &mut self.layer {
+        if let Some(builder) = &mut self.builder {
             // The index records a refused member as a problem.
             builder.add_member(&member).ok();
             builder.check_memory()?;

@@ -74,10 +74,11 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let source = TreeSpec::from(args.source.source.clone());
     let sources = context.open_sources(&source)?;
     let scan_options = context.archive_options(&source, sources.is_layered).scan;
-    let mut tree = sources.is_layered.then(|| VerifiedLayers {
+    let mut tree = VerifiedTree {
         indexes: Vec::new(),
         limit,
-    });
+        whiteouts: sources.is_layered.then_some(WhiteoutFormat::Oci),
+    };
     let mut reports = Vec::new();
     for layer in sources.layers {
         let stats = Arc::new(Stats::default());
@@ -86,15 +87,13 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
             args,
             &layer,
             index,
-            tree.as_mut(),
+            &mut tree,
             &scan_options,
             &context.network,
             &stats,
         ));
     }
-    if let Some(tree) = &tree {
-        tree.add_problems(&mut reports);
-    }
+    tree.add_problems(&mut reports);
     for report in &mut reports {
         report.is_good = report.problems.is_empty();
         print_report(report, args.json.is_set)?;
@@ -106,28 +105,38 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The layers of an image, which are verified in sequence.
+/// The archive, or the layers of an image, which are verified in sequence.
 #[derive(Debug)]
-struct VerifiedLayers {
-    /// Indexes of the verified layers, from the bottom.
+struct VerifiedTree {
+    /// Indexes of the verified archives, from the bottom layer.
     indexes: Vec<Index>,
     /// Memory limit for all indexes together.
     limit: MemoryLimit,
+    /// Format of whiteouts in the layers of an image.
+    whiteouts: Option<WhiteoutFormat>,
 }
 
-impl VerifiedLayers {
+impl VerifiedTree {
     fn builder(&self) -> Builder {
         let builder = Builder::new(index::Options {
-            whiteouts: Some(WhiteoutFormat::Oci),
+            whiteouts: self.whiteouts,
             ..index::Options::default()
         });
         builder.with_memory_limit(&self.limit)
     }
 
-    /// Adds the problems of each layer that appear only in the merged tree.
+    /// Adds the members that are not in the tree, for an image those that appear only in the merged one.
     fn add_problems(&self, reports: &mut [Report]) {
+        let Some(whiteouts) = self.whiteouts else {
+            for (report, index) in reports.iter_mut().zip(&self.indexes) {
+                let named = index.problems();
+                report.problems.extend(named.iter().map(ToString::to_string));
+                report.add_unnamed_problems(index, named.len());
+            }
+            return;
+        };
         let indexes: Vec<_> = self.indexes.iter().collect();
-        let merged = match merge(&indexes, WhiteoutFormat::Oci, &self.limit) {
+        let merged = match merge(&indexes, whiteouts, &self.limit) {
             Ok(merged) => merged,
             Err(error) => {
                 let last = reports.last_mut();
@@ -139,23 +148,29 @@ impl VerifiedLayers {
                 report.problems.push(problem.to_string());
             }
         }
-        let named = merged.problems.len() as u64;
-        let more = merged.index.problem_count().saturating_sub(named);
-        if more > 0
-            && let Some(last) = reports.last_mut()
-        {
-            let text = format!("{more} more members of the image are not in its tree");
-            last.problems.push(text);
+        if let Some(last) = reports.last_mut() {
+            last.add_unnamed_problems(&merged.index, merged.problems.len());
         }
     }
 }
 
-/// Verifies `layer`, and compares it with `index` if given. Adds the index of a layer to `layers`.
+impl Report {
+    /// Adds the number of problems of `index` beyond the `named` ones.
+    fn add_unnamed_problems(&mut self, index: &Index, named: usize) {
+        let more = index.problem_count().saturating_sub(named as u64);
+        if more > 0 {
+            let text = format!("{more} more members are not in the tree");
+            self.problems.push(text);
+        }
+    }
+}
+
+/// Verifies `layer`, and compares it with `index` if given. Adds its own index to `tree`.
 fn verify(
     args: &VerifyArgs,
     Layer { source, digest, .. }: &Layer,
     index: Option<Index>,
-    layers: Option<&mut VerifiedLayers>,
+    tree: &mut VerifiedTree,
     scan_options: &scan::Options,
     network: &Handle,
     stats: &Arc<Stats>,
@@ -170,7 +185,7 @@ fn verify(
     let mut check = index.map_or_else(VerifySink::default, |index| {
         VerifySink::with_index(Arc::new(index))
     });
-    check.layer = layers.as_ref().map(|layers| layers.builder());
+    check.builder = Some(tree.builder());
     let scanned = {
         let task = ProgressOptions {
             verb: "verifying",
@@ -181,7 +196,7 @@ fn verify(
         let _progress = progress::start(task, args.quiet.is_set);
         scan::scan(source, &options, network, stats, &mut check)
     };
-    let layer = check.layer.take();
+    let builder = check.builder.take();
     let mut report = Report {
         source: source.location().to_owned(),
         is_good: false,
@@ -194,8 +209,8 @@ fn verify(
         warnings: check.warnings(),
     };
     let sha256 = add_findings(&mut report, scanned, check, plain_digest, stats);
-    if let (Some(layers), Some(builder)) = (layers, layer) {
-        layers.indexes.push(builder.finish(Origin::default()));
+    if let Some(builder) = builder {
+        tree.indexes.push(builder.finish(Origin::default()));
     }
     let requested = match *digest {
         Digest::Expect(digest) => Some(digest),
