@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict};
 
-use super::error::{ACCESS_DENIED, INVALID, NOT_FOUND, exception, of_error};
+use super::error::{ACCESS_DENIED, DAMAGED, INVALID, NOT_FOUND, exception, of_error};
 use super::members::Members;
 use super::opened::{MAX_READ_BYTES, Opened};
 use super::options;
@@ -187,7 +187,7 @@ impl Archive {
     }
 
     /// Writes shard `number` of `count` below `directory`, or finishes the tree of all shards if `number` is 0.
-    /// Returns the numbers of entries and bytes.
+    /// Returns the numbers of entries and bytes. A finished tree may lack members, which is an error.
     fn write_shard(
         &self,
         py: Python<'_>,
@@ -205,6 +205,12 @@ impl Archive {
                 .map_or(Ok(shown), |archive| archive.get(py))?,
         );
         let plan = shards(py, &opened, count)?;
+        let location = &shown.location;
+        let missing = if number == 0 {
+            opened.index.problem_count()
+        } else {
+            0
+        };
         let path = PathBuf::from(directory);
         let (destination, stats) = (path.clone(), Arc::clone(&opened.stats));
         let open = move || Materializer::new(&destination, Options::for_this_user(), stats);
@@ -214,6 +220,11 @@ impl Archive {
         let summary = call(py, move || opened.materialize(writer, &plan, number))?;
         let summary = summary.map_err(|error| of_error(py, &*error))?;
         match (summary.problems.first(), summary.errors) {
+            (None, 0) if missing > 0 => {
+                let text =
+                    format!("{location}: members that are damaged or not in the tree: {missing}");
+                Err(exception(py, DAMAGED, &text))
+            }
             (None, 0) => Ok((summary.entries, summary.bytes)),
             (Some(problem), _) => Err(of_error(py, problem)),
             (None, errors) => {

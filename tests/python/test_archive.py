@@ -737,6 +737,16 @@ def test_content_is_never_silently_short() -> None:
             member.read()
 
 
+# Promises: shard-finish
+def test_finished_tree_without_all_members_raises(tmp_path: Path) -> None:
+    archive = tarfs.open(write_tar(tmp_path / "a.tar", {"../out": b"1", "in": b"2"}))
+    (tmp_path / "out").mkdir()
+    archive.write_shard(tmp_path / "out", 1, 1)
+    with pytest.raises(tarfs.Damaged, match="not in the tree: 1"):
+        archive.finish_shards(tmp_path / "out")
+    assert (tmp_path / "out/in").read_bytes() == b"2"
+
+
 # Promises: python-errors
 def test_materialize_that_cannot_write_raises(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):

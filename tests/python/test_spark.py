@@ -137,6 +137,14 @@ def test_materialize_writes_the_tree(spark: SparkSession, url: str, tmp_path: Pa
     assert (tmp_path / "out/data").stat().st_mtime == 1_600_000_000
 
 
+# Promises: spark-materialize
+def test_materialize_without_all_members_raises(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {"../out": b"1", "in": b"2"})
+    with pytest.raises(tarfs.Damaged, match="not in the tree: 1"):
+        tarfs.spark.materialize(spark, str(path), str(tmp_path / "out"), shards=1)
+    assert (tmp_path / "out/in").read_bytes() == b"2"
+
+
 def read(spark: SparkSession, *paths: object, schema: str = "", **options: object) -> DataFrame:
     reader = spark.read.format("tarfs").options(**options)
     return (reader.schema(schema) if schema else reader).load([*map(str, paths)])

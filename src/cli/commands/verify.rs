@@ -130,7 +130,9 @@ impl VerifiedTree {
         let Some(whiteouts) = self.whiteouts else {
             for (report, index) in reports.iter_mut().zip(&self.indexes) {
                 let named = index.problems();
-                report.problems.extend(named.iter().map(ToString::to_string));
+                report
+                    .problems
+                    .extend(named.iter().map(ToString::to_string));
                 report.add_unnamed_problems(index, named.len());
             }
             return;

@@ -220,7 +220,10 @@ class Archive:
         return self._handle.write_shard(os.fsdecode(directory), _number(number, count), count)
 
     def finish_shards(self, directory: StrPath) -> None:
-        """Finishes a tree that all shards have written: its hard links, and the attributes of directories."""
+        """Finishes a tree that all shards have written: its hard links, and the attributes of directories.
+
+        Then it raises :class:`tarfs.Damaged` if members are damaged or not in the tree.
+        """
         self._handle.write_shard(os.fsdecode(directory), 0, 1)
 
     def counters(self) -> dict[str, int]:

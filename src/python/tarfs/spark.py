@@ -96,6 +96,7 @@ def materialize(
     """Writes an archive below a directory that all executors share. Returns the number of bytes.
 
     Each task writes one shard. Then this process finishes the tree. A task that Spark repeats writes the same.
+    At its end it raises :class:`tarfs.Damaged` if members are damaged or not in the tree.
     """
     os.makedirs(directory, exist_ok=True)
     archive = open_archive(url, **options)
