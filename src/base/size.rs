@@ -6,6 +6,23 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Size(pub u64);
 
+impl Size {
+    /// Returns this size if it is not less than `min` bytes.
+    ///
+    /// # Errors
+    /// A text for the user with the minimum.
+    pub fn at_least(self, min: u64) -> Result<Self, String> {
+        if self.0 >= min {
+            return Ok(self);
+        }
+        let (min, unit) = match min {
+            bytes if bytes.is_multiple_of(1 << 20) => (bytes >> 20, "MiB"),
+            bytes => (bytes >> 10, "KiB"),
+        };
+        Err(format!("the smallest valid value is {min}{unit}"))
+    }
+}
+
 impl FromStr for Size {
     type Err = String;
 

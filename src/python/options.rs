@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::fs::File;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use pyo3::types::{PyBool, PyDict, PyString};
 
 use super::error::{INVALID, exception};
 use super::process::{resources, runtime};
+use crate::archive::scan::MIN_MEMORY;
 use crate::archive::{DiskCacheMode, TreeOrigin};
 use crate::base::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
 use crate::base::environment;
@@ -20,8 +22,8 @@ use crate::base::thread::processors;
 use crate::index::MemoryLimit;
 use crate::locate::{OpenContext, PublishedIndexChoice, SourceSpec};
 use crate::source::{
-    self, Certificates, ClientCertificate, HeaderLoader, Identity, MAX_CONNECTIONS, Retry,
-    Revalidation, UserHeaders, Via,
+    self, CONNECTIONS, Certificates, ClientCertificate, HeaderLoader, Identity, RETRIES, Retry,
+    Revalidation, TIMEOUT_SECONDS, UserHeaders, Via,
 };
 
 /// Settings to open `spec` by `options` and the environment, as for the command line. An option that is `None` has no effect.
@@ -91,12 +93,20 @@ impl NamedOption<'_, '_> {
                 source.certificates = self.checked(Certificates::from_pem(&self.read_file()?))?;
             }
             "connections" => {
-                source.connections = value.extract::<usize>()?.clamp(1, MAX_CONNECTIONS);
+                let connections = value.extract().ok();
+                let number = |&connections: &usize| connections as u64;
+                source.connections = self.in_range(connections, number, &CONNECTIONS)?;
             }
             "timeout" => {
-                source.timeout = self.checked(Duration::try_from_secs_f64(value.extract()?))?;
+                let timeout = value.extract().ok().map(Duration::try_from_secs_f64);
+                let timeout = timeout.and_then(Result::ok);
+                source.timeout = self.in_range(timeout, Duration::as_secs, &TIMEOUT_SECONDS)?;
             }
-            "retries" => source.retry = Retry::with_limit(Some(value.extract()?)),
+            "retries" => {
+                let retries =
+                    self.in_range(value.extract().ok(), |&n: &u32| u64::from(n), &RETRIES)?;
+                source.retry = Retry::with_limit(Some(retries));
+            }
             "offline" if value.is_truthy()? => source.revalidation = Revalidation::Never,
             "headers" | "cert" | "key" | "offline" => {}
             _ => return Ok(false),
@@ -108,7 +118,7 @@ impl NamedOption<'_, '_> {
         let Self(name, value) = self;
         let scan = &mut context.archive.scan;
         match *name {
-            "memory" => scan.set_memory(self.size()?),
+            "memory" => scan.set_memory(self.checked(Size(self.size()?).at_least(MIN_MEMORY))?.0),
             "index_memory" => context.archive.index_memory = MemoryLimit::new(self.size()?),
             "cache_dir" | "cache_size" if self.is_bool(true) => {}
             "cache_dir" if self.is_bool(false) => context.archive.cache_dir = None,
@@ -162,6 +172,18 @@ impl NamedOption<'_, '_> {
         }
         let size: Size = self.checked(value.str()?.to_string_lossy().parse())?;
         Ok(size.0)
+    }
+
+    /// Returns `value` if its `number` is in `range`.
+    fn in_range<T>(
+        &self,
+        value: Option<T>,
+        number: impl Fn(&T) -> u64,
+        range: &RangeInclusive<u64>,
+    ) -> PyResult<T> {
+        let value = value.filter(|value| range.contains(&number(value)));
+        let (start, end) = (range.start(), range.end());
+        value.ok_or_else(|| self.invalid(&format!("expected a number from {start} to {end}")))
     }
 
     /// An absolute path, because the process may change its directory.

@@ -54,7 +54,8 @@ pub use network::{
 pub use open::{canonical_location, local_path, open, own_name};
 pub(crate) use open::{lacks_scheme, open_beside};
 pub use options::{
-    DEFAULT_CONNECTIONS, DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, MAX_CONNECTIONS, Options, Revalidation,
+    CONNECTIONS, DEFAULT_CONNECTIONS, DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, Options, RETRIES,
+    Revalidation, TIMEOUT_SECONDS,
 };
 pub(crate) use parts::{Join, Slice};
 pub use read_handle::{Continuation, ReadHandle, RetryForever};

@@ -1,5 +1,6 @@
 //! Options to open a source.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +17,14 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 /// Default maximum number of requests in flight, enough at 60 MB/s a connection or 40 ms of round trip.
 pub const DEFAULT_CONNECTIONS: usize = 16;
 
-/// Largest maximum that a user may set.
-pub const MAX_CONNECTIONS: usize = 256;
+/// Range of the maximum number of requests in flight.
+pub const CONNECTIONS: RangeInclusive<u64> = 1..=256;
+
+/// Range of the timeout, in seconds.
+pub const TIMEOUT_SECONDS: RangeInclusive<u64> = 1..=86_400;
+
+/// Range of the number of retries.
+pub const RETRIES: RangeInclusive<u64> = 0..=1_000_000;
 
 /// Default timeout for a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

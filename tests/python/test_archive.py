@@ -505,6 +505,21 @@ def test_sizes_are_those_of_the_command_line(
         tarfs.open(server.url("a.tar"))
 
 
+# Promises: python-errors
+def test_options_have_the_ranges_of_the_command_line(server: Server) -> None:
+    for name, values, text in [
+        ("connections", (0, -1, 257, 10**30, "4"), "from 1 to 256"),
+        ("timeout", (0, -1, 0.5, 86_401, float("nan"), float("inf"), "1"), "from 1 to 86400"),
+        ("retries", (-1, 1_000_001, 0.5), "from 0 to 1000000"),
+        ("memory", ("1MiB", 0, (32 << 20) - 1), "the smallest valid value is 32MiB"),
+    ]:
+        for value in values:
+            with pytest.raises(tarfs.InvalidArgument, match=f"{name}: .*{text}"):
+                tarfs.open(server.url("a.tar"), **{name: value})
+    options = {"connections": 256, "timeout": 1.5, "retries": 0, "memory": "32MiB"}
+    assert tarfs.open(server.url("a.tar"), **options).exists("table.csv")
+
+
 def test_cache_directory_is_relative_to_the_start(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

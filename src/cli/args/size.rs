@@ -6,17 +6,7 @@ use tarfs::internal::size::Size;
 
 /// Parses a size of at least `min` bytes.
 pub(super) fn size_parser(min: u64) -> impl Fn(&str) -> Result<Size, String> + Clone {
-    move |text| {
-        let size: Size = text.parse()?;
-        if size.0 >= min {
-            return Ok(size);
-        }
-        let (min, unit) = match min {
-            bytes if bytes.is_multiple_of(1 << 20) => (bytes >> 20, "MiB"),
-            bytes => (bytes >> 10, "KiB"),
-        };
-        Err(format!("the smallest valid value is {min}{unit}"))
-    }
+    move |text| text.parse::<Size>()?.at_least(min)
 }
 
 pub(crate) fn seconds_parser(

@@ -15,7 +15,7 @@ use tarfs::codec::Compression;
 use tarfs::image::Platform;
 use tarfs::internal::size::Size;
 use tarfs::locate::SourceSpec;
-use tarfs::source::{DEFAULT_CONNECTIONS, HeaderArg, MAX_CONNECTIONS};
+use tarfs::source::{CONNECTIONS, DEFAULT_CONNECTIONS, HeaderArg, RETRIES, TIMEOUT_SECONDS};
 
 /// Location of the archive, and how to read it.
 #[derive(Args, Clone, Debug)]
@@ -59,7 +59,7 @@ pub(crate) struct SourceArgs {
     ///
     /// tarfs sends fewer if more do not increase the throughput.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CONNECTIONS,
-          value_parser = count_parser::<usize>(1..=MAX_CONNECTIONS as u64),
+          value_parser = count_parser::<usize>(CONNECTIONS),
           help_heading = heading::NETWORK, hide_short_help = true)]
     pub connections: usize,
 
@@ -82,7 +82,7 @@ pub(crate) struct SourceArgs {
     ///
     /// Progress is at least 4 KiB per second. Retries and the pauses between them count.
     #[arg(long, value_name = "SECONDS", default_value_t = tarfs::source::DEFAULT_TIMEOUT.as_secs(),
-          value_parser = seconds_parser(1..=86_400),
+          value_parser = seconds_parser(TIMEOUT_SECONDS),
           help_heading = heading::NETWORK, hide_short_help = true)]
     pub timeout: u64,
 
@@ -90,7 +90,7 @@ pub(crate) struct SourceArgs {
     ///
     /// Without this flag, tarfs retries for as long as --timeout allows if the archive is open already and
     /// its server is unreachable or busy.
-    #[arg(long, value_name = "N", value_parser = count_parser::<u32>(0..=1_000_000),
+    #[arg(long, value_name = "N", value_parser = count_parser::<u32>(RETRIES),
           help_heading = heading::NETWORK, hide_short_help = true)]
     pub retries: Option<u32>,
 

@@ -86,7 +86,7 @@ def open(
 
     :param cache_dir: directory of saved indexes and decoded data; ``False`` saves nothing
     :param cache_size: maximum size of decoded data on disk; ``False`` keeps none there
-    :param memory: memory for buffers, decoders and cached data, such as ``"256MiB"``
+    :param memory: memory for buffers, decoders and cached data, such as ``"256MiB"``; at least 32 MiB
     :param index_memory: maximum memory for the index
     :param headers: headers for the host of the URL, or a function that returns them and is called again when the
         server refuses them
@@ -99,8 +99,8 @@ def open(
     :param key: file with the key of ``cert``, unless it is in the same file
     :param hosts_dir: directory with ``hosts.toml`` of registries
     :param allow_insecure_redirects: whether redirects from HTTPS to HTTP are followed
-    :param connections: maximum number of requests at a time
-    :param timeout: timeout of a read without progress, in seconds
+    :param connections: maximum number of requests at a time, from 1 to 256
+    :param timeout: timeout of a read without progress, in seconds from 1 to 86,400, also with a fraction
     :param retries: number of retries of a failed request
     :param offline: send no request
     :param index: file or URL of the index; ``False`` ignores one that is published beside the archive
