@@ -325,6 +325,17 @@ pub(super) fn own_name(url: &str) -> Option<String> {
     source::own_name(url)
 }
 
+/// Returns `url` with absolute paths on this machine.
+#[pyfunction]
+pub(super) fn absolute_source(url: OsString) -> OsString {
+    let spec = SourceSpec::from(url.clone());
+    match spec.absolute() {
+        absolute if absolute == spec => url,
+        SourceSpec::Plain(path) => path,
+        absolute => absolute.to_string().into(),
+    }
+}
+
 /// Returns the path of the local file that `place` names, a path or a URL; `None` if it is no local file.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "Python passes values")]

@@ -17,7 +17,7 @@ mod _native {
     #[pymodule_export]
     use super::archive::Archive;
     #[pymodule_export]
-    use super::archive::{list_archives, local_path, own_name};
+    use super::archive::{absolute_source, list_archives, local_path, own_name};
     #[pymodule_export]
     use super::members::Members;
     #[pymodule_export]

@@ -82,7 +82,7 @@ impl NamedOption<'_, '_> {
         let Self(name, value) = self;
         match *name {
             "netrc" => {
-                identity(source).netrc = Some(self.path()?);
+                identity(source).netrc = Some(value.extract()?);
             }
             "endpoint_url" => source.endpoint_url = Some(value.extract()?),
             "mirrors" => source.mirror_urls = value.extract()?,
@@ -122,7 +122,7 @@ impl NamedOption<'_, '_> {
             "index_memory" => context.archive.index_memory = MemoryLimit::new(self.size()?),
             "cache_dir" | "cache_size" if self.is_bool(true) => {}
             "cache_dir" if self.is_bool(false) => context.archive.cache_dir = None,
-            "cache_dir" => context.archive.cache_dir = Some(self.path()?),
+            "cache_dir" => context.archive.cache_dir = Some(value.extract()?),
             "cache_size" if self.is_bool(false) => {
                 context.enclosing_disk_cache = DiskCacheMode::Disabled;
             }
@@ -184,11 +184,6 @@ impl NamedOption<'_, '_> {
         let value = value.filter(|value| range.contains(&number(value)));
         let (start, end) = (range.start(), range.end());
         value.ok_or_else(|| self.invalid(&format!("expected a number from {start} to {end}")))
-    }
-
-    /// An absolute path, because the process may change its directory.
-    fn path(&self) -> PyResult<PathBuf> {
-        self.checked(std::path::absolute(self.1.extract::<PathBuf>()?))
     }
 
     fn read_file(&self) -> PyResult<Vec<u8>> {

@@ -536,6 +536,42 @@ def test_cache_directory_is_relative_to_the_start(
     assert not list((tmp_path / "other").iterdir())
 
 
+# Promises: python-processes, python-version
+def test_archive_that_is_opened_again_is_relative_to_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, other = tmp_path / "start", tmp_path / "other"
+    for place, data in [(start, b"1"), (other, b"2")]:
+        place.mkdir()
+        inner = write_tar(tmp_path / "inner.tar", {"f": data})
+        write_tar(place / "a.tar", {"f": data})
+        write_tar(place / "outer.tar", {"inner.tar": inner.read_bytes()})
+    monkeypatch.setenv("TARFS_CACHE_DIR", "own")
+    monkeypatch.chdir(start)
+    tarfs.open("a.tar").close()
+    shutil.copy(next(Path("own/index").glob("*.idx")), "a.idx")
+    archives = [
+        tarfs.open("a.tar"),
+        tarfs.open(b"./a.tar", cache_dir=True),
+        tarfs.open(Path("a.tar"), index="a.idx", cache_dir=False),
+        tarfs.open("tar:outer.tar!/inner.tar", hosts_dir="hosts"),
+    ]
+    saved = sorted(os.listdir(start))
+    monkeypatch.chdir(other)
+    for archive in archives:
+        assert pickle.loads(pickle.dumps(archive)).read_range("f") == b"1"
+        child = os.fork()
+        if child == 0:
+            is_right = False
+            try:
+                is_right = archive.read_range("f") == b"1"
+            finally:
+                os._exit(0 if is_right else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert sorted(os.listdir(other)) == ["a.tar", "outer.tar"]
+    assert sorted(os.listdir(start)) == saved and "own" in saved
+
+
 # Promises: auth-netrc
 def test_netrc_file_is_relative_to_the_start(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
-from . import _native
+from . import _archive, _native
 from ._archive import Archive, Entry, File, Member, Members, Shard, StrPath
 from ._errors import (
     AccessDenied,
@@ -120,6 +120,4 @@ def stream(url: StrPath, **options: Any) -> Members:
 
     After the last member, :class:`Damaged` is raised if members may be lost, or if ``sha256`` differs.
     """
-    from os import fsdecode
-
-    return Members(_native.Members.scan(fsdecode(url), options))
+    return Members(_native.Members.scan(*_archive.absolute(url, options)))

@@ -10,7 +10,7 @@ import stat
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from operator import index
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Any, ClassVar, NamedTuple, Union
@@ -29,6 +29,32 @@ _TYPES = {
     "block_device": stat.S_IFBLK,
     "fifo": stat.S_IFIFO,
 }
+
+
+#: Options that are paths, unless they are a truth value or a URL, and their environment variables.
+_PATHS = {
+    "cache_dir": "TARFS_CACHE_DIR",
+    "netrc": "NETRC",
+    "cacert": None,
+    "cert": None,
+    "key": None,
+    "hosts_dir": None,
+    "index": None,
+}
+
+
+def absolute(url: StrPath, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns a location and options with absolute paths, because the process may change its directory."""
+    options = dict(options)
+    for name, variable in _PATHS.items():
+        value, start = options.get(name), os.environ.get(variable or "")
+        if start and (value is None or value is True and name == "cache_dir"):
+            value = start
+        if isinstance(value, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(value):
+            path = os.path.join(os.getcwd(), os.fsdecode(value))
+            if value is not start or path != start:
+                options[name] = path
+    return _native.absolute_source(os.fsdecode(url)), options
 
 
 #: The share of an open archive in the limit of open files, connections included.
@@ -108,7 +134,8 @@ class Archive:
     _clock: ClassVar[Iterator[int]] = itertools.count()
 
     def __init__(self, url: StrPath, options: dict[str, Any], version: str | None = None) -> None:
-        self._url, self._options, self._version = os.fsdecode(url), options, version
+        self._url, self._options = absolute(url, options)
+        self._version = version
         self._native: _native.Archive | None = None
         self._pid, self._is_closed, self._used = 0, False, 0
         self._files: weakref.WeakSet[File] = weakref.WeakSet()
