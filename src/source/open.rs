@@ -80,7 +80,9 @@ pub(super) fn file_path(spec: &str) -> Result<PathBuf, Error> {
         return Ok(PathBuf::from(spec));
     }
     let url = parse_url(spec)?;
+    let is_cut = url.query().is_some() || url.fragment().is_some();
     let cause = match (url.scheme(), url.to_file_path()) {
+        ("file", _) if is_cut => Cause::Malformed("a file URL has %3F for ? and %23 for #".into()),
         ("file", Ok(path)) => return Ok(path),
         ("file", Err(())) => Cause::Malformed("a file URL names no other host".to_owned()),
         (scheme, _) => Cause::UnknownScheme(scheme.to_owned()),

@@ -1,5 +1,6 @@
-//! Names of sources as Hadoop, Spark and AWS write them.
+//! Names of sources: URLs of files, and names as Hadoop, Spark and AWS write them.
 
+use std::fs;
 use std::process::Output;
 
 use tarfs::locate::SourceSpec;
@@ -120,5 +121,40 @@ fn unknown_schemes_are_still_refused() {
     for source in ["hdfs://host/a.tar", "wasbs://bucket@me.example.com/a.tar"] {
         let done = store.run(&["ls", source]);
         assert_eq!(done.status.code(), Some(2), "{}", stderr_text(&done));
+    }
+}
+
+// Promises: source-kinds
+#[test]
+fn file_url_with_query_or_fragment_is_refused() {
+    let place = TestDir::new(&["fr", "fr#1", "fr?1", "out", "cache"]);
+    place.put("fr/wrong", "");
+    place.put("fr#1/right", "");
+    place.put("fr?1/right", "");
+    place.put("out/kept", "");
+    place.put("t.tar", Archive::new().file("f", "").end());
+    let url = |name: &str| format!("file://{}/{name}", place.root().display());
+    for name in ["fr#1", "fr?1"] {
+        for words in [
+            &["sync", "--delete", &url(name), "out"][..],
+            &["copy", &url(name), "new"],
+            &["ls", &url(name)],
+        ] {
+            let text = place.error_of(words);
+            assert!(text.contains("%3F") && text.contains("%23"), "{text}");
+        }
+        assert!(place.path("out/kept").exists(), "{name}");
+        assert!(!place.path("new").exists(), "{name}");
+    }
+    for name in ["t.tar?x", "t.tar#x"] {
+        let text = place.error_of(&["ls", &url(name)]);
+        assert!(text.contains("%3F") && text.contains("%23"), "{text}");
+    }
+    for name in ["fr%231", "fr%3F1"] {
+        fs::write(place.path("out/kept"), "").expect("space");
+        place.succeeds(&["sync", "-q", "--delete", &url(name), "out"]);
+        assert!(place.path("out/right").exists(), "{name}");
+        assert!(!place.path("out/kept").exists(), "{name}");
+        fs::remove_file(place.path("out/right")).expect("written");
     }
 }
