@@ -52,6 +52,29 @@ pub fn escape_controls(text: &str) -> String {
     escaped
 }
 
+/// A text without users, passwords and queries of URLs, also of those that are spelled wrong.
+pub fn redact_urls(text: &str) -> String {
+    let mut pieces = text.split("://");
+    let mut redacted = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        // The container of a data lake, or a digest, is no user.
+        let is_lake = redacted.ends_with("abfs") || redacted.ends_with("abfss");
+        let is_end = |character: char| character.is_whitespace() || "'\"".contains(character);
+        let (url, rest) = piece.split_at(piece.find(is_end).unwrap_or(piece.len()));
+        let (authority, path) = url.split_at(url.find(['/', '?', '#']).unwrap_or(url.len()));
+        let host = match authority.rsplit_once('@') {
+            Some((_, host)) if !is_lake && !host.starts_with("sha256:") => host,
+            _ => authority,
+        };
+        let (path, mark) = match path.split_once('?') {
+            Some((path, query)) if query.contains('=') => (path, "?…"),
+            _ => (path, ""),
+        };
+        redacted.extend(["://", host, path, mark, rest]);
+    }
+    redacted
+}
+
 /// JSON in whose strings each character that a terminal may obey is escaped.
 pub fn escape_json(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{self, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::slice;
 
 use super::glob;
@@ -368,8 +368,14 @@ impl SourceSpec {
     fn make_absolute(&mut self) {
         match self {
             Self::Plain(location) => {
-                // A URL without a scheme is not found, and the error should show it unchanged.
-                let is_no_path = |text: &str| text == "-" || source::lacks_scheme(text);
+                // A URL without a valid scheme is not found, and the error should show it unchanged.
+                let has_scheme = |text: &str| {
+                    let scheme = text.split_once("://");
+                    scheme.is_some_and(|(scheme, _)| !scheme.contains('/'))
+                        && !Path::new(text).exists()
+                };
+                let is_no_path =
+                    |text: &str| text == "-" || source::lacks_scheme(text) || has_scheme(text);
                 if !location.to_str().is_some_and(is_no_path) {
                     make_path_absolute(location);
                 }

@@ -53,6 +53,9 @@ const S3_ARN: &str = "arn:aws";
 
 /// Returns `name` in the one form that this crate reads. Hadoop, Spark and AWS also write others.
 pub fn canonical_name(name: &str) -> Cow<'_, str> {
+    // The parser of URLs ignores blanks before them.
+    let trimmed = name.trim_start_matches(|first| first <= ' ');
+    let name = if is_url(trimmed) { trimmed } else { name };
     if let Some((scheme, rest)) = name.split_once("://") {
         let alias = ALIASES.iter().find(|(alias, _)| *alias == scheme);
         return alias.map_or(Cow::from(name), |(_, own)| format!("{own}://{rest}").into());
@@ -100,6 +103,15 @@ pub fn location_text(location: &OsStr) -> String {
     let text = location.to_str().map(str::to_owned);
     text.or_else(url)
         .unwrap_or_else(|| location.to_string_lossy().into_owned())
+}
+
+/// Returns the text of `path` for messages, without secrets if it is a URL that is spelled wrong.
+pub(super) fn shown_path(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    if text.contains("://") {
+        return redact(&text);
+    }
+    location_text(path.as_os_str())
 }
 
 /// Whether `url` is one of an HTTP server, without user, password and query.

@@ -10,7 +10,7 @@ use url::Url;
 
 use super::client::authorizer::parse_headers;
 use super::credentials::{self, Netrc, ReloadedHeaders};
-use super::location::{canonical_name, is_url, location_text, redact};
+use super::location::{canonical_name, is_url, location_text, redact, shown_path};
 use super::mirrors::UnopenedMirror;
 use super::{
     Cause, Error, HeaderLoader, Http, Identity, Location, Options, Pipe, Revalidation, Source,
@@ -21,7 +21,7 @@ use crate::base::stats::Stats;
 /// Opens `spec`: a URL (`http://`, `https://`, `file://`), an object (`s3://`, `gs://`, `az://`, `abfss://`), a path,
 /// or `-` for standard input.
 ///
-/// A name with a scheme and `://` is a URL. The path of such a file is `./name`.
+/// A name with a scheme and `://`, or with `file:/`, is a URL. The path of such a file is `./name`.
 ///
 /// # Errors
 /// If it is malformed, missing, unreachable, or not supported as a source.
@@ -49,7 +49,7 @@ pub(crate) async fn open_beside(
     let (Ok(path), Ok(archive)) = (file_path(spec), file_path(archive)) else {
         return open(spec, options).await;
     };
-    let shown = location_text(path.as_os_str());
+    let shown = shown_path(&path);
     let opening = move || local::open_beside(&path, &archive, options.stats);
     // The task fails only if the runtime ends.
     let done = tokio::task::spawn_blocking(opening).await;
@@ -192,7 +192,7 @@ async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, 
             let (_, place) = url.split_once("://").unwrap_or_default();
             Err(Error::new(place, Cause::MissingScheme { url: url.clone() }))
         }
-        (opened, name) => opened.map_err(|cause| Error::new(name, cause)),
+        (opened, _) => opened.map_err(|cause| Error::new(shown_path(&path), cause)),
     };
     // The task fails only if the runtime ends.
     let done = tokio::task::spawn_blocking(opening).await;
@@ -200,7 +200,7 @@ async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, 
 }
 
 /// Whether `spec` is probably a URL without a scheme: it names a host, and no local file.
-pub(crate) fn lacks_scheme(spec: &str) -> bool {
+pub fn lacks_scheme(spec: &str) -> bool {
     with_scheme(spec).is_some()
 }
 

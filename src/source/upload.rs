@@ -9,6 +9,7 @@ use url::Url;
 
 use super::client::{Message, Sender, UploadContent};
 use super::network::NetworkTransport;
+use super::location::shown_path;
 use super::open::{file_path, http_target};
 use super::{Cause, Error, Options, redact};
 use crate::base::publish::publish;
@@ -55,7 +56,7 @@ async fn store(spec: &str, content: UploadContent, options: Options) -> Result<(
 }
 
 async fn write_file(path: PathBuf, content: UploadContent) -> Result<(), Error> {
-    let name = path.display().to_string();
+    let name = shown_path(&path);
     let writing = tokio::task::spawn_blocking(move || replace_file(&path, &content));
     // The task fails only if the runtime ends.
     let written = writing.await.unwrap_or(Err(Cause::Cancelled));

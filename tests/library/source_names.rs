@@ -158,3 +158,55 @@ fn file_url_with_query_or_fragment_is_refused() {
         fs::remove_file(place.path("out/right")).expect("written");
     }
 }
+
+// Promises: secret-hidden
+#[test]
+fn url_after_blank_or_misspelled_has_no_secrets_in_errors() {
+    let place = TestDir::new(&["out", "cache", "mnt"]);
+    place.put("t.tar", Archive::new().file("f", "").end());
+    let secret = "u:hunter2@127.0.0.1:1/x.tar?token=hunter3";
+    for start in [
+        " http://",
+        "\nhttp://",
+        "\thttps://",
+        "ht_tp://",
+        " ht_tp://",
+        "ht\ntp://",
+        "slice:0: http://",
+        "join:http://127.0.0.1:1/t1, http://",
+        "oci-archive: http://",
+    ] {
+        let source = &*format!("{start}{secret}");
+        let member = &*format!("tar:{source}!/f");
+        for words in [
+            &["ls", source][..],
+            &["ls", member],
+            &["mount", source, "mnt"],
+            &["materialize", "-q", source, "-C", "out"],
+            &["ls", "--layer", source, "t.tar"],
+            &["ls", "--index", source, "t.tar"],
+            &["ls", "out", source],
+            &["copy", source, "new"],
+            &["index", "-q", "t.tar", "--output", source],
+        ] {
+            let done = place.command(words).env("TARFS_RETRIES", "0").output();
+            let text = stderr_text(&done.expect("started"));
+            assert!(!text.contains("hunter"), "{words:?}: {text}");
+        }
+    }
+}
+
+// Promises: source-kinds
+#[test]
+fn url_after_blank_is_read() {
+    let store = Store::new();
+    let url = store.server.url("/bucket/a.tar");
+    let expected = store.output(&["ls", "-R", &url]);
+    for start in [" ", "\n", "slice:0: ", "join: "] {
+        assert_eq!(
+            store.output(&["ls", "-R", &format!("{start}{url}")]),
+            expected,
+            "{start:?}"
+        );
+    }
+}

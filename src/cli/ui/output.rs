@@ -14,7 +14,7 @@ use crate::cli::before_main;
 use crate::cli::exit_status;
 use tarfs::Stats;
 use tarfs::index::Index;
-use tarfs::internal::escape::{escape_controls, escape_json};
+use tarfs::internal::escape::{escape_controls, escape_json, redact_urls};
 pub(crate) use tarfs::locate::describe;
 use tarfs::locate::unwrap_transparent;
 use tarfs::{archive, locate, materialize, source};
@@ -24,11 +24,12 @@ const OUTPUT_BUFFER_BYTES: usize = 1 << 20;
 
 /// Prints a line to standard error, which may be closed. No character of `text` controls a terminal.
 pub(crate) fn print_error(text: impl std::fmt::Display) {
-    print_escaped(&escape_controls(&text.to_string()));
+    print_escaped(&escape_controls(&redact_urls(&text.to_string())));
 }
 
 /// Prints lines as [`print_error`] prints one.
 pub(crate) fn print_error_lines(text: &str) {
+    let text = redact_urls(text);
     let lines: Vec<_> = text.lines().map(escape_controls).collect();
     print_escaped(&lines.join("\n"));
 }
@@ -92,7 +93,7 @@ pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
     drop(writeln!(
         stderr(),
         "{prefix}tarfs: {}",
-        escape_controls(&describe(&**error))
+        escape_controls(&redact_urls(&describe(&**error)))
     ));
     let is_locate_usage = error
         .downcast_ref()

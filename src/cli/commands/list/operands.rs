@@ -25,6 +25,7 @@ use tarfs::archive::{TreeOrigin, Volume};
 use tarfs::index::format::Error as Cause;
 use tarfs::index::store::{self, RowsToLoad};
 use tarfs::index::{Index, LazyIndex, MemoryLimit, ShardPlan};
+use tarfs::internal::escape::escape;
 use tarfs::internal::resolve::without_dots;
 use tarfs::locate::SourceSpec;
 use tarfs::tree::{
@@ -445,7 +446,7 @@ fn start_in_archive(tree: &IndexTree, path: &OsString, links: FollowedLinks) -> 
 /// Prints an error about the entry at `path` of an archive.
 pub(crate) fn report_entry(path: &[u8], error: &io::Error) {
     if error.kind() == io::ErrorKind::NotFound {
-        let path = tarfs::internal::escape::escape(path);
+        let path = escape(path);
         let reason = "not in the archive (`tarfs find` shows what is)";
         return output::print_error(format_args!("{path}: {reason}"));
     }
@@ -454,7 +455,7 @@ pub(crate) fn report_entry(path: &[u8], error: &io::Error) {
 
 /// Prints an error about the file at `path`.
 pub(crate) fn report(path: &[u8], error: &io::Error) {
-    let path = tarfs::internal::escape::escape(path);
+    let path = escape(path);
     output::print_error(format_args!("{path}: {}", output::describe(error)));
 }
 
