@@ -4,6 +4,7 @@ use std::fs;
 
 use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Server};
+use crate::support::program::stderr_text;
 use crate::support::raw::Archive;
 
 /// The only line of the error when `words` run in `directory`.
@@ -160,4 +161,31 @@ fn hints_for_local_files_name_no_servers() {
     server.serve("/page", Resource::new(b"<!DOCTYPE html>".to_vec()));
     let text = error_line(&place, &["ls", &server.url("/page")]);
     assert!(text.contains("error page"), "{text}");
+}
+
+/// A file of this machine may be missing beside directories, as of the namesakes.
+// Promises: error-hints
+#[test]
+fn missing_source_beside_directory_is_an_archive_if_it_may_be() {
+    let place = TestDir::new(&["usr"]);
+    place.put("usr/here", "");
+    for verb in ["ls", "find", "du"] {
+        for (source, url) in [
+            ("localhost:8000/a.tar", "http://localhost:8000/a.tar"),
+            ("example.com/a.tar", "https://example.com/a.tar"),
+        ] {
+            let done = place.tarfs(&[verb, source, "usr"]);
+            let text = stderr_text(&done);
+            assert_eq!(done.status.code(), Some(2), "{verb}: {text}");
+            assert!(text.contains(&format!("(did you mean {url}?)")), "{text}");
+            assert!(done.stdout.is_empty(), "{verb}");
+        }
+        let words = [verb, "--compression", "gzip", "typo.tar", "usr"];
+        let text = place.error_of(&words);
+        assert!(text.contains("typo.tar: not found"), "{verb}: {text}");
+        let listed = place.tarfs(&[verb, "missing", "usr"]);
+        assert!(!listed.stdout.is_empty(), "{verb}");
+        let text = place.failure_of(64, &[verb, "--compression", "gzip", "usr"]);
+        assert!(text.contains("is a directory"), "{verb}: {text}");
+    }
 }

@@ -210,3 +210,26 @@ fn url_after_blank_is_read() {
         );
     }
 }
+
+// Promises: source-kinds
+#[test]
+fn file_url_is_each_operand_of_a_listing() {
+    let place = TestDir::new(&["a b", "c"]);
+    place.put("a b/one", "1");
+    place.put("c/two", "2");
+    let root = place.root().display();
+    let paths = ["a b", "c"].map(|name| format!("{root}/{name}"));
+    let urls = ["a%20b", "c"].map(|name| format!("file://{root}/{name}"));
+    for verb in ["ls", "find", "du"] {
+        let [expected, listed, mixed] = [
+            [&paths[0], &paths[1]],
+            [&urls[0], &urls[1]],
+            [&paths[0], &urls[1]],
+        ]
+        .map(|[first, second]| place.succeeds(&[verb, first, second]));
+        assert_eq!(listed, expected, "{verb}");
+        assert_eq!(mixed, expected, "{verb}");
+        let missing = place.tarfs(&[verb, "missing", &urls[1]]);
+        assert!(!missing.stdout.is_empty(), "{verb}");
+    }
+}

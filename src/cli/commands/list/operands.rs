@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal, stdout};
+use std::iter;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,7 +15,7 @@ use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
-use crate::cli::args::TreeArgs;
+use crate::cli::args::{SourceArgs, TreeArgs};
 use crate::cli::daemon::control_socket;
 use crate::cli::environment;
 use crate::cli::exit_status;
@@ -28,6 +29,7 @@ use tarfs::index::{Index, LazyIndex, MemoryLimit, ShardPlan};
 use tarfs::internal::escape::escape;
 use tarfs::internal::resolve::without_dots;
 use tarfs::locate::SourceSpec;
+use tarfs::source::{lacks_scheme, local_path};
 use tarfs::tree::{
     DirectoryTree, FileKind, FollowedLinks, IndexTree, Item, Name, OpenDirectory, ResolvedFile,
     SharedOutput, Start, Tree, Visitor, followed_metadata_of, is_link_loop, metadata_of,
@@ -150,7 +152,7 @@ impl Operands {
     /// more of its files, as of the namesakes of a verb. Prints those that are missing.
     pub(crate) fn open(args: &TreeArgs, paths: &[OsString], needs: Needs) -> anyhow::Result<Self> {
         let (mut archive, mut starts) = (None, Vec::new());
-        let directory = local_start(&args.source.source, paths);
+        let directory = local_start(&args.source, paths);
         let directory = directory.as_deref();
         if let Some(directory) = directory {
             args.source.given.check_directory(directory)?;
@@ -333,11 +335,14 @@ pub(crate) fn ensure_archive(source: &SourceSpec, hint: &str) -> anyhow::Result<
 
 /// The files at which a verb starts: `directory` and `paths` of this machine, or `paths` in an archive, or its root.
 fn operands(directory: Option<&Path>, paths: &[OsString]) -> Vec<OsString> {
-    let first = match directory {
-        Some(directory) => Some(directory.as_os_str().to_owned()),
-        None => paths.is_empty().then(OsString::new),
+    let Some(directory) = directory else {
+        let root = paths.is_empty().then(OsString::new);
+        return root.into_iter().chain(paths.iter().cloned()).collect();
     };
-    first.into_iter().chain(paths.iter().cloned()).collect()
+    let here =
+        |path: &OsString| local_path(path).map_or_else(|| path.clone(), PathBuf::into_os_string);
+    let first = directory.as_os_str().to_owned();
+    iter::once(first).chain(paths.iter().map(here)).collect()
 }
 
 /// `path` without slashes at its end.
@@ -392,16 +397,26 @@ fn start_here(path: &Path, is_one_of_several: bool, links: FollowedLinks) -> Opt
 }
 
 /// SOURCE as a file of this machine: a directory, or a missing file beside directories, as of the namesakes.
-fn local_start(source: &SourceSpec, paths: &[OsString]) -> Option<PathBuf> {
-    let path = source.local_path()?;
+///
+/// A missing file is an archive if its name may be that of a server, or a flag is for archives.
+fn local_start(source: &SourceArgs, paths: &[OsString]) -> Option<PathBuf> {
+    let path = source.source.local_path()?;
+    let name = path.to_string_lossy();
+    let is_archive = || {
+        name.contains(':')
+            || lacks_scheme(&name)
+            || source.given.check_directory(&path).is_err()
+    };
+    let is_directory = |path: &OsString| local_path(path).is_some_and(|path| path.is_dir());
     let is_start = match std::fs::metadata(&path) {
         Ok(found) => found.is_dir(),
         Err(error) => {
             matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
-                && paths.iter().any(|path| Path::new(path).is_dir())
+                && !is_archive()
+                && paths.iter().any(is_directory)
         }
     };
-    is_start.then_some(path)
+    is_start.then(|| path.clone())
 }
 
 fn start_in_archive(tree: &IndexTree, path: &OsString, links: FollowedLinks) -> Option<StartPoint> {
