@@ -12,6 +12,7 @@ use super::commands::{
 };
 use super::ui::output;
 use super::{args, help};
+use tarfs::internal::escape::escape_controls;
 
 /// Mounts, lists and extracts remote tarballs without downloading them first.
 #[derive(Parser, Debug)]
@@ -77,8 +78,25 @@ pub(crate) fn command() -> Command {
 }
 
 /// Parses `words`, the program's name first. A request for help is an error, too. The error holds no
-/// [secret](without_secret).
+/// [secret](without_secret) and no control characters of the words.
 pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Verb, clap::Error> {
+    let words: Vec<OsString> = words.into_iter().collect();
+    parse_words(&words).map_err(|error| {
+        let escape = |word: &OsString| escape_controls(&word.to_string_lossy()).into();
+        let escaped: Vec<OsString> = words.iter().map(escape).collect();
+        if escaped == words || !error.use_stderr() {
+            return error;
+        }
+        // Only the control characters were refused if there is no other error.
+        parse_words(&escaped).err().unwrap_or_else(|| {
+            let text = error.render().to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text);
+            clap::Error::raw(error.kind(), escape_controls(text.trim_end()))
+        })
+    })
+}
+
+fn parse_words(words: &[OsString]) -> Result<Verb, clap::Error> {
     let mut command = command();
     command
         .try_get_matches_from_mut(words)

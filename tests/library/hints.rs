@@ -189,3 +189,25 @@ fn missing_source_beside_directory_is_an_archive_if_it_may_be() {
         assert!(text.contains("is a directory"), "{verb}: {text}");
     }
 }
+
+// Promises: error-line
+#[test]
+fn control_characters_of_arguments_are_escaped() {
+    let place = TestDir::new(&["d"]);
+    let fake = "gzp\ntarfs: /etc/shadow: fake line";
+    for words in [
+        &["ls", "--compression", fake, "t.tar"][..],
+        &["ls", &format!("--{fake}"), "t.tar"],
+        &["ls", "--retries", fake, "t.tar"],
+        &[fake],
+    ] {
+        let text = place.failure_of(64, words);
+        assert!(text.contains("gzp\\ntarfs: /etc/shadow"), "{text}");
+        let forged = text.lines().any(|line| line.starts_with("tarfs: /etc"));
+        assert!(!forged, "{text}");
+    }
+    let text = place.failure_of(64, &["ver\u{1b}b"]);
+    assert!(text.contains("'ver\\u{1b}b'"), "{text}");
+    let text = error_line(&place, &["ls", "d/a\nb"]);
+    assert!(text.contains("d/a\\nb"), "{text}");
+}
