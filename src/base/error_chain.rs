@@ -2,6 +2,8 @@
 
 use std::error::Error;
 
+use super::escape::escape_controls;
+
 /// Formats an error and its causes on one line, each once and without the numbers of system errors.
 pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
@@ -15,7 +17,7 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
             text.push_str(&next);
         }
     }
-    text.replace('\n', " ")
+    escape_controls(text.trim_end())
 }
 
 fn strip_errno(mut text: String) -> String {
