@@ -211,3 +211,26 @@ fn control_characters_of_arguments_are_escaped() {
     let text = error_line(&place, &["ls", "d/a\nb"]);
     assert!(text.contains("d/a\\nb"), "{text}");
 }
+
+// Promises: exit-status, error-line
+#[test]
+fn entries_that_cannot_be_printed_end_with_2() {
+    let place = TestDir::new(&["d", "out"]);
+    place.put("t.tar", Archive::new().file("f", "").file("g", "").end());
+    place.put("d/f", "");
+    for words in [
+        &["materialize", "-q", "-v", "t.tar", "-C", "new"][..],
+        &["materialize", "-q", "--dry-run", "t.tar", "-C", "out"],
+        &["copy", "-q", "-v", "d", "new-copy"],
+    ] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full");
+        let mut command = place.command(words);
+        let done = command.stdout(full.expect("there")).output();
+        let done = done.expect("started");
+        let text = stderr_text(&done);
+        assert_eq!(done.status.code(), Some(2), "{words:?}: {text}");
+        let reason = "tarfs: cannot write the output: ";
+        assert_eq!(text.matches(reason).count(), 1, "{words:?}: {text}");
+    }
+    assert!(place.path("new/g").exists());
+}

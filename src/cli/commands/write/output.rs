@@ -2,11 +2,13 @@
 
 use std::borrow::Cow;
 use std::fs::File;
-use std::io::{IsTerminal, Write, stdout};
+use std::io::{self, ErrorKind, IsTerminal, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+
+use anyhow::bail;
 
 use super::args::WriteArgs;
 use crate::cli::exit_status;
@@ -30,6 +32,7 @@ pub(super) struct Output<'a> {
     start_time: Instant,
     pub(super) directory: &'a Path,
     options: Options,
+    reporter: Arc<TerminalReporter>,
     pub(super) is_quiet: bool,
     dry_run: bool,
     prints_entries: bool,
@@ -47,18 +50,18 @@ impl<'a> Output<'a> {
         reports_truncation: bool,
     ) -> Self {
         let prints_entries = args.verbose || dry_run;
-        let reporter = TerminalReporter {
+        let reporter = Arc::new(TerminalReporter {
             prints_entries,
-            escapes_names: stdout().is_terminal(),
-            reports_truncation,
-        };
+            ..TerminalReporter::for_contents(reports_truncation)
+        });
         Self {
             start_time: Instant::now(),
             directory,
             options: Options {
-                reporter: Some(Arc::new(reporter)),
+                reporter: Some(Arc::clone(&reporter) as Arc<dyn Reporter>),
                 ..options
             },
+            reporter,
             is_quiet: args.quiet.is_set,
             dry_run,
             prints_entries,
@@ -71,12 +74,17 @@ impl<'a> Output<'a> {
         self.options.clone()
     }
 
-    /// Prints the counters, if they are wanted, after the run that gave `outcome`.
+    /// Prints the counters, if they are wanted, after the run that gave `outcome`. An error of the output is one of the
+    /// run.
     pub(super) fn end(&self, outcome: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
         if self.prints_counters {
             output::print_counters(&self.stats);
         }
-        outcome
+        let code = outcome?;
+        let error = self.reporter.output_error.get();
+        error.map_or(Ok(code), |error| {
+            bail!("cannot write the output: {}", output::describe(error))
+        })
     }
 
     /// Writes to the destination by `write`, with files of layers in `layers_directory`. An interrupted run gives
@@ -249,6 +257,8 @@ pub(crate) struct TerminalReporter {
     escapes_names: bool,
     /// Whether to report truncated members. Otherwise the error that truncated them names them.
     reports_truncation: bool,
+    /// The first error of printing an entry. A closed pipe is no error.
+    output_error: OnceLock<io::Error>,
 }
 
 impl TerminalReporter {
@@ -258,6 +268,7 @@ impl TerminalReporter {
             prints_entries: false,
             escapes_names: stdout().is_terminal(),
             reports_truncation,
+            output_error: OnceLock::new(),
         }
     }
 
@@ -271,8 +282,13 @@ impl TerminalReporter {
             name if self.escapes_names => escape(name).into_bytes().into(),
             name => Cow::Borrowed(name),
         };
-        // Ignored, because a closed pipe is no failure.
-        drop(stdout().write_all(&[action, &name, b"\n"].concat()));
+        let written = stdout().write_all(&[action, &name, b"\n"].concat());
+        if let Err(error) = written
+            && error.kind() != ErrorKind::BrokenPipe
+        {
+            // Only the first is reported.
+            drop(self.output_error.set(error));
+        }
     }
 }
 
