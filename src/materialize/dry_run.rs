@@ -58,6 +58,8 @@ impl Sink for DryRunSink {
 
     fn member_end(&mut self, end: PayloadEnd) -> Result<(), Error> {
         if let (Some(path), Some(cause)) = (self.current.take(), Cause::of_end(end)) {
+            let is_cut = matches!(cause, Cause::Truncated);
+            let cause = if is_cut { Cause::EndsEarly } else { cause };
             self.problems.add(&path, cause);
         }
         Ok(())

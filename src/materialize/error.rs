@@ -98,6 +98,9 @@ pub enum Cause {
     /// The archive ends inside the member.
     #[error("the archive ends in the middle of this file; the bytes before that are kept")]
     Truncated,
+    /// As [`Truncated`](Self::Truncated), where nothing is written.
+    #[error("the archive ends in the middle of this file")]
+    EndsEarly,
     /// The content of the member is damaged, or cannot be read.
     #[error("its content is damaged; the bytes before that are kept")]
     Damaged,

@@ -303,7 +303,7 @@ impl Reporter for TerminalReporter {
 
     fn problem(&self, problem: &Problem) {
         let is_reported = match problem.cause {
-            Cause::Truncated => self.reports_truncation,
+            Cause::Truncated | Cause::EndsEarly => self.reports_truncation,
             // Its place in the archive is printed.
             Cause::Damaged => false,
             _ => true,
