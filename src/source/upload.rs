@@ -8,8 +8,8 @@ use reqwest::Method;
 use url::Url;
 
 use super::client::{Message, Sender, UploadContent};
-use super::network::NetworkTransport;
 use super::location::shown_path;
+use super::network::NetworkTransport;
 use super::open::{file_path, http_target};
 use super::{Cause, Error, Options, redact};
 use crate::base::publish::publish;

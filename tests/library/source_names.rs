@@ -6,7 +6,7 @@ use std::process::Output;
 use tarfs::locate::SourceSpec;
 
 use crate::support::fixture::TestDir;
-use crate::support::http::{Resource, Server};
+use crate::support::http::{Resource, Response, Server};
 use crate::support::program::stderr_text;
 use crate::support::raw::Archive;
 use crate::support::tree::Tree;
@@ -236,4 +236,19 @@ fn file_url_is_each_operand_of_a_listing() {
         let missing = place.tarfs(&[verb, "missing", &urls[1]]);
         assert!(!missing.stdout.is_empty(), "{verb}");
     }
+}
+
+// Promises: archives-place
+#[test]
+fn archives_of_a_bucket_are_listed_in_reverse() {
+    let store = Store::new();
+    let contents = ["a.tar", "b.tar"]
+        .map(|key| format!("<Contents><Key>p/{key}</Key><Size>1</Size></Contents>"));
+    let page = format!("<ListBucketResult>{}</ListBucketResult>", contents.concat());
+    store.server.route("/bucket", move |_| {
+        Response::new(200).with_body(page.clone())
+    });
+    assert_eq!(store.output(&["ls", "s3://bucket/p/"]), "a.tar\nb.tar\n");
+    let reversed = store.output(&["ls", "-r", "s3://bucket/p/"]);
+    assert_eq!(reversed, "b.tar\na.tar\n");
 }

@@ -8,7 +8,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
 use crate::cli::ui::output::UsageError;
 
 /// Arguments for a single archive, which a place with several archives refuses.
-const SINGLE_ARCHIVE_ARGS: [&str; 26] = [
+const SINGLE_ARCHIVE_ARGS: [&str; 25] = [
     "writable",
     "restart",
     "copy_to",
@@ -32,7 +32,6 @@ const SINGLE_ARCHIVE_ARGS: [&str; 26] = [
     "directory_itself",
     "by_size",
     "by_time",
-    "reverse",
     "inode",
     "numeric_uid_gid",
 ];

@@ -159,7 +159,10 @@ fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
     } = &args.tree;
     let (_network, tree, context) =
         open_archive::tree_context(source, layers, cache, TreeOrigin::SHOWN, true)?;
-    let listing = context.list_place(&tree.source)?;
+    let mut listing = context.list_place(&tree.source)?;
+    if args.reverse {
+        listing.archives.reverse();
+    }
     listing.notes.iter().for_each(output::print_error);
     // A name has no control characters.
     let lines = listing

@@ -403,9 +403,7 @@ fn local_start(source: &SourceArgs, paths: &[OsString]) -> Option<PathBuf> {
     let path = source.source.local_path()?;
     let name = path.to_string_lossy();
     let is_archive = || {
-        name.contains(':')
-            || lacks_scheme(&name)
-            || source.given.check_directory(&path).is_err()
+        name.contains(':') || lacks_scheme(&name) || source.given.check_directory(&path).is_err()
     };
     let is_directory = |path: &OsString| local_path(path).is_some_and(|path| path.is_dir());
     let is_start = match std::fs::metadata(&path) {
