@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use super::escape::escape_controls;
+use super::escape::{escape_controls, redact_urls};
 
 /// Formats an error and its causes on one line, each once and without the numbers of system errors.
 pub fn error_chain(error: &(dyn Error + 'static)) -> String {
@@ -17,7 +17,7 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
             text.push_str(&next);
         }
     }
-    escape_controls(text.trim_end())
+    escape_controls(&redact_urls(text.trim_end()))
 }
 
 fn strip_errno(mut text: String) -> String {

@@ -59,8 +59,7 @@ pub fn redact_urls(text: &str) -> String {
     for piece in pieces {
         // The container of a data lake, or a digest, is no user.
         let is_lake = redacted.ends_with("abfs") || redacted.ends_with("abfss");
-        let is_end = |character: char| character.is_whitespace() || "'\"".contains(character);
-        let (url, rest) = piece.split_at(piece.find(is_end).unwrap_or(piece.len()));
+        let (url, rest) = piece.split_at(piece.find(char::is_whitespace).unwrap_or(piece.len()));
         let (authority, path) = url.split_at(url.find(['/', '?', '#']).unwrap_or(url.len()));
         let host = match authority.rsplit_once('@') {
             Some((_, host)) if !is_lake && !host.starts_with("sha256:") => host,

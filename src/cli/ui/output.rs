@@ -93,7 +93,7 @@ pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
     drop(writeln!(
         stderr(),
         "{prefix}tarfs: {}",
-        escape_controls(&redact_urls(&describe(&**error)))
+        escape_controls(&describe(&**error))
     ));
     let is_locate_usage = error
         .downcast_ref()
