@@ -149,7 +149,9 @@ fn image_in_a_registry_is_a_source_of_every_verb() {
         succeeds(&place, &["index", "-q", &source]);
         let shown = succeeds(&place, &["image", &source.replace("oci://", "docker://")]);
         assert!(shown.contains("2, "), "{shown}");
-        let refused = error_of(&place, &["materialize", &source, "d/text"]);
+        let refused = run(&place, &["materialize", &source, "d/text"]);
+        assert_eq!(refused.status.code(), Some(64));
+        let refused = stderr_text(&refused);
         assert!(refused.contains("PATH cannot be used"), "{refused}");
     }
     let registry = Registry::with(&one());
