@@ -131,12 +131,16 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
         let words = headers::redact_arguments(&translated.words).join(OsStr::new(" "));
         output::print_error(format_args!("runs tarfs {}", words.display()));
     }
-    // Flags report errors in their values.
+    // Flags report errors in their values and their combinations.
     let words = [&["tarfs".into()], translated.words.as_slice()].concat();
-    match command_line::parse(words) {
+    let checked = match command_line::parse(words) {
         Err(error) => return print_usage_error(error),
-        Ok(Verb::Mount(_)) => {}
+        Ok(Verb::Mount(args)) => args.check(),
         Ok(_) => return ExitCode::from(EX_USAGE),
+    };
+    if let Err(error) = checked {
+        output::print_error(error);
+        return ExitCode::from(EX_USAGE);
     }
     if call.fake {
         return ExitCode::SUCCESS;

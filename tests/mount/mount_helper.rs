@@ -219,7 +219,10 @@ fn mount_helper_returns_exit_codes_of_mount() {
          code mount -t tarfs nowhere.tar mnt
          code mount -t tarfs a.tar nowhere
          code mount -f -t tarfs a.tar mnt
-         code mount.tarfs a.tar mnt -N /proc/nowhere
+         code mount.tarfs a.tar $PWD/mnt -N /proc/nowhere
+         code mount.tarfs a.tar mnt -N /proc/self/ns/mnt
+         code mount.tarfs a.tar mnt -o writable,restart,copy_to=copy
+         code mount.tarfs -f s3://bucket/archives/ mnt -o restart
          ls mnt
          code mount -s -t tarfs a.tar mnt -o sparkle
          code mount -o remount,ro mnt
@@ -228,7 +231,7 @@ fn mount_helper_returns_exit_codes_of_mount() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(
         said,
-        "1\n1\n1\n32\n32\n0\n32\n0\n32\n",
+        "1\n1\n1\n32\n32\n0\n32\n1\n1\n1\n0\n32\n",
         "{}",
         stderr_text(&output)
     );
@@ -237,6 +240,9 @@ fn mount_helper_returns_exit_codes_of_mount() {
         "'--memory <SIZE>'",
         "cannot read",
         "make the directory first",
+        "the mountpoint must be an absolute path",
+        "leave out one of the three",
+        "--restart is for a single archive",
         "a mount cannot be changed",
     ] {
         assert!(
