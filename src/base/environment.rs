@@ -1,7 +1,10 @@
 //! Environment variables with settings of the user, for the program and the Python module alike.
 
 use std::env;
+use std::ffi::OsStr;
 use std::path::PathBuf;
+
+use super::size::Size;
 
 /// Variable with headers in the form of `--header`, one per line.
 pub const HEADERS: &str = "TARFS_HEADERS";
@@ -18,12 +21,32 @@ pub const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
 /// Returns the variable `name`, unless it is unset or empty.
 #[expect(
     clippy::disallowed_methods,
-    reason = "the one place that reads the environment"
+    reason = "the place that reads the environment"
 )]
 pub fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name)
         .filter(|value| !value.is_empty())
         .map(PathBuf::from)
+}
+
+/// Whether the variable `name` is set, and empty.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the place that reads the environment"
+)]
+pub fn is_empty(name: &OsStr) -> bool {
+    env::var_os(name).is_some_and(|value| value.is_empty())
+}
+
+/// Returns the maximum size of the cache; `None` for the default.
+///
+/// # Errors
+/// The variable holds no size.
+pub fn cache_size() -> Result<Option<u64>, String> {
+    let size = variable(CACHE_SIZE).map(|size| size.to_string_lossy().parse::<Size>());
+    let size = size.transpose();
+    size.map(|size| size.map(|size| size.0))
+        .map_err(|error| format!("{CACHE_SIZE}: {error}"))
 }
 
 /// Returns the absolute path of the user's netrc file, which may not exist.

@@ -2,9 +2,11 @@
 //!
 //! The flags themselves are declared in [`args`](super::args) and [`commands`](super::commands).
 
+use clap::builder::Resettable;
 use clap::{Arg, Command};
 
 use super::args::heading;
+use tarfs::internal::environment;
 
 /// Forms of SOURCE, one a line: two spaces separate it from its meaning, as in all tables here.
 pub(crate) const SOURCES: &str = "
@@ -317,8 +319,13 @@ fn sort_headings(verb: Command) -> Command {
     };
     flags.sort_by_key(rank);
     let verb = flags.into_iter().fold(verb, |verb, flag| {
+        let flag = match flag.get_env() {
+            // An empty variable is unset.
+            Some(name) if environment::is_empty(name) => flag.env(Resettable::Reset),
+            _ => flag,
+        };
         // It is put behind the others.
-        verb.mut_arg(flag.get_id(), |_| flag.clone())
+        verb.mut_arg(flag.get_id().clone(), |_| flag)
     });
     verb.mut_subcommands(sort_headings)
 }

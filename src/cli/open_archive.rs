@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 use super::args::{CacheArgs, CacheDirArgs, LayerArgs, Mode, MountArgs, SourceArgs};
 use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::prefetch;
-use crate::cli::ui::output;
+use crate::cli::ui::output::{self, UsageError};
 use crate::cli::ui::progress::{self, ProgressOptions, Work};
 use tarfs::Stats;
 use tarfs::archive::directory::ArchiveDirectory;
@@ -35,6 +35,19 @@ use tarfs::tar;
 /// Starts the threads for the network, and returns the settings with which a verb opens SOURCE. All other work has
 /// threads of its own. Reads the files of headers and certificates.
 pub(crate) fn open_context(
+    args: &SourceArgs,
+    cache_dir: &CacheDirArgs,
+    stats: &Arc<Stats>,
+    quiet: bool,
+) -> anyhow::Result<(Runtime, OpenContext)> {
+    let (network, mut context) = context_without_cache_size(args, cache_dir, stats, quiet)?;
+    let limit_bytes = environment::cache_size().map_err(UsageError)?;
+    context.enclosing_disk_cache = DiskCacheMode::Enabled { limit_bytes };
+    Ok((network, context))
+}
+
+/// The same settings without a limit for the cache, which a flag of the verb sets.
+fn context_without_cache_size(
     args: &SourceArgs,
     cache_dir: &CacheDirArgs,
     stats: &Arc<Stats>,
@@ -213,7 +226,8 @@ pub(crate) fn tree_context(
     quiet: bool,
 ) -> anyhow::Result<(Runtime, TreeSpec, OpenContext)> {
     let (tree, cache_dir) = (layers.tree(args), &cache.saved.cache_dir);
-    let (network, mut context) = open_context(args, cache_dir, &Arc::default(), quiet)?;
+    let opened = context_without_cache_size(args, cache_dir, &Arc::default(), quiet);
+    let (network, mut context) = opened?;
     apply_cache_flags(&mut context, cache, least_origin);
     ensure!(
         tree.is_layered() || !tree.source.is_stdin(),
@@ -289,7 +303,8 @@ fn mount_context(
     quiet: bool,
 ) -> anyhow::Result<(Runtime, OpenContext)> {
     let cache_dir = &args.cache.saved.cache_dir;
-    let (network, mut context) = open_context(&args.source, cache_dir, stats, quiet)?;
+    let opened = context_without_cache_size(&args.source, cache_dir, stats, quiet);
+    let (network, mut context) = opened?;
     let is_copied = args.copy_to.is_some();
     let least_origin = if is_copied {
         TreeOrigin::WRITTEN

@@ -163,6 +163,37 @@ fn part_that_changes_is_named() {
     assert!(complaint.contains("has changed"), "{complaint}");
 }
 
+// Promises: disk-limit
+#[test]
+fn cache_size_of_environment_is_for_all_verbs_and_may_be_empty() {
+    let place = Place::new();
+    place.put("outer.tar.gz", outer(Packing::Gzip));
+    let source = "tar:outer.tar.gz!/kept/inner";
+    let run = |size: &str, words: &[&str]| {
+        Outcome::of(place.tarfs().args(words).env("TARFS_CACHE_SIZE", size))
+    };
+    for words in [
+        &["ls", source][..],
+        &["verify", "-q", source],
+        &["materialize", "-q", source, "-C", "out"],
+        &["sync", "-q", source, "copy"],
+    ] {
+        let outcome = run("much", words);
+        assert_eq!(outcome.code, 64, "{words:?}: {}", outcome.complaints);
+        assert!(outcome.complaints.contains("'much'"));
+        let outcome = run("", words);
+        assert_eq!(outcome.code, 0, "{words:?}: {}", outcome.complaints);
+    }
+    let outcome = Outcome::of(
+        place
+            .tarfs()
+            .args(["ls", "outer.tar.gz"])
+            .env("TARFS_CACHE_DIR", "")
+            .env("XDG_CACHE_HOME", place.path("cache")),
+    );
+    assert_eq!(outcome.code, 0, "{}", outcome.complaints);
+}
+
 // Promises: nested-everywhere
 #[test]
 fn missing_nested_member_error_names_its_location() {
