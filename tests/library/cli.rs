@@ -765,6 +765,8 @@ fn flag_of_one_archive_is_refused_for_a_directory() {
         ("--mirror-url", "http://127.0.0.1:1/a.tar"),
         ("--compression", "none"),
         ("--platform", "linux/arm64"),
+        ("--max-entries", "1"),
+        ("--allow-truncated", ""),
     ];
     for (verb, others) in [
         ("sync", &["copy"][..]),
@@ -776,7 +778,8 @@ fn flag_of_one_archive_is_refused_for_a_directory() {
         let unpacked = (verb == "sync").then_some(unpacked);
         for (flag, value) in flags.into_iter().chain(unpacked) {
             let given = format!("{flag}={value}");
-            let refused = place.run(&[&[verb, &given, "archives"], others].concat());
+            let given = given.trim_end_matches('=');
+            let refused = place.run(&[&[verb, given, "archives"], others].concat());
             let complaint = format!("{flag} is for archives");
             assert_eq!(refused.code, 64, "{verb}: {}", refused.complaints);
             assert!(
@@ -794,10 +797,38 @@ fn flag_of_one_archive_is_refused_for_a_directory() {
         &["cat", "archives", "a"][..],
         &["materialize", "archives", "-C", "mnt"],
         &["shard", "write", "archives", "1/2", "-C", "mnt"],
-        &["ls", "archives", "--shard=1/2"],
     ] {
         place.fails(words, &["archives: is a directory, not an archive"]);
     }
+    let refused = place.run(&["ls", "archives", "--shard=1/2"]);
+    refused.failure_of(64, &["--shard is for archives"]);
+}
+
+// Promises: limit-entries
+#[test]
+fn flag_without_effect_is_refused_for_an_index_file() {
+    let place = Place::new();
+    place.put("a.tar", Archive::new().file("b", "").file("c", "").end());
+    place.succeeds(&["index", "-q", "--output", "a.idx", "a.tar"]);
+    let digest = "0".repeat(64);
+    for (flag, value) in [
+        ("--layer", "a.tar"),
+        ("--whiteouts", "oci"),
+        ("--index", "a.idx"),
+        ("--index-sha256", &*digest),
+        ("--expect-sha256", &*digest),
+        ("--mirror-url", "http://127.0.0.1:1/a.tar"),
+        ("--compression", "none"),
+        ("--platform", "linux/arm64"),
+    ] {
+        for verb in ["ls", "find", "du"] {
+            let refused = place.run(&[verb, &format!("{flag}={value}"), "a.idx"]);
+            let complaint = format!("a.idx: is an index file, and {flag} is for archives");
+            refused.failure_of(64, &[&complaint]);
+        }
+    }
+    place.succeeds(&["ls", "--max-entries=2", "a.idx"]);
+    place.fails(&["ls", "--max-entries=1", "a.idx"], &["--max-entries"]);
 }
 
 // Promises: archives-place

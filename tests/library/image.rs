@@ -476,6 +476,8 @@ fn image_verb_prints_config_and_command() {
             );
         }
     }
+    let complaint = place.failure_of(64, &["ls", "--shard=1/2", "oci:layout"]);
+    assert!(complaint.contains("has layers"), "{complaint}");
     let complaint = place.error_of(&["image", "oci.tar"]);
     assert!(complaint.contains("names no image"), "{complaint}");
     let complaint = place.error_of(&["ls", "docker-archive:oci.tar"]);

@@ -37,7 +37,7 @@ const SINGLE_ARCHIVE_ARGS: [&str; 25] = [
 ];
 
 /// Arguments that say how an archive is read, which a directory of this machine refuses.
-const ARCHIVE_ARGS: [&str; 10] = [
+const ARCHIVE_ARGS: [&str; 13] = [
     "layer",
     "whiteouts",
     "index",
@@ -48,7 +48,13 @@ const ARCHIVE_ARGS: [&str; 10] = [
     "platform",
     "ignore_zeros",
     "max_unpacked_size",
+    "max_entries",
+    "allow_truncated",
+    "shard",
 ];
+
+/// Those of them that have their effect on an index file.
+const INDEX_FILE_ARGS: [&str; 3] = ["max_entries", "allow_truncated", "shard"];
 
 /// Arguments that select a part of SOURCE, which layers and images refuse.
 pub(crate) const PART_ARGS: [&str; 9] = [
@@ -86,10 +92,21 @@ impl GivenArgs {
 
     /// Refuses arguments for archives if SOURCE is the `directory` of this machine.
     pub(crate) fn check_directory(&self, directory: &Path) -> Result<(), UsageError> {
-        let name = directory.display();
+        self.check_archive(directory, "a directory")
+    }
+
+    /// Refuses arguments without an effect on an index if SOURCE is the index file `path`.
+    pub(crate) fn check_index_file(&self, path: &Path) -> Result<(), UsageError> {
+        let given = self.clone().without(&INDEX_FILE_ARGS);
+        given.check_archive(path, "an index file")
+    }
+
+    /// Refuses arguments for archives if SOURCE is `kind`, which is at `path`.
+    fn check_archive(&self, path: &Path, kind: &str) -> Result<(), UsageError> {
+        let name = path.display();
         self.refuse(&ARCHIVE_ARGS, |flag| {
             format!(
-                "{name}: is a directory, and {flag} is for archives (name the archive, or leave it out)"
+                "{name}: is {kind}, and {flag} is for archives (name the archive, or leave it out)"
             )
         })
     }

@@ -35,7 +35,13 @@ pub(crate) struct DiffArgs {
 }
 
 /// Arguments that say how A and B are read.
-const SHARED_ARGS: [&str; 3] = ["compression", "platform", "ignore_zeros"];
+const SHARED_ARGS: [&str; 5] = [
+    "compression",
+    "platform",
+    "ignore_zeros",
+    "max_entries",
+    "allow_truncated",
+];
 
 pub(crate) fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let needs = Needs {

@@ -119,9 +119,6 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     if source.is_place() && operands::local_directory(source).is_none() {
         return list_archives(args);
     }
-    if args.shard.is_some() {
-        operands::ensure_archive(source, "only an archive has shards")?;
-    }
     let is_ordered = args.by_size || args.by_time;
     let is_whole = args.format.is_some() || args.shard.is_some();
     let needs = Needs {

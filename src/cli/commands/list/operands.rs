@@ -21,7 +21,7 @@ use crate::cli::environment;
 use crate::cli::exit_status;
 use crate::cli::open_archive;
 use crate::cli::shards;
-use crate::cli::ui::output;
+use crate::cli::ui::output::{self, UsageError};
 use tarfs::archive::{TreeOrigin, Volume};
 use tarfs::index::format::Error as Cause;
 use tarfs::index::store::{self, RowsToLoad};
@@ -155,7 +155,12 @@ impl Operands {
         let directory = local_start(&args.source, paths);
         let directory = directory.as_deref();
         if let Some(directory) = directory {
-            args.source.given.check_directory(directory)?;
+            let mut given = args.source.given.clone();
+            if needs.is_written {
+                // The tree of a mount may be truncated.
+                given = given.without(&["allow_truncated"]);
+            }
+            given.check_directory(directory)?;
         }
         let operands = operands(directory, paths);
         let has_several = operands.len() > 1;
@@ -207,8 +212,12 @@ impl Operands {
             (None, OpenTree::Index(tree)) => Ok(ShardPlan::new(tree.index().tree()?, count)),
             (archive, _) => {
                 let (volume, _) = archive.as_ref().context("a directory has no shards")?;
-                let (_, _, plan) = shards::plan_of(&**volume, count)?;
-                Ok(plan)
+                let plan = shards::plan_of(&**volume, count);
+                let plan = plan.map_err(|error| match volume.as_archive() {
+                    Some(_) => error,
+                    None => UsageError(error.to_string()).into(),
+                });
+                Ok(plan?.2)
             }
         }
     }
@@ -273,7 +282,16 @@ fn saved_index(args: &TreeArgs) -> anyhow::Result<Option<Index>> {
     };
     let limit = MemoryLimit::new(args.source.index_memory.0);
     match store::read(&path, &limit) {
-        Ok(index) => Ok(Some(index)),
+        Ok(index) => {
+            args.source.given.check_index_file(&path)?;
+            let (entries, most) = (index.member_count(), args.source.max_entries);
+            ensure!(
+                most.is_none_or(|most| entries <= most),
+                "{}: its {entries} entries are more than --max-entries",
+                path.display()
+            );
+            Ok(Some(index))
+        }
         Err(error) => match error.cause {
             // An archive.
             Cause::NotAnIndex | Cause::NotAFile | Cause::Io(_) => Ok(None),
