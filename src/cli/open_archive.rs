@@ -119,7 +119,8 @@ fn source_options(args: &SourceArgs, stats: &Arc<Stats>) -> anyhow::Result<sourc
 fn parse_via(args: &SourceArgs) -> anyhow::Result<Option<Via>> {
     let prefix = args.server.via.as_deref();
     let via = prefix.map(|prefix| Via::new(prefix, args.server.via_credentials));
-    via.transpose().map_err(anyhow::Error::msg).context("--via")
+    let via = via.transpose();
+    via.map_err(|error| UsageError(format!("--via: {error}")).into())
 }
 
 fn scan_options(args: &SourceArgs) -> scan::Options {

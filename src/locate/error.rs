@@ -144,6 +144,11 @@ impl Error {
         matches!(
             self,
             Self::MirrorsOfParts
+                | Self::Source(source::Error {
+                    cause: source::Cause::NotMirrored,
+                    ..
+                })
+                | Self::OfflineParts
                 | Self::IndexOfImage(_)
                 | Self::NoPlaceForIndex
                 | Self::CompressionOfImage

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use rustix::io::Errno;
 
 use crate::archive::{self, ReadError};
-use crate::locate::{describe, unwrap_transparent};
+use crate::locate::{self, describe, unwrap_transparent};
 use crate::materialize;
 use crate::source::{self, Cause};
 use crate::tar;
@@ -41,6 +41,9 @@ pub(super) fn of_error(py: Python<'_>, error: &(dyn Error + 'static)) -> PyErr {
 fn class_of(error: &(dyn Error + 'static)) -> Option<Class> {
     if let Some(error) = error.downcast_ref::<source::Error>() {
         return Some(class_of_cause(&error.cause));
+    }
+    if let Some(error) = error.downcast_ref::<locate::Error>() {
+        return error.is_usage_error().then_some(INVALID);
     }
     if let Some(error) = error.downcast_ref() {
         return Some(class_of_archive(error));

@@ -103,8 +103,7 @@ async fn open_mirrors(spec: &str, options: &Options) -> Result<Arc<dyn Source>, 
                 ..options.for_other(place, spec)
             }
         };
-        let no_url = "mirrors and their SOURCE are URLs of servers or of objects";
-        let no_url = || Error::new(redact(place), Cause::Malformed(no_url.to_owned()));
+        let no_url = || Error::new(redact(place), Cause::NotMirrored);
         let (target, options) = http_target(place, &own).await?.ok_or_else(no_url)?;
         places.push(UnopenedMirror {
             target,

@@ -455,9 +455,16 @@ fn mirrors_are_for_urls_only() {
         (&url, "file:///a.tar", "mirrors and their SOURCE are"),
         (&format!("join:{url},a.tar"), &url, "--mirror-url"),
     ] {
-        let code = if source.starts_with("join:") { 64 } else { 2 };
         let words = ["ls", "--retries=0", "--mirror-url", mirror, source];
-        let complaint = place.failure_of(code, &words);
+        let complaint = place.failure_of(64, &words);
         assert!(complaint.contains(expected), "{complaint}");
+    }
+    for flags in [
+        ["--offline", &*format!("join:{url},a.tar")],
+        ["--via=nowhere", &*url],
+    ] {
+        let complaint = place.failure_of(64, &["ls", flags[0], flags[1]]);
+        let (flag, _) = flags[0].split_once('=').unwrap_or((flags[0], ""));
+        assert!(complaint.contains(flag), "{complaint}");
     }
 }

@@ -410,6 +410,7 @@ def test_errors_have_kinds_and_texts(server: Server, tmp_path: Path) -> None:
         (lambda: tarfs.open(tmp_path / "none.tar"), tarfs.NotFound, "cannot read"),
         (lambda: tarfs.open(tmp_path / "none.tar", memory="much"), ValueError, "memory: 'much'"),
         (lambda: tarfs.open("a.tar", compression="rar"), tarfs.InvalidArgument, "compression: "),
+        (lambda: tarfs.open("oci:a", compression="gzip"), tarfs.InvalidArgument, "with an image"),
         (lambda: tarfs.open("ftp://example.com/a.tar"), ValueError, "not a known scheme"),
         (lambda: tarfs.open("http://127.0.0.1:1/a.tar", retries=0), ConnectionError, "refuses"),
     ]

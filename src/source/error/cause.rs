@@ -196,6 +196,9 @@ pub enum Cause {
         /// The pause that its server asks for.
         retry_after: Option<Duration>,
     },
+    /// A mirror, or the source with mirrors, is no URL of a server.
+    #[error("mirrors and their SOURCE are URLs of servers or of objects")]
+    NotMirrored,
     /// The user forbids requests.
     #[error("--offline forbids the request for it")]
     Offline,
@@ -342,6 +345,7 @@ impl Cause {
             | Self::Http(_) => Class::Unreachable,
             Self::UnknownScheme(_)
             | Self::Malformed(_)
+            | Self::NotMirrored
             | Self::Unsupported(_)
             | Self::OwnNetwork(_) => Class::Invalid,
             Self::Io(error) => match error.kind() {
@@ -437,7 +441,9 @@ impl Cause {
                 "copy the image with all its layers, for instance with skopeo copy, if you trust its author"
             }
             Self::AlreadyRead => "store it in a file first",
-            Self::MissingScheme { .. } | Self::Io(_) | Self::Cancelled => return None,
+            Self::NotMirrored | Self::MissingScheme { .. } | Self::Io(_) | Self::Cancelled => {
+                return None;
+            }
         })
     }
 
