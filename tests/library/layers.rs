@@ -119,10 +119,12 @@ fn whiteout_stored_as_link_needs_no_target() {
 #[test]
 fn flags_in_conflict_with_layers_are_rejected() {
     let place = Place::of_steps(&[bottom(), vec![File("n", "above")]]);
+    let digest = "0".repeat(64);
     for (verb, words) in [
         ("mount", &["--index", "i", "mnt"][..]),
         ("mount", &["--compression", "gzip", "mnt"]),
         ("ls", &["--index", "i"]),
+        ("ls", &["--index-sha256", &digest[..]]),
         ("materialize", &["--resume", "-C", "out"]),
         ("materialize", &["--exclude", "x", "-C", "out"]),
         ("materialize", &["--strip-components", "1", "-C", "out"]),

@@ -11,12 +11,12 @@ use tarfs::locate::{SourceSpec, TreeSpec};
 pub(crate) struct LayerArgs {
     /// Put this archive over SOURCE and over the layers before it; repeatable
     #[arg(id = "layer", long = "layer", value_name = "SOURCE",
-          conflicts_with_all = ["index", "compression"], help_heading = heading::SOURCE)]
+          conflicts_with_all = ["index", "index_sha256", "compression"], help_heading = heading::SOURCE)]
     pub layers: Vec<SourceSpec>,
 
     /// How a layer marks deleted files of lower layers [default: oci]
     #[arg(long, value_enum, value_name = "HOW",
-          conflicts_with_all = ["index", "compression"],
+          conflicts_with_all = ["index", "index_sha256", "compression"],
           help_heading = heading::SOURCE, hide_short_help = true)]
     pub whiteouts: Option<WhiteoutFormat>,
 }
