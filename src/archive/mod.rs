@@ -46,7 +46,7 @@ pub(crate) use open::opener::detect_compression;
 pub use open::resources::SharedResources;
 pub use options::{DiskCacheMode, OpenOptions};
 pub(crate) use prefetch::access_log::AccessLog;
-pub use prefetch::access_log::AccessedRange;
+pub use prefetch::access_log::{AccessedRange, MAX_ACCESSED_RANGES};
 pub use prefetch::options::{
     PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
 };

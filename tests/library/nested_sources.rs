@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
+use crate::support::cli::{Outcome, Place};
 use crate::support::fixture::TestDir;
 use crate::support::http::{Fault, Resource, Server};
 use crate::support::nested::{inner, outer};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::index::Ino;
 
 /// Maximum number of ranges. The log ignores new ranges beyond that.
-const MAX_RANGES: usize = 1 << 20;
+pub const MAX_ACCESSED_RANGES: usize = 1 << 20;
 
 /// A range of a file that was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,7 +56,7 @@ impl AccessLog {
             end = end.max(until);
             first = first.min(read);
         }
-        if self.ranges.len() < MAX_RANGES {
+        if self.ranges.len() < MAX_ACCESSED_RANGES {
             self.ranges.insert((ino, start), (end, first));
         }
     }

@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let read = |path: &PathBuf| read_profile(path).with_context(|| path.display().to_string());
     let profiles: anyhow::Result<Vec<_>> = args.profiles.iter().map(read).collect();
     let max_bytes = args.max_size.map_or(u64::MAX, |size| size.0);
-    let text = merge_profiles(profiles?, max_bytes);
+    let text = merge_profiles(profiles?, max_bytes)?;
     ensure!(
         text.len() <= MAX_PROFILE_BYTES,
         "together they are longer than a profile may be (cut them with --max-size)"

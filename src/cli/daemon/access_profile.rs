@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
 use tarfs::ArchivePath;
-use tarfs::archive::AccessedRange;
+use tarfs::archive::{AccessedRange, MAX_ACCESSED_RANGES};
 use tarfs::index::Index;
 use tarfs::internal::escape::escape;
 
@@ -17,14 +17,14 @@ const HEADER_LINE: &str = "# tarfs profile 1";
 /// Maximum length of a profile, in bytes.
 pub(crate) const MAX_PROFILE_BYTES: usize = 64 << 20;
 
-const MAX_RANGES: usize = 1 << 20;
-
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum ProfileError {
     #[error("not a profile: its first line is not `{HEADER_LINE}`")]
     NotAProfile,
     #[error("line {0} of the profile is not an offset, a length and a path")]
     InvalidLine(usize),
+    #[error("together they have more than {MAX_ACCESSED_RANGES} ranges (cut them with --max-size)")]
+    TooManyRanges,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -80,7 +80,7 @@ pub(crate) fn resolve_profile(
     Ok(found)
 }
 
-/// Parses `profile`, one range at a time. Ignores ranges beyond [`MAX_RANGES`].
+/// Parses `profile`, one range at a time. Ignores ranges beyond [`MAX_ACCESSED_RANGES`].
 pub(crate) fn parse_profile(
     profile: &str,
 ) -> Result<impl Iterator<Item = Result<ProfileRange, ProfileError>>, ProfileError> {
@@ -91,7 +91,7 @@ pub(crate) fn parse_profile(
     }
     let lines = lines.filter(|(_, line)| !line.starts_with('#') && !line.is_empty());
     let parse = |(number, line)| parse_range(line).ok_or(ProfileError::InvalidLine(number));
-    Ok(lines.take(MAX_RANGES).map(parse))
+    Ok(lines.take(MAX_ACCESSED_RANGES).map(parse))
 }
 
 fn parse_range(line: &str) -> Option<ProfileRange> {
@@ -102,9 +102,13 @@ fn parse_range(line: &str) -> Option<ProfileRange> {
     Some(ProfileRange { path, offset, len })
 }
 
-/// Merges `profiles` into one of at most `max_bytes` bytes of files and [`MAX_RANGES`] ranges. Sorts the ranges by the number of bytes
-/// before them in their own profiles. Bytes that several ranges contain come once, where they come first.
-pub(crate) fn merge_profiles(profiles: Vec<Vec<ProfileRange>>, max_bytes: u64) -> String {
+/// Merges `profiles` into one of at most `max_bytes` bytes of files. Sorts the ranges by the number of bytes
+/// before them in their own profiles. Bytes that several ranges contain come once, where they come first. More than
+/// [`MAX_ACCESSED_RANGES`] ranges are an error.
+pub(crate) fn merge_profiles(
+    profiles: Vec<Vec<ProfileRange>>,
+    max_bytes: u64,
+) -> Result<String, ProfileError> {
     let mut ranges = Vec::new();
     for profile in profiles {
         let mut bytes_before = 0_u64;
@@ -117,21 +121,24 @@ pub(crate) fn merge_profiles(profiles: Vec<Vec<ProfileRange>>, max_bytes: u64) -
     // A stable sort, so that equal places have the order of the profiles.
     ranges.sort_by_key(|(bytes_before, _)| *bytes_before);
     let mut text = format!("{HEADER_LINE}\n");
-    let (mut left, mut ranges_left) = (max_bytes, MAX_RANGES);
+    let (mut left, mut ranges_left) = (max_bytes, MAX_ACCESSED_RANGES);
     let mut covered = HashMap::<ArchivePath, BTreeMap<u64, u64>>::new();
     for (_, range) in ranges {
         let (start, end) = (range.offset, range.offset.saturating_add(range.len));
         let covered = covered.entry(range.path.clone()).or_default();
         for (start, end) in cover(covered, start, end) {
             let len = (end - start).min(left);
-            if len == 0 || ranges_left == 0 {
-                return text;
+            if len == 0 {
+                return Ok(text);
+            }
+            if ranges_left == 0 {
+                return Err(ProfileError::TooManyRanges);
             }
             (left, ranges_left) = (left - len, ranges_left - 1);
             push_range(&mut text, &range.path, (start, len));
         }
     }
-    text
+    Ok(text)
 }
 
 /// Adds the range from `start` to `end` to `covered`, the ends of disjoint ranges by start. Returns the parts
@@ -284,7 +291,7 @@ mod tests {
 
     fn merged(profiles: &[&str], max_bytes: u64) -> String {
         let profiles = profiles.iter().map(|text| parsed(text)).collect();
-        let text = merge_profiles(profiles, max_bytes);
+        let text = merge_profiles(profiles, max_bytes).expect("few ranges");
         let ranges = text.strip_prefix(HEADER_LINE).expect("a profile");
         ranges.trim_start().to_owned()
     }
@@ -355,7 +362,7 @@ mod tests {
             }
             let mut expected = bytes(&profiles.concat());
             expected.dedup();
-            let merged = merge_profiles(profiles.to_vec(), u64::MAX);
+            let merged = merge_profiles(profiles.to_vec(), u64::MAX).expect("few ranges");
             let merged = parse_profile(&merged).expect("a profile");
             let merged: Vec<_> = merged.collect::<Result<_, _>>().expect("valid lines");
             prop_assert_eq!(bytes(&merged), expected);

@@ -48,7 +48,8 @@ pub(super) fn profile(bytes: &[u8]) {
     }
     let parsed = profile_file::parse_profile(&text).expect("resolved before");
     let parsed: Vec<_> = parsed.collect::<Result<_, _>>().expect("resolved before");
-    let merged = profile_file::merge_profiles(vec![parsed.clone(), parsed], 1000);
+    let merged =
+        profile_file::merge_profiles(vec![parsed.clone(), parsed], 1000).expect("few ranges");
     let merged = profile_file::parse_profile(&merged).expect("just written");
     let lens = merged.map(|range| range.expect("just written").len);
     assert!(lens.sum::<u64>() <= 1000);
