@@ -209,6 +209,27 @@ fn more_entries_than_limit_are_rejected_by_every_verb() {
 
 // Promises: limit-entries
 #[test]
+fn implied_directories_count_where_a_tree_is_made_or_indexed() {
+    let place = cli::Place::new();
+    place.put("a.tar", Archive::new().file("a/b/c", "").end());
+    for (code, words) in [
+        (0, &["verify", "-q", "a.tar"][..]),
+        (0, &["materialize", "-q", "--to-stdout", "a.tar"]),
+        (0, &["materialize", "-q", "--dry-run", "a.tar", "-C", "out"]),
+        (2, &["materialize", "-q", "a.tar", "-C", "out"]),
+        (2, &["sync", "-q", "a.tar", "copy"]),
+        (2, &["index", "-q", "a.tar"]),
+        (2, &["ls", "a.tar"]),
+        (2, &["find", "a.tar"]),
+        (2, &["du", "a.tar"]),
+    ] {
+        let outcome = place.run(&[&[words[0], "--max-entries=1"], &words[1..]].concat());
+        assert_eq!(outcome.code, code, "{words:?}: {}", outcome.complaints);
+    }
+}
+
+// Promises: limit-entries
+#[test]
 fn saved_index_with_too_many_entries_is_rejected() {
     let place = Place::with_archive(&Archive::new().file("a", "").file("b", "").end());
     assert_success(&run(&place, "index", &[]));
