@@ -141,14 +141,11 @@ impl FilesystemState {
         &self,
         entry: &Entry<'a>,
     ) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
-        let (xattrs, kind) = (entry.xattrs(), entry.kind());
-        xattrs.filter(move |(name, value)| {
-            xattr::is_supported(name, value, kind) && self.xattr_filter.selects(name)
-        })
+        entry.shown_xattrs(&self.xattr_filter)
     }
 
     pub(super) fn attributes(&self, entry: Entry<'_>) -> FileAttr {
-        let mode = xattr::mode(entry.mode(), self.shown_xattrs(&entry), &self.accounts);
+        let mode = entry.shown_mode(&self.xattr_filter, || &self.accounts);
         let inode = self.subtree.inode(entry.ino());
         attr::attributes(entry, mode, inode, &self.ownership)
     }

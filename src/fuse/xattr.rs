@@ -4,59 +4,16 @@ use std::borrow::Cow;
 use std::cell::LazyCell;
 
 use crate::base::passwd::Accounts;
+use crate::base::xattr::XATTR_LIST_MAX;
+use crate::base::xattr::filter::XattrFilter;
 use crate::base::xattr::posix_acl;
-use crate::base::xattr::{XATTR_LIST_MAX, is_storable};
-use crate::index::{Entry, EntryKind, Index};
-
-/// Bytes of an ACL with entries for owner, group and others only.
-const MINIMAL_ACL_BYTES: usize = 4 + 3 * 8;
+use crate::index::{Entry, Index};
 
 /// Namespace that Linux lists only for processes with `CAP_SYS_ADMIN`.
 const TRUSTED_PREFIX: &[u8] = b"trusted.";
 
-/// Namespace that Linux allows only for files and directories.
-const USER_PREFIX: &[u8] = b"user.";
-
 /// Name of the `SELinux` label.
 pub(super) const SELINUX_LABEL: &[u8] = b"security.selinux";
-
-/// Whether Linux can hold the attribute for an entry of this kind. overlayfs could not copy up a file that
-/// lists another one.
-pub(super) fn is_supported(name: &[u8], value: &[u8], kind: EntryKind<'_>) -> bool {
-    match posix_acl::Kind::of(name) {
-        Some(posix_acl::Kind::Default) => matches!(kind, EntryKind::Directory),
-        Some(posix_acl::Kind::Access) => !matches!(kind, EntryKind::Symlink(_)),
-        None => {
-            let is_allowed = !name.starts_with(USER_PREFIX)
-                || matches!(kind, EntryKind::File | EntryKind::Directory);
-            is_allowed && is_storable(name, value)
-        }
-    }
-}
-
-/// The mode of an entry with these `xattrs`. An access ACL determines the permissions.
-pub(super) fn mode<'a>(
-    mode: u32,
-    xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
-    accounts: &Accounts,
-) -> u32 {
-    let acl = posix_acl::find(xattrs, posix_acl::Kind::Access, accounts);
-    let acl = acl.ok().flatten();
-    let permissions = acl.and_then(|acl| posix_acl::mode_of_xattr(&acl.bytes));
-    permissions.map_or(mode, |permissions| mode & !0o777 | permissions)
-}
-
-/// The bytes of the ACL `kind` among `xattrs`, if a file system would store it. Linux stores no access ACL
-/// that only repeats the mode, as tar writes beside every default ACL.
-fn stored_acl<'a>(
-    xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
-    kind: posix_acl::Kind,
-    accounts: &Accounts,
-) -> Option<Vec<u8>> {
-    let bytes = posix_acl::find(xattrs, kind, accounts).ok()??.bytes;
-    let is_mode = kind == posix_acl::Kind::Access && bytes.len() == MINIMAL_ACL_BYTES;
-    (!is_mode).then_some(bytes)
-}
 
 pub(super) fn value<'a>(
     mut xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
@@ -66,7 +23,7 @@ pub(super) fn value<'a>(
     if let Some(kind) = posix_acl::Kind::of(wanted) {
         // A pax header's keyword is not an attribute's name.
         let is_attribute = wanted == kind.attribute().as_bytes();
-        let acl = is_attribute.then(|| stored_acl(xattrs, kind, accounts));
+        let acl = is_attribute.then(|| posix_acl::find_stored(xattrs, kind, accounts));
         return acl.flatten().map(Cow::Owned);
     }
     xattrs
@@ -85,7 +42,8 @@ pub(super) fn list_names<'a>(
     let (acls, plain): (Vec<_>, Vec<_>) =
         xattrs.partition(|&(name, _)| posix_acl::Kind::of(name).is_some());
     let kinds = posix_acl::Kind::ALL.into_iter();
-    let stored = kinds.filter(|&kind| stored_acl(acls.iter().copied(), kind, accounts).is_some());
+    let is_stored = |kind| posix_acl::find_stored(acls.iter().copied(), kind, accounts).is_some();
+    let stored = kinds.filter(|&kind| is_stored(kind));
     let plain = plain.into_iter().map(|(name, _)| name);
     let listed = plain.filter(|name| !name.starts_with(TRUSTED_PREFIX) || *lists_trusted);
     let mut names = Vec::new();
@@ -127,13 +85,12 @@ pub fn left_out_xattrs(index: &Index) -> LeftOutXattrs {
 
 /// Number of the entry's attributes other than ACLs that are not listed.
 fn unlisted(entry: Entry<'_>) -> usize {
-    let xattrs = entry.xattrs();
-    let plain = xattrs.filter(|(name, _)| posix_acl::Kind::of(name).is_none());
-    let plain: Vec<_> = plain.collect();
-    let supported = plain.iter().copied();
-    let supported = supported.filter(|(name, value)| is_supported(name, value, entry.kind()));
+    let is_plain = |(name, _): &(&[u8], &[u8])| posix_acl::Kind::of(name).is_none();
+    let all = XattrFilter::everything();
+    let supported = entry.shown_xattrs(&all).filter(is_plain);
     let listed = list_names(supported, &Accounts::default(), || true);
-    plain.len() - listed.split_inclusive(|&byte| byte == 0).count()
+    let plain = entry.xattrs().filter(is_plain).count();
+    plain - listed.split_inclusive(|&byte| byte == 0).count()
 }
 
 /// Whether file systems with attributes know the namespace of `name`. A missing ACL is no missing feature.
@@ -191,26 +148,6 @@ mod tests {
         let listed = list_names(xattrs(), &accounts, || false);
         assert_eq!(listed, b"system.posix_acl_default\0");
         assert_eq!(value(xattrs(), b"system.posix_acl_access", &accounts), None);
-    }
-
-    // Promises: xattr-impossible
-    #[test]
-    fn xattr_support_depends_on_kind_of_entry() {
-        let kinds = [
-            EntryKind::File,
-            EntryKind::Directory,
-            EntryKind::Symlink(b"x"),
-            EntryKind::Fifo,
-        ];
-        let stored = |name: &[u8]| kinds.map(|kind| is_supported(name, b"", kind));
-        assert_eq!(stored(b"user.x"), [true, true, false, false]);
-        assert_eq!(stored(b"security.ima"), [true; 4]);
-        assert_eq!(stored(b"security.capability"), [false; 4]);
-        assert_eq!(stored(b"SCHILY.acl.access"), [true, true, false, true]);
-        assert_eq!(
-            stored(b"system.posix_acl_default"),
-            [false, true, false, false]
-        );
     }
 
     #[test]

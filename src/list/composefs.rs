@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
+use crate::base::xattr::filter::XattrFilter;
 use crate::tree::{FileId, FileKind, Item, Tree};
 
 /// The paths of files with several names. The other names are links to the first one.
@@ -26,7 +27,9 @@ impl Dump {
         let metadata = item.metadata()?;
         let is_link = metadata.kind == FileKind::Symlink;
         let target = is_link.then(|| item.target()).transpose()?;
-        let xattrs = item.xattrs()?;
+        let filter = XattrFilter::default();
+        let xattrs = item.xattrs()?.into_iter();
+        let xattrs = xattrs.filter(|(name, _)| filter.selects(name));
         let id = metadata.id();
         let first = match metadata.is_shared().then(|| self.first_paths.get(&id)) {
             Some(None) => {

@@ -2,12 +2,18 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::sync::LazyLock;
 
 use pyo3::prelude::*;
 
+use crate::base::passwd::Accounts;
+use crate::base::xattr::posix_acl;
 use crate::index::{Entry, EntryKind, Index, Ino};
 use crate::materialize::member_of;
 use crate::tar::{Member, MemberKind};
+
+/// The users and groups that ACLs name.
+static ACCOUNTS: LazyLock<Accounts> = LazyLock::new(Accounts::load_system);
 
 /// Attributes of an entry, in the order of the fields of `tarfs.Entry`.
 ///
@@ -54,7 +60,7 @@ impl Row {
             kind,
             member.size,
             seconds.saturating_add(member.mtime.nanoseconds.into()),
-            member.mode,
+            mode(member),
             member.uid,
             member.gid,
             text(&member.user),
@@ -63,6 +69,19 @@ impl Row {
             ino,
         )
     }
+}
+
+/// The mode that a mount shows.
+fn mode(member: &Member) -> u32 {
+    let is_link = matches!(member.kind, MemberKind::Symlink(_));
+    if is_link || member.xattrs.is_empty() {
+        return member.mode;
+    }
+    let xattrs = member
+        .xattrs
+        .iter()
+        .map(|(name, value)| (&**name, &**value));
+    posix_acl::mode_with_acl(member.mode, posix_acl::permissions(xattrs, &ACCOUNTS))
 }
 
 /// The wanted entries in the directory `ino` at `path`, or with `deep` also those below.

@@ -66,7 +66,7 @@ pub trait Differences<A: Tree, B: Tree>: Send + Sync + 'static {
     /// Their owners' names cannot be loaded.
     fn prepare(
         &self,
-        _: &A,
+        _: &Item<'_, A>,
         _: &mut Metadata,
         _: &mut Metadata,
         is_implied: bool,
@@ -251,9 +251,9 @@ where
         let is_implied = is_first_implied || second.is_implied()?;
         // The top has the attributes that its user gave it.
         let is_below_top = !first.path().is_empty();
-        let (tree, differences) = (&*self.first, &*self.differences);
+        let differences = &*self.differences;
         let has_attributes = (is_below_top || !is_implied)
-            && differences.prepare(tree, &mut one, &mut other, is_implied)?;
+            && differences.prepare(first, &mut one, &mut other, is_implied)?;
         first.set_metadata(one);
         second.set_metadata(other);
         let mut properties = self.properties(first, second, has_attributes)?;

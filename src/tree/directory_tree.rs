@@ -236,6 +236,17 @@ impl Tree for DirectoryTree {
         Ok(name.kind != FileKind::Symlink && target.has_xattr(is_acl).unwrap_or(false))
     }
 
+    fn acl_permissions(
+        &self,
+        directory: &OpenDirectory,
+        name: Name<'_>,
+    ) -> io::Result<Option<u32>> {
+        let target = AttributeTarget::named(directory, name.name);
+        let is_link = name.kind == FileKind::Symlink;
+        let acl = (!is_link).then(|| target.xattr(posix_acl::Kind::Access.attribute().as_bytes()));
+        Ok(acl.and_then(|acl| posix_acl::mode_of_xattr(&acl.ok()?)))
+    }
+
     fn follows_links(&self) -> bool {
         self.follows_links
     }

@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::io::{self, Read};
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::{Buf, Bytes};
 
 use crate::base::passwd::Accounts;
 use crate::base::resolve::PathError;
+use crate::base::xattr::filter::XattrFilter;
 use crate::base::xattr::posix_acl::{self, Kind};
 use crate::index::{Entry, EntryKind, Index, Ino, LazyIndex};
 
@@ -48,6 +49,9 @@ pub struct IndexTree<I = Arc<Index>> {
     /// The device of the mount that shows the entries, if there is one.
     file_system: u64,
     read_content: Option<ReadContent>,
+    xattr_filter: XattrFilter,
+    /// The users and groups that ACLs name.
+    accounts: OnceLock<Accounts>,
 }
 
 impl<I: Deref<Target = Index>> IndexTree<I> {
@@ -77,6 +81,17 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
             follows_links: false,
             file_system: 0,
             read_content: None,
+            xattr_filter: XattrFilter::default(),
+            accounts: OnceLock::new(),
+        }
+    }
+
+    /// The same entries, with the extended attributes that `xattr_filter` selects. Modes follow from the ACLs among them.
+    #[must_use]
+    pub fn with_xattrs(self, xattr_filter: XattrFilter) -> Self {
+        Self {
+            xattr_filter,
+            ..self
         }
     }
 
@@ -126,6 +141,10 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
         let found = self.read(|index| Some(access(index.entry(ino.ok()?)?)))?;
         found.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
+
+    fn accounts(&self) -> &Accounts {
+        self.accounts.get_or_init(Accounts::load_system)
+    }
 }
 
 impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
@@ -166,7 +185,10 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
     fn metadata(&self, _: &Ino, name: Name<'_>) -> io::Result<Metadata> {
         Ok(Metadata {
             file_system: self.file_system,
-            ..self.entry(name.inode, |entry| metadata(&entry))?
+            ..self.entry(name.inode, |entry| Metadata {
+                mode: entry.shown_mode(&self.xattr_filter, || self.accounts()),
+                ..metadata(&entry)
+            })?
         })
     }
 
@@ -208,24 +230,34 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
 
     fn xattrs(&self, _: &Ino, name: Name<'_>) -> io::Result<Vec<Xattr>> {
         self.entry(name.inode, |entry| {
-            let others = entry.xattrs().filter(|(name, _)| Kind::of(name).is_none());
-            let mut xattrs: Vec<_> = others
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .collect();
-            for kind in Kind::ALL {
-                // The image is for other machines, on which names without numbers mean nothing.
-                let found = posix_acl::find(entry.xattrs(), kind, &Accounts::default());
-                if let Ok(Some(acl)) = found {
-                    xattrs.push((kind.attribute().into(), acl.bytes));
-                }
-            }
-            xattrs
+            let shown = || entry.shown_xattrs(&self.xattr_filter);
+            let others = shown().filter(|(name, _)| Kind::of(name).is_none());
+            let others = others.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            // The image is for other machines, on which names without numbers mean nothing.
+            let accounts = Accounts::default();
+            let acls = Kind::ALL.into_iter().filter_map(|kind| {
+                let bytes = posix_acl::find_stored(shown(), kind, &accounts)?;
+                Some((kind.attribute().into(), bytes))
+            });
+            others.chain(acls).collect()
         })
     }
 
     fn has_acl(&self, _: &Ino, name: Name<'_>) -> io::Result<bool> {
-        let has_acl = |entry: Entry<'_>| entry.xattrs().any(|(name, _)| Kind::of(name).is_some());
-        self.entry(name.inode, has_acl)
+        self.entry(name.inode, |entry| {
+            entry.xattrs().next().is_some()
+                && Kind::ALL.into_iter().any(|kind| {
+                    let shown = entry.shown_xattrs(&self.xattr_filter);
+                    posix_acl::find_stored(shown, kind, self.accounts()).is_some()
+                })
+        })
+    }
+
+    fn acl_permissions(&self, _: &Ino, name: Name<'_>) -> io::Result<Option<u32>> {
+        let filter = XattrFilter::default();
+        self.entry(name.inode, |entry| {
+            entry.acl_permissions(&filter, || self.accounts())
+        })
     }
 
     fn offset(&self, name: Name<'_>) -> io::Result<Option<u64>> {
@@ -332,7 +364,7 @@ fn kind(kind: EntryKind<'_>) -> FileKind {
     }
 }
 
-/// The attributes of `entry`, as a mount shows them.
+/// The attributes of `entry`, without its ACL.
 pub fn metadata(entry: &Entry<'_>) -> Metadata {
     let mtime = entry.mtime();
     Metadata {

@@ -324,6 +324,14 @@ pub trait Tree: Sync {
         Ok(false)
     }
 
+    /// The permissions that the access ACL of a file in `directory` determines, if it has one.
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    fn acl_permissions(&self, _: &Self::Directory, _: Name<'_>) -> io::Result<Option<u32>> {
+        Ok(None)
+    }
+
     /// Number of directories that may be open at a time; `None` for any number.
     fn max_open(&self) -> Option<usize> {
         None

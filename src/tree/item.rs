@@ -114,6 +114,11 @@ impl<'a, T: Tree> Item<'a, T> {
         self.tree.has_acl(self.directory, self.name)
     }
 
+    /// The permissions that its access ACL determines, if it has one.
+    pub(crate) fn acl_permissions(&self) -> io::Result<Option<u32>> {
+        self.tree.acl_permissions(self.directory, self.name)
+    }
+
     /// The file's number.
     pub fn inode(&self) -> u64 {
         self.name.inode

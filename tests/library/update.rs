@@ -456,6 +456,80 @@ fn implied_directories_lose_the_extended_attributes_of_an_earlier_tree() {
     assert_eq!(kept.text(), "");
 }
 
+// Promises: sync-differs, sync-attributes, acl-mode
+#[test]
+fn second_update_keeps_the_modes_that_acls_determine() {
+    let place = Place::new();
+    let with_acl = |archive: Archive, acl: &str| archive.pax(&[("SCHILY.acl.access", acl)]);
+    let named = "user::rw-,user:4343:rw-,group::r--,mask::rw-,other::---";
+    let archive = with_acl(Archive::new(), named).add(Header::new("f", b'0').mode(0o666), "1");
+    // GNU tar writes one that repeats the mode beside a default ACL.
+    let archive = with_acl(archive, "user::rwx,group::rwx,other::r-x")
+        .add(Header::new("d", b'5').mode(0o775), "");
+    place.put("a.tar", archive.end());
+    let mode = |name: &str| fs::metadata(place.path(name)).expect("written").mode() & 0o7777;
+    for flags in [&["-p"][..], &["--no-same-permissions"]] {
+        drop(fs::remove_dir_all(place.path("out")));
+        fs::create_dir(place.path("out")).expect("ours");
+        let words = [&["sync", "-q", "a.tar", "out"][..], flags].concat();
+        place.succeeds(&words);
+        assert_eq!((mode("out/f"), mode("out/d")), (0o660, 0o775), "{flags:?}");
+        let dry = place.succeeds(&[&words[..], &["--dry-run"]].concat());
+        assert_eq!(dry.text(), "", "{flags:?}");
+        place.succeeds(&words);
+        assert_eq!((mode("out/f"), mode("out/d")), (0o660, 0o775), "{flags:?}");
+    }
+    // Without ACLs the mode of the header counts.
+    let words = ["sync", "-q", "-p", "--no-acls", "a.tar", "out"];
+    place.succeeds(&words);
+    assert_eq!(mode("out/f"), 0o666);
+    let dry = place.succeeds(&[&words[..], &["--dry-run"]].concat());
+    assert_eq!(dry.text(), "");
+}
+
+// Promises: acl-mode, xattr-default
+#[test]
+fn listings_show_modes_and_attributes_as_a_mount_does() {
+    let place = Place::new();
+    let acl = "user::rw-,user:4343:rw-,group::r--,mask::rw-,other::---";
+    let xattrs = [
+        ("SCHILY.acl.access", acl),
+        ("SCHILY.xattr.security.selinux", "label"),
+        ("SCHILY.xattr.trusted.note", "secret"),
+        ("SCHILY.xattr.user.x", "y"),
+    ];
+    let archive = Archive::new()
+        .pax(&xattrs)
+        .add(Header::new("f", b'0').mode(0o666), "1")
+        .pax(&[("SCHILY.acl.access", "user::rw-,group::r--,other::r--")])
+        .file("repeated", "2");
+    place.put("a.tar", archive.end());
+    place.succeeds(&["materialize", "-q", "-p", "a.tar", "-C", "out"]);
+    let diff = place.run(&["diff", "a.tar", "out"]);
+    assert_eq!((diff.code, diff.text()), (0, ""), "{}", diff.complaints);
+    let long = place.succeeds(&["ls", "-l", "a.tar"]);
+    let modes: Vec<_> = long.text().lines().map(|line| &line[..11]).collect();
+    assert_eq!(modes, ["-rw-rw----+", "-rw-r--r-- "]);
+    let found = place.succeeds(&["find", "a.tar", "-perm", "660"]);
+    assert_eq!(found.text().lines().count(), 1, "{}", found.text());
+    let dump = place.succeeds(&["ls", "--format", "composefs", "a.tar"]);
+    let lines = dump.lines();
+    let line = lines.iter().find(|line| line.starts_with("/f "));
+    let line = line.expect("a line for the file");
+    assert!(line.contains(" 100660 "), "{line}");
+    assert!(line.contains(" user.x=y"), "{line}");
+    assert!(line.contains(" system.posix_acl_access="), "{line}");
+    assert!(
+        !line.contains("selinux") && !line.contains("trusted"),
+        "{line}"
+    );
+    assert!(
+        lines
+            .iter()
+            .all(|line| !line.starts_with("/repeated ") || !line.contains("acl"))
+    );
+}
+
 // Promises: sync-locked
 #[test]
 fn destination_that_another_process_has_locked_is_neither_updated_nor_resumed() {

@@ -66,6 +66,22 @@ fn acl_stricter_than_header_mode_is_enforced() {
     assert_eq!(said, "660\none\nrefused\n660\n660\n");
 }
 
+// Promises: acl-mode
+#[test]
+fn listing_of_a_mount_has_its_modes() {
+    let said = stdout_of(
+        r"
+        tar --create --acls --mode=666 -C t -f open.tar ./file
+        for flags in '' --no-acls; do
+            tarfs mount $flags open.tar mnt
+            stat -c %a mnt/file; tarfs find mnt/file -printf '%m\n'; tarfs ls -l mnt/file | cut -c 1-11
+            tarfs umount mnt
+        done
+        ",
+    );
+    assert_eq!(said, "660\n660\n-rw-rw----+\n666\n666\n-rw-rw-rw- \n");
+}
+
 // Promises: xattr-trusted
 #[test]
 fn trusted_names_are_listed_with_cap_sys_admin_only() {

@@ -74,6 +74,19 @@ def test_attributes_are_those_of_tarfile(server: Server, plain: bytes) -> None:
     assert archive.stat("link", follow_symlinks=False).target == "data/d1/f0001"
 
 
+# Promises: acl-mode
+def test_mode_follows_the_access_acl(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("f")
+    member.mode = 0o666
+    acl = "user::rw-,user:4343:rw-,group::r--,mask::rw-,other::---"
+    member.pax_headers = {"SCHILY.acl.access": acl}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member)
+    path = str(tmp_path / "a.tar")
+    assert tarfs.open(path).stat("f").mode == 0o660
+    assert [member.entry.mode for member in tarfs.stream(path)] == [0o660]
+
+
 def test_listing_has_one_directory(server: Server) -> None:
     archive = tarfs.open(server.url("a.tar.gz"))
     assert archive.ls() == ["data", "hard", "table.csv", "link", "latin-\udce9", "empty"]

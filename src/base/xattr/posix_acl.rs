@@ -82,6 +82,35 @@ pub fn find<'a>(
     }
 }
 
+/// Bytes of an ACL with entries for owner, group and others only.
+const MINIMAL_ACL_BYTES: usize = 4 + 3 * 8;
+
+/// The bytes of the ACL `kind` among `xattrs`, if a file system would store it. Linux stores no access ACL
+/// that only repeats the mode, as tar writes beside every default ACL.
+pub(crate) fn find_stored<'a>(
+    xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+    kind: Kind,
+    names: &Accounts,
+) -> Option<Vec<u8>> {
+    let bytes = find(xattrs, kind, names).ok()??.bytes;
+    let is_mode = kind == Kind::Access && bytes.len() == MINIMAL_ACL_BYTES;
+    (!is_mode).then_some(bytes)
+}
+
+/// The permissions of a file that the access ACL among its `xattrs` determines, if there is one.
+pub(crate) fn permissions<'a>(
+    xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+    names: &Accounts,
+) -> Option<u32> {
+    let acl = find(xattrs, Kind::Access, names).ok()?;
+    mode_of_xattr(&acl?.bytes)
+}
+
+/// The `mode` of a file with these `permissions` of its access ACL.
+pub(crate) fn mode_with_acl(mode: u32, permissions: Option<u32>) -> u32 {
+    permissions.map_or(mode, |permissions| mode & !0o777 | permissions)
+}
+
 /// Subject of an ACL entry; the values are Linux's `ACL_*` tags.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Tag {

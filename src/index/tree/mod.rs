@@ -5,6 +5,7 @@ mod loading;
 mod origin;
 mod resolve_path;
 mod spans;
+mod xattrs;
 
 pub use origin::{Locator, Origin};
 pub use spans::Span;

@@ -10,10 +10,13 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use super::extra::Deletion;
 use crate::archive::Volume;
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
+use crate::base::xattr::posix_acl;
 use crate::materialize::options::Options;
 use crate::materialize::write::{AttributePolicy, Directory, is_temporary};
 use crate::tar::Timestamp;
@@ -187,7 +190,8 @@ impl SyncPlanner {
         with_contents: bool,
         report: impl Fn(&[u8], io::Error) + Send + Sync + 'static,
     ) -> Self {
-        let policy = AttributePolicy::new(options);
+        let mut policy = AttributePolicy::new(options);
+        policy.xattrs.acls &= has_acls(destination);
         Self {
             made_directory: made_directory(destination, &policy),
             is_merged: source.is_some_and(Volume::is_merged),
@@ -258,7 +262,7 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
     /// The attributes that the entry of the source gets in the destination.
     fn prepare(
         &self,
-        tree: &A,
+        item: &Item<'_, A>,
         first: &mut Metadata,
         second: &mut Metadata,
         is_implied: bool,
@@ -273,12 +277,8 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
         }
         let ids = (first.uid, first.gid);
         let needs_names = !self.policy.numeric_owner;
-        let user = if needs_names { tree.user(first)? } else { None };
-        let group = if needs_names {
-            tree.group(first)?
-        } else {
-            None
-        };
+        let user = if needs_names { item.user()? } else { None };
+        let group = if needs_names { item.group()? } else { None };
         let names = (
             user.as_deref().unwrap_or_default(),
             group.as_deref().unwrap_or_default(),
@@ -296,6 +296,9 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
         if !self.policy.same_permissions && is_directory {
             // New directories inherit it.
             first.mode |= second.mode & 0o2000;
+        }
+        if self.policy.xattrs.acls {
+            first.mode = posix_acl::mode_with_acl(first.mode, item.acl_permissions()?);
         }
         Ok(true)
     }
@@ -351,6 +354,13 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
         drop(plan);
         (self.report)(path, error);
     }
+}
+
+/// Whether the file system of the directory has ACLs.
+fn has_acls(directory: &Path) -> bool {
+    let name = posix_acl::Kind::Access.attribute();
+    let found = rustix::fs::getxattr(directory, name, &mut [0_u8; 0][..]);
+    found != Err(Errno::OPNOTSUPP)
 }
 
 /// Mode, owner and group of a new directory below `destination`; `None` if they depend on an ACL.

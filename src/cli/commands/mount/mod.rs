@@ -247,7 +247,8 @@ fn mount_and_serve(
     opened.content.on_available(WaitFor::End, then);
     let ended = events.clone();
     let ended = move || send_event(&ended, Event::MountEnded);
-    let has_own_attributes = options.ownership != Ownership::default();
+    let has_own_attributes =
+        options.ownership != Ownership::default() || !args.xattrs.filter().acls;
     let shows_index = opened.directory.is_none() && root == Ino::ROOT && !has_own_attributes;
     let is_successor = takeover.is_some();
     let options = (options, namespace, writable.as_ref());

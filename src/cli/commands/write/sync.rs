@@ -22,7 +22,9 @@ use crate::cli::ui::output;
 use tarfs::archive::Volume;
 use tarfs::index::Ino;
 use tarfs::internal::escape::escape;
-use tarfs::materialize::{DestinationLock, Materializer, Options, Summary, SyncPlan, SyncPlanner};
+use tarfs::materialize::{
+    DestinationLock, Materializer, Options, Summary, SyncPlan, SyncPlanner, XattrFilter,
+};
 use tarfs::source::local_path;
 use tarfs::tree::{Comparison, DirectoryTree, IndexTree, Name, Tree};
 
@@ -96,7 +98,13 @@ impl SyncArgs {
         // The plan has them, too.
         let _code = output::report_problems(tree, ExitCode::SUCCESS);
         let _lock = self.lock_destination()?;
-        let source = with_contents(IndexTree::new(index.clone(), false), &volume);
+        let without_acls = XattrFilter {
+            acls: false,
+            ..XattrFilter::default()
+        };
+        // The planner adds the ACLs to the modes that files get.
+        let source = IndexTree::new(index.clone(), false).with_xattrs(without_acls);
+        let source = with_contents(source, &volume);
         let root = (b".".as_slice(), Ino::ROOT.0.into());
         let plan = self.plan(Some(&*volume), source, &Ino::ROOT, root, &output.options())?;
         self.carry_out(output, &plan, |sink| {
