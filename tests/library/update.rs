@@ -791,6 +791,53 @@ fn dry_run_of_an_update_prints_the_steps_and_changes_nothing() {
     assert_eq!(tree_facts(&place.path("out")), before);
 }
 
+// Promises: sync-dry-run, sync-file-over-directory, sync-end-marker
+#[test]
+fn dry_run_of_an_update_reports_directories_in_the_way() {
+    let place = Place::new();
+    let archive = Archive::new()
+        .file("d", "new")
+        .symlink("l", "d")
+        .file("e", "new");
+    place.put("a.tar", archive.clone().end());
+    place.put("cut.tar", archive.unfinished());
+    let fill = || {
+        drop(fs::remove_dir_all(place.path("out")));
+        for name in ["d", "l", "e"] {
+            fs::create_dir_all(place.path("out").join(name)).expect("ours");
+        }
+        place.put("out/d/old", "old");
+        place.put("out/l/old", "old");
+    };
+    for (archive, flags) in [("a.tar", &[][..]), ("cut.tar", &["--delete"][..])] {
+        fill();
+        let words = [&["sync", "-q", archive, "out"][..], flags].concat();
+        let dry = place.run(&[&words[..], &["--dry-run"]].concat());
+        assert_eq!(
+            (dry.code, dry.text()),
+            (2, "write e\n"),
+            "{}",
+            dry.complaints
+        );
+        let outcome = place.run(&words);
+        assert_eq!(outcome.code, 2, "{}", outcome.complaints);
+        let sorted = |text: &str| {
+            let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+            lines.sort_unstable();
+            lines
+        };
+        assert_eq!(sorted(&dry.complaints), sorted(&outcome.complaints));
+        assert_eq!(fs::read(place.path("out/e")).expect("written"), b"new");
+        assert!(place.path("out/d/old").exists(), "{archive}");
+    }
+    fill();
+    let words = ["sync", "-q", "--delete", "a.tar", "out"];
+    let dry = place.succeeds(&[&words[..], &["--dry-run"]].concat());
+    assert_eq!(dry.lines(), ["write d", "write e", "write l"]);
+    place.succeeds(&words);
+    assert_eq!(fs::read(place.path("out/d")).expect("written"), b"new");
+}
+
 // Promises: sync-attributes
 #[test]
 fn update_of_attributes_alone_writes_no_content() {

@@ -17,6 +17,7 @@ use crate::archive::Volume;
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
 use crate::base::xattr::posix_acl;
+use crate::materialize::error::{Cause, StepError};
 use crate::materialize::options::Options;
 use crate::materialize::write::{AttributePolicy, Directory, is_temporary};
 use crate::tar::Timestamp;
@@ -92,6 +93,8 @@ pub struct SyncPlan {
     pub(super) leftovers: Vec<ArchivePath>,
     /// Files that are added when all are known.
     named: Vec<NamedFile>,
+    /// Entries in whose place directories with entries stay, and the reasons that a run gives.
+    pub blocked: BTreeMap<ArchivePath, Cause>,
     /// Whether entries that the source lacks are removed.
     pub(super) deletes: bool,
     /// Why they are not, although the caller asked for it.
@@ -103,14 +106,17 @@ pub struct SyncPlan {
 }
 
 impl SyncPlan {
-    /// The paths in their order, and whether a run will `write`, `change`, `link` or `delete` each.
+    /// The paths that are not blocked, in their order, and whether a run will `write`, `change`, `link` or `delete` each.
     pub fn steps(&self) -> BTreeMap<&ArchivePath, &'static str> {
         let written = self.written.keys().map(|path| (path, "write"));
         let changed = self.changed.keys().map(|path| (path, "change"));
         let links = self.links.keys().map(|path| (path, "link"));
         let extra = self.extra.iter().chain(&self.leftovers);
         let extra = extra.map(|path| (path, "delete"));
-        written.chain(changed).chain(links).chain(extra).collect()
+        let steps = written.chain(changed).chain(links).chain(extra);
+        steps
+            .filter(|(path, _)| !self.blocked.contains_key(*path))
+            .collect()
     }
 
     fn refusal(&self, source: Option<&dyn Volume>) -> Option<DeletionRefusal> {
@@ -217,8 +223,10 @@ impl SyncPlanner {
         let refusal = plan.refusal(source).filter(|_| delete);
         plan.deletes = delete && refusal.is_none();
         // An archive whose writer adds no end marker may be updated as long as nothing is to be deleted.
-        plan.deletion_refusal = refusal.filter(|_| plan.is_incomplete || !plan.extra.is_empty());
+        plan.deletion_refusal = refusal
+            .filter(|_| plan.is_incomplete || !plan.extra.is_empty() || !plan.blocked.is_empty());
         if plan.deletes {
+            plan.blocked.clear();
             let deletion = Deletion::plan(tree, top, std::mem::take(&mut plan.extra));
             for path in deletion.mounts {
                 (self.report)(path.as_bytes(), io::ErrorKind::CrossesDevices.into());
@@ -333,7 +341,16 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
             }
             Difference::Both(properties, first, second) => {
                 let metadata = (&first.metadata()?, &second.metadata()?);
-                self.receive_both(path(first.path()), properties, metadata);
+                let path = path(first.path());
+                if first.kind() != FileKind::Directory
+                    && second.kind() == FileKind::Directory
+                    && !second.is_empty_directory().unwrap_or(false)
+                {
+                    let (action, errno) = (create_action(first.kind()), Errno::EXIST);
+                    let cause = StepError { action, errno }.into();
+                    self.plan.lock().blocked.insert(path.clone(), cause);
+                }
+                self.receive_both(path, properties, metadata);
             }
         }
         Ok(ControlFlow::Continue(()))
@@ -353,6 +370,16 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
         }
         drop(plan);
         (self.report)(path, error);
+    }
+}
+
+/// Action in the error of a run that cannot make an entry of this type.
+fn create_action(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Symlink => "create the symbolic link",
+        FileKind::CharDevice | FileKind::BlockDevice => "create the device",
+        FileKind::Fifo => "create the FIFO",
+        FileKind::File | FileKind::Directory | FileKind::Socket => "create the file",
     }
 }
 

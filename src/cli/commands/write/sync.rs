@@ -211,8 +211,15 @@ impl SyncArgs {
         }
         let is_whole = !plan.is_incomplete && !plan.has_mounts && plan.deletion_refusal.is_none();
         if self.dry_run.is_set {
+            for (path, cause) in &plan.blocked {
+                output::print_error(format_args!("{path}: {cause}"));
+            }
             print_steps(plan)?;
-            return Ok(exit_code(is_whole, &Summary::default()));
+            let summary = Summary {
+                errors: plan.blocked.len() as u64,
+                ..Summary::default()
+            };
+            return Ok(exit_code(is_whole, &summary));
         }
         output.to_disk("run the same command again", None, |sink| {
             let _progress = output.show_progress("updating", None);
