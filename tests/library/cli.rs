@@ -440,6 +440,9 @@ fn to_stdout_and_dry_run_write_nothing() {
     place.put("a.tar", sample());
     let told = place.succeeds(&["materialize", "a.tar", "-C", "out", "-O", "top/a", "top/b"]);
     assert_eq!(told.text(), "hello\nbee");
+    let told = place.run(&["materialize", "a.tar", "-v", "-O", "top/a", "top/b"]);
+    assert_eq!((told.code, told.text()), (0, "hello\nbee"));
+    assert_eq!(told.complaints, "top/a\ntop/b\n");
     let told = place.succeeds(&["materialize", "a.tar", "-C", "out", "--dry-run", "top/sub"]);
     assert_eq!(told.lines(), ["top/sub", "top/sub/noise", "top/sub/last"]);
     let mut left = fs::read_dir(place.path("out")).expect("a directory");

@@ -61,6 +61,7 @@ pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
         &args.write,
         args.dry_run.is_set,
         false,
+        false,
     );
     let staging = args
         .atomic

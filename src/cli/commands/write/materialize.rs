@@ -117,6 +117,7 @@ pub(crate) fn run_with(
         &args.write,
         args.dry_run.is_set,
         source_args.allow_truncated,
+        args.to_stdout,
     );
     // Checked before anything is fetched.
     let staging = args

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fs::File;
-use std::io::{self, ErrorKind, IsTerminal, Write, stdout};
+use std::io::{self, ErrorKind, IsTerminal, Write, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
@@ -41,17 +41,24 @@ pub(super) struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// A destination that is written by `options`. Errors name truncated members if `reports_truncation`.
+    /// A destination that is written by `options`. Errors name truncated members if `reports_truncation`. Names of entries
+    /// go to standard error if `has_contents_on_stdout`.
     pub(super) fn new(
         directory: &'a Path,
         options: Options,
         args: &WriteArgs,
         dry_run: bool,
         reports_truncation: bool,
+        has_contents_on_stdout: bool,
     ) -> Self {
         let prints_entries = args.verbose || dry_run;
+        let names = if has_contents_on_stdout {
+            Stream::Stderr
+        } else {
+            Stream::Stdout
+        };
         let reporter = Arc::new(TerminalReporter {
-            prints_entries,
+            names: prints_entries.then_some(names),
             ..TerminalReporter::for_contents(reports_truncation)
         });
         Self {
@@ -249,12 +256,18 @@ pub(crate) fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
     ExitCode::from(exit_status::FAILURE)
 }
 
+/// An output for names of entries.
+#[derive(Clone, Copy, Debug)]
+enum Stream {
+    Stdout,
+    Stderr,
+}
+
 /// Prints entries and problems at once.
 #[derive(Debug)]
 pub(crate) struct TerminalReporter {
-    prints_entries: bool,
-    /// Whether to escape names that could control a terminal, as `ls` does.
-    escapes_names: bool,
+    /// The output for names of entries, if they are printed.
+    names: Option<Stream>,
     /// Whether to report truncated members. Otherwise the error that truncated them names them.
     reports_truncation: bool,
     /// The first error of printing an entry. A closed pipe is no error.
@@ -265,30 +278,35 @@ impl TerminalReporter {
     /// Reports only problems.
     pub(crate) fn for_contents(reports_truncation: bool) -> Self {
         Self {
-            prints_entries: false,
-            escapes_names: stdout().is_terminal(),
+            names: None,
             reports_truncation,
             output_error: OnceLock::new(),
         }
     }
 
     fn print_entry(&self, action: &[u8], path: &ArchivePath) {
-        if !self.prints_entries {
-            return;
-        }
-        let name = match path.as_bytes() {
-            // As tar and rsync show it.
-            b"" => b"./".into(),
-            name if self.escapes_names => escape(name).into_bytes().into(),
-            name => Cow::Borrowed(name),
+        let line = |is_terminal| [action, &shown_name(path, is_terminal), b"\n"].concat();
+        let written = match self.names {
+            None => Ok(()),
+            Some(Stream::Stdout) => stdout().write_all(&line(stdout().is_terminal())),
+            Some(Stream::Stderr) => stderr().write_all(&line(stderr().is_terminal())),
         };
-        let written = stdout().write_all(&[action, &name, b"\n"].concat());
         if let Err(error) = written
             && error.kind() != ErrorKind::BrokenPipe
         {
             // Only the first is reported.
             drop(self.output_error.set(error));
         }
+    }
+}
+
+/// The name of an entry as it is printed, for a terminal escaped as by `ls`.
+pub(super) fn shown_name(path: &ArchivePath, is_terminal: bool) -> Cow<'_, [u8]> {
+    match path.as_bytes() {
+        // As tar and rsync show it.
+        b"" => b"./".into(),
+        name if is_terminal => escape(name).into_bytes().into(),
+        name => Cow::Borrowed(name),
     }
 }
 

@@ -171,6 +171,7 @@ fn write(
         &args.write,
         false,
         truncated,
+        false,
     );
     let tree = LayerArgs::default().tree(&args.source);
     let (source, archive) = (&args.source, &args.archive);

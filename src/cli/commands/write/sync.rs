@@ -80,6 +80,7 @@ impl SyncArgs {
             &self.write,
             self.dry_run.is_set,
             false,
+            false,
         )
     }
 
