@@ -35,6 +35,20 @@ fn names_written_to_a_terminal_are_escaped() {
         let line = format!("{name}\n");
         assert_eq!(piped.stdout, line.as_bytes(), "{}", stderr_text(&piped));
     }
+    let directory = TestDir::new(&["old"]);
+    let archive = Archive::new().add(Header::new(".", b'5').mode(0o711), "");
+    directory.put("a.tar", archive.add(Header::new(name, b'0'), "").end());
+    let words = "sync --dry-run a.tar old";
+    let (output, shown) = on_terminal(directory.root(), words);
+    assert!(output.status.success(), "{shown}");
+    assert!(
+        shown.contains(r"write a\033]0;owned\007b\n\ c"),
+        "{shown:?}"
+    );
+    let words: Vec<_> = words.split(' ').collect();
+    let piped = directory.tarfs(&words);
+    let lines = format!("change ./\nwrite {name}\n");
+    assert_eq!(piped.stdout, lines.as_bytes(), "{}", stderr_text(&piped));
 }
 
 // Promises: walk-terminal

@@ -123,7 +123,7 @@ fn update_changes_nothing_below_a_mount_point_of_a_common_name() {
     let left = ["dir", "mode", "other"].map(skipped).concat();
     // Only the entries beside the mount points are deleted.
     let expected = format!(
-        "change .\ndelete gone\n{left}write top\nwrite top/c\n2 dir gone mode other\n\
+        "change ./\ndelete gone\n{left}write top\nwrite top/c\n2 dir gone mode other\n\
          {left}2 dir mode other top\n{left}2 dir gone mode other top\n"
     );
     assert_eq!(said, expected.repeat(2));

@@ -1,7 +1,7 @@
 //! `tarfs sync`: brings a directory to the state of an archive, an image or another directory.
 
 use std::fs;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 
 use super::args::{ArchiveArgs, DryRunArg, WriteArgs};
 use super::copy::{ensure_apart, ensure_there, make_destination};
-use super::output::{Output, Written, exit_code};
+use super::output::{Output, Written, exit_code, shown_name};
 use super::shard::open_indexed;
 use crate::cli::args::{LayerArgs, SourceArgs};
 use crate::cli::commands::list::operands::{self, local_directory, with_contents};
@@ -232,14 +232,10 @@ impl SyncArgs {
 
 /// Prints what a run would do.
 fn print_steps(plan: &SyncPlan) -> anyhow::Result<()> {
-    let mut text = Vec::new();
+    let (mut text, is_terminal) = (Vec::new(), io::stdout().is_terminal());
     for (path, word) in plan.steps() {
-        let path = if path.is_root() {
-            b"."
-        } else {
-            path.as_bytes()
-        };
-        text.extend_from_slice(format!("{word} {}\n", escape(path)).as_bytes());
+        let name = shown_name(path, is_terminal);
+        text.extend_from_slice(&[word.as_bytes(), b" ", &name, b"\n"].concat());
     }
     let output = operands::standard_output(false)?;
     output.write_last(&text);
