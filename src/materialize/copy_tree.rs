@@ -236,16 +236,17 @@ impl Copier {
         let Some(path) = self.select(path) else {
             return Ok(is_directory.then(CopyTarget::default));
         };
+        if name.kind == FileKind::Socket {
+            let problems = &self.context.problems;
+            problems.warn(&format!("{path}: socket ignored"));
+            return Ok(None);
+        }
         if self.dry_run {
             self.context.problems.entry(&path);
             return Ok(is_directory.then(CopyTarget::default));
         }
         let metadata = self.source.metadata(directory, name)?;
-        let Some((kind, file)) = self.open(directory, name, &metadata)? else {
-            let problems = &self.context.problems;
-            problems.warn(&format!("{path}: socket ignored"));
-            return Ok(None);
-        };
+        let (kind, file) = self.open(directory, name, &metadata)?;
         let source = file.as_ref().map_or_else(
             || AttributeTarget::named(directory, name.name),
             |file| AttributeTarget::Open(file.as_fd()),
@@ -278,13 +279,13 @@ impl Copier {
         Ok(None)
     }
 
-    /// The type of an entry, and a regular file opened; `None` for a socket.
+    /// The type of an entry, and a regular file opened.
     fn open(
         &self,
         directory: &OpenDirectory,
         name: Name<'_>,
         metadata: &Metadata,
-    ) -> io::Result<Option<(MemberKind, Option<OwnedFd>)>> {
+    ) -> io::Result<(MemberKind, Option<OwnedFd>)> {
         let (major, minor) = metadata.device;
         let kind = match metadata.kind {
             FileKind::File => {
@@ -292,7 +293,7 @@ impl Copier {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
                 let flags = flags | OFlags::CLOEXEC;
                 let file = openat(directory, name.name, flags, Mode::empty())?;
-                return Ok(Some((MemberKind::File, Some(file))));
+                return Ok((MemberKind::File, Some(file)));
             }
             FileKind::Directory => MemberKind::Directory,
             FileKind::Symlink => {
@@ -301,9 +302,10 @@ impl Copier {
             FileKind::CharDevice => MemberKind::CharDevice(Device { major, minor }),
             FileKind::BlockDevice => MemberKind::BlockDevice(Device { major, minor }),
             FileKind::Fifo => MemberKind::Fifo,
-            FileKind::Socket => return Ok(None),
+            // It has taken the place of another entry meanwhile.
+            FileKind::Socket => return Err(io::ErrorKind::Unsupported.into()),
         };
-        Ok(Some((kind, None)))
+        Ok((kind, None))
     }
 
     /// The job of an entry, in the directory that its parent has become; `None` after a reported error.

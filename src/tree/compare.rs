@@ -53,7 +53,7 @@ pub enum Difference<'a, A: Tree, B: Tree> {
     OnlyFirst(&'a Item<'a, A>),
     /// Only the second tree has the file.
     OnlySecond(&'a Item<'a, B>),
-    /// These properties differ. Of files with several names in one of the trees also if none does.
+    /// These properties differ. Of sockets, and of files with several names in one of the trees, also if none does.
     Both(&'a [Property], &'a Item<'a, A>, &'a Item<'a, B>),
 }
 
@@ -265,7 +265,8 @@ where
         {
             properties.push(Property::Xattrs);
         }
-        if properties.is_empty() && !one.is_shared() && !other.is_shared() {
+        let is_reported = one.is_shared() || other.is_shared() || one.kind == FileKind::Socket;
+        if properties.is_empty() && !is_reported {
             return Ok(ControlFlow::Continue(()));
         }
         self.differences

@@ -225,17 +225,31 @@ fn copy_into_itself_is_refused() {
     assert_eq!(fs::read_dir(place.path("source")).expect("ours").count(), 1);
 }
 
-// Promises: cp-changing
+// Promises: cp-changing, sync-result
 #[test]
 fn copy_warns_of_sockets() {
     let place = Place::new();
     fs::create_dir_all(place.path("source/a")).expect("a new directory");
     let _socket = UnixListener::bind(place.path("source/a/socket")).expect("a short path");
     place.put("source/a/file", "content");
-    let outcome = place.run(&["copy", "source", "out"]);
-    assert_eq!(outcome.code, 0);
     let warning = "tarfs: warning: a/socket: socket ignored\n";
-    assert_eq!(outcome.complaints, warning);
+    fs::create_dir(place.path("out")).expect("a new directory");
+    for verb in ["copy", "sync"] {
+        let dry = place.run(&[verb, "--dry-run", "source", "out"]);
+        assert_eq!((dry.code, dry.complaints.as_str()), (0, warning), "{verb}");
+        assert!(!dry.text().contains("socket"), "{}", dry.text());
+    }
+    let outcome = place.run(&["copy", "source", "out"]);
+    assert_eq!((outcome.code, outcome.complaints.as_str()), (0, warning));
+    assert_eq!(content(place.path("out/a/file")), "content");
+    // For an update it is not in the source.
+    place.put("out/a/socket", "old");
+    let words = ["sync", "-q", "--delete", "source", "out"];
+    let dry = place.run(&[&words[..], &["--dry-run"]].concat());
+    assert!(dry.text().contains("delete a/socket\n"), "{}", dry.text());
+    let outcome = place.run(&words);
+    assert_eq!((outcome.code, outcome.complaints.as_str()), (0, warning));
+    assert!(!place.path("out/a/socket").exists());
     assert_eq!(content(place.path("out/a/file")), "content");
 }
 

@@ -4,7 +4,7 @@
 //! attribute that a writer sets. So a file that a killed run left incomplete is written again. So is a set-id file that
 //! another owner has.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -93,6 +93,8 @@ pub struct SyncPlan {
     pub(super) leftovers: Vec<ArchivePath>,
     /// Files that are added when all are known.
     named: Vec<NamedFile>,
+    /// Sockets of the source, which no run makes.
+    pub sockets: BTreeSet<ArchivePath>,
     /// Entries in whose place directories with entries stay, and the reasons that a run gives.
     pub blocked: BTreeMap<ArchivePath, Cause>,
     /// Whether entries that the source lacks are removed.
@@ -321,9 +323,13 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
     fn receive(&self, difference: Difference<'_, A, B>) -> io::Result<ControlFlow<()>> {
         let path = |item: &[u8]| ArchivePath::sanitize(item).path;
         match difference {
-            // A writer cannot make it.
-            Difference::OnlyFirst(item) | Difference::Both(_, item, _)
-                if item.kind() == FileKind::Socket => {}
+            Difference::OnlyFirst(item) if item.kind() == FileKind::Socket => {
+                self.plan.lock().sockets.insert(path(item.path()));
+            }
+            Difference::Both(_, first, second) if first.kind() == FileKind::Socket => {
+                self.plan.lock().sockets.insert(path(first.path()));
+                return self.receive(Difference::<A, B>::OnlySecond(second));
+            }
             Difference::OnlyFirst(item) => {
                 let metadata = item.metadata()?;
                 let mut plan = self.plan.lock();

@@ -207,6 +207,9 @@ impl SyncArgs {
         plan: &SyncPlan,
         write: impl FnOnce(Materializer) -> Written,
     ) -> anyhow::Result<ExitCode> {
+        for path in &plan.sockets {
+            output::print_warning(format_args!("{path}: socket ignored"));
+        }
         if let Some(refusal) = &plan.deletion_refusal {
             output::print_error(refusal);
         }
