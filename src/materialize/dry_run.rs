@@ -46,6 +46,7 @@ impl Sink for DryRunSink {
     fn member(&mut self, member: Member) -> Result<(), Error> {
         let selected = self.selection.select_member(&member, &self.problems);
         if let Some(output_path) = selected {
+            self.problems.report_stripped_prefix(output_path.stripped);
             self.problems.entry(&output_path.path);
             self.entries += 1;
             if member.kind == MemberKind::File {

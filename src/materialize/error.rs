@@ -320,11 +320,15 @@ impl<T> WithAction<T> for rustix::io::Result<T> {
     }
 }
 
+/// Maximum number of stripped prefixes to warn about. GNU tar also warns once per prefix.
+const MAX_REPORTED_PREFIXES: usize = 16;
+
 /// Problems of all threads, and the one fatal error.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     reporter: Option<Arc<dyn Reporter>>,
     recorded: Mutex<Vec<Problem>>,
+    reported_prefixes: Mutex<Vec<Vec<u8>>>,
     count: AtomicU64,
     /// Shared with the staging, which sets it to stop the run.
     fatal: Arc<OnceLock<Error>>,
@@ -385,6 +389,21 @@ impl Problems {
     pub(super) fn warn(&self, text: &str) {
         if let Some(reporter) = self.reporter.as_ref().filter(|_| !self.is_interrupted()) {
             reporter.warning(text);
+        }
+    }
+
+    /// Warns once that the prefix `stripped` is removed from names.
+    pub(super) fn report_stripped_prefix(&self, stripped: Vec<u8>) {
+        if stripped.is_empty() {
+            return;
+        }
+        let mut reported = self.reported_prefixes.lock();
+        if reported.len() < MAX_REPORTED_PREFIXES && !reported.contains(&stripped) {
+            self.warn(&format!(
+                "removing leading '{}' from member names",
+                escape(&stripped)
+            ));
+            reported.push(stripped);
         }
     }
 

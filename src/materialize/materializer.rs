@@ -298,7 +298,8 @@ impl Sink for Materializer {
             let problems = &tree.context.problems;
             let selected = tree.selection.select_member(&member, problems);
             selected.and_then(|output_path| {
-                tree.report_stripped_prefix(output_path.stripped);
+                let problems = &tree.context.problems;
+                problems.report_stripped_prefix(output_path.stripped);
                 tree.begin_member(member, output_path.path)
             })
         };

@@ -85,10 +85,10 @@ impl LayerState {
                 if builder.index().entry(ino).map(|entry| entry.kind())
                     == Some(EntryKind::File) =>
             {
-                tree.report_stripped_prefix(name.stripped);
+                problems.report_stripped_prefix(name.stripped);
                 return self.unplaced_file(ino, member, name.path, tree);
             }
-            Ok(_) => tree.report_stripped_prefix(name.stripped),
+            Ok(_) => problems.report_stripped_prefix(name.stripped),
             Err(MemberError::TooManyEntries) => {
                 let limit = tree.context.entry_quota.limit;
                 problems.stop(Error::TooManyEntries(name.path, limit));

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use crate::base::AttributeTarget;
 use crate::base::archive_path::ArchivePath;
 use crate::base::chmod::OWNER_RWX;
-use crate::base::escape::escape;
 use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
 use crate::materialize::error::{Cause, Error, Problems, WithAction};
@@ -21,9 +20,6 @@ use crate::materialize::write::{
 };
 use crate::tar::{Member, MemberKind};
 
-/// Maximum number of stripped prefixes to warn about. GNU tar also warns once per prefix.
-const MAX_REPORTED_PREFIXES: usize = 16;
-
 /// Action in the error of a member that exceeds the entry limit.
 pub(crate) const ADD_ENTRY: &str = "make one more entry";
 
@@ -36,7 +32,6 @@ pub(crate) struct TreeWriter {
     /// In archive order.
     directories: Vec<PendingDirectory>,
     pub(crate) links: Vec<DeferredLink>,
-    reported_prefixes: Vec<Vec<u8>>,
 }
 
 impl TreeWriter {
@@ -58,23 +53,7 @@ impl TreeWriter {
             resume: ResumeState::default(),
             directories: Vec::new(),
             links: Vec::new(),
-            reported_prefixes: Vec::new(),
         })
-    }
-
-    /// Warns once that the prefix `stripped` is removed from names.
-    pub(crate) fn report_stripped_prefix(&mut self, stripped: Vec<u8>) {
-        if stripped.is_empty()
-            || self.reported_prefixes.len() >= MAX_REPORTED_PREFIXES
-            || self.reported_prefixes.contains(&stripped)
-        {
-            return;
-        }
-        self.context.problems.warn(&format!(
-            "removing leading '{}' from member names",
-            escape(&stripped)
-        ));
-        self.reported_prefixes.push(stripped);
     }
 
     /// Makes the entry. Returns a regular file, for its payload to be written.
