@@ -153,21 +153,20 @@ async fn authorized_target(url: Url, identity: &Identity) -> Result<Target, Caus
     let netrc = identity.netrc.clone();
     let netrc = netrc.filter(|_| !headers.contains_key(AUTHORIZATION));
     let netrc = netrc.and_then(|path| Netrc::new(path, &target.url));
-    let mut load = identity.reload.clone();
+    let fixed = identity.headers.clone();
+    let fixed = || HeaderLoader::new(move || Ok(fixed.clone()));
+    let load = identity.reload.clone().unwrap_or_else(fixed);
+    let mut load_with_login = None;
     let mut origin = "the headers of --header and TARFS_HEADERS".to_owned();
-    let mut needs_challenge = false;
     if let Some((netrc, file)) = netrc.map(|netrc| (netrc.clone(), netrc))
         && let Ok(Some(_)) = tokio::task::spawn_blocking(move || file.authorization()).await
     {
-        needs_challenge = load.is_none();
         origin = netrc.file();
-        let fixed = identity.headers.clone();
-        let others = load.unwrap_or_else(|| HeaderLoader::new(move || Ok(fixed.clone())));
-        load = Some(netrc.loader(others));
+        load_with_login = Some(netrc.loader(load.clone()));
     }
-    if let Some(load) = load {
+    if identity.reload.is_some() || load_with_login.is_some() {
         target.headers = Some(HeaderMap::new());
-        let authorizer = ReloadedHeaders::new(headers, load, origin, needs_challenge);
+        let authorizer = ReloadedHeaders::new(headers, load, load_with_login, origin);
         target.authorizer = Some(Arc::new(authorizer));
     }
     Ok(target)

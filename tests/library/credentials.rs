@@ -282,6 +282,8 @@ fn netrc_is_used_only_after_a_challenge() {
     }
     place.put("home/.netrc", "machine 127.0.0.1 login me password one\n");
     place.put("other", "default login me password two\n");
+    place.put("more", "X-More: more\n");
+    let more = format!("@{}", place.path("more").display());
     let basic = |text: &str| Some(format!("Basic {text}"));
     let asked = vec![None, basic("bWU6b25l")];
     let token = ["--header", "authorization: Bearer token"];
@@ -295,6 +297,7 @@ fn netrc_is_used_only_after_a_challenge() {
         ("/a.tar", &[], Some("missing"), vec![None]),
         ("/a.tar", &[], Some("/dev/null"), vec![None]),
         ("/b.tar", &[], None, vec![None]),
+        ("/b.tar", &["--header", &more], None, vec![None]),
     ] {
         let sent = sent_authorizations((&server, &place), (&server.url(path), path), flags, netrc);
         assert_eq!(sent, expected, "{path} {flags:?} {netrc:?}");

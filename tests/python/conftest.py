@@ -45,13 +45,16 @@ def run_filter(command: list[str], data: bytes) -> bytes:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a directory by ranges. ``user`` is the login that it asks for, and ``etag`` that of all files, if set."""
+    """Serves a directory by ranges. ``user`` is the login that it asks for, and ``etag`` that of all files, if set.
+
+    ``refusal`` is the status without the login.
+    """
 
     daemon_threads = True
 
     def __init__(self, directory: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.directory, self.user, self.etag = directory, "", ""
+        self.directory, self.user, self.etag, self.refusal = directory, "", "", 401
         #: While it is set, the first request interrupts this process, and none is answered before its end.
         self.silence: threading.Event | None = None
         #: Set when the call begins that is interrupted. A request of an earlier one may still be on its way.
@@ -82,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             status = 404
         if self.server.user and self.headers["Authorization"] != self.server.user:
-            data, status = b"", 401
+            data, status = b"", self.server.refusal
         etag = self.server.etag or hashlib.sha256(data).hexdigest()[:16]
         total = len(data)
         found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")
@@ -189,7 +192,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def server(served: Server) -> Iterator[Server]:
     served.sent = served.requests = 0
     yield served
-    served.user = served.etag = ""
+    served.user, served.etag, served.refusal = "", "", 401
 
 
 @pytest.fixture(scope="session")

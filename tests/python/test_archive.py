@@ -601,6 +601,19 @@ def test_netrc_file_is_relative_to_the_start(
     assert archive.open("table.csv").read(4) == b"name"
 
 
+# Promises: auth-netrc
+def test_login_of_netrc_needs_a_challenge(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password 1\n")
+    server.user = "Basic bWU6MQ=="
+    for headers in (None, {"X-Other": "1"}, lambda: {"X-Other": "1"}):
+        server.refusal = 403
+        with pytest.raises(PermissionError):
+            tarfs.open(server.url("a.tar"), headers=headers, cache_dir=False)
+        server.refusal = 401
+        archive = tarfs.open(server.url("a.tar"), headers=headers, cache_dir=False)
+        assert archive.exists("table.csv")
+
+
 # Promises: python-secrets
 def test_secrets_are_not_shown(server: Server) -> None:
     url = server.url("a.tar").replace("//", "//user:geheim@")

@@ -14,10 +14,10 @@ use crate::source::client::authorizer::{
 #[derive(Debug)]
 pub(crate) struct ReloadedHeaders {
     load: HeaderLoader,
+    /// Loads them with a login, from the first status 401 on.
+    load_with_login: Option<HeaderLoader>,
     /// Name of their place in errors.
     origin: String,
-    /// Whether only status 401, and not 403, makes it load headers for the first time.
-    needs_challenge: bool,
     state: Mutex<State>,
 }
 
@@ -26,32 +26,36 @@ struct State {
     headers: HeaderMap,
     /// Number of times that other headers were loaded.
     number: u64,
+    /// Whether the server has sent status 401.
+    is_challenged: bool,
 }
 
 impl ReloadedHeaders {
-    /// Sends `headers`, which are from `origin`, until the server refuses them, the first time with 401 if it
-    /// `needs_challenge`.
+    /// Sends `headers`, which are from `origin`, until the server refuses them, and `load_with_login` only after 401.
     pub(crate) fn new(
         headers: HeaderMap,
         load: HeaderLoader,
+        load_with_login: Option<HeaderLoader>,
         origin: String,
-        needs_challenge: bool,
     ) -> Self {
-        let state = Mutex::new(State { headers, number: 0 });
+        let state = State {
+            headers,
+            number: 0,
+            is_challenged: false,
+        };
         Self {
             load,
+            load_with_login,
             origin,
-            needs_challenge,
-            state,
+            state: Mutex::new(state),
         }
     }
 
     /// Whether other headers than those with `number` are there now.
-    async fn reload(&self, number: u64) -> bool {
+    async fn reload(&self, load: HeaderLoader, number: u64) -> bool {
         if self.state.lock().number != number {
             return true;
         }
-        let load = self.load.clone();
         let loaded = tokio::task::spawn_blocking(move || load.load()).await;
         let loaded = loaded.map_err(|_| "the read was cancelled".to_owned());
         let parsed = loaded
@@ -91,10 +95,15 @@ impl Authorizer for ReloadedHeaders {
         response: &ErrorResponse,
     ) -> BoxFuture<'_, Result<bool, Cause>> {
         let number = request.generation;
-        let is_first = self.needs_challenge && number == 0;
-        let is_asked = !is_first || response.status == StatusCode::UNAUTHORIZED;
-        let should_load = is_asked && response.allows_other_credentials();
-        async move { Ok(should_load && self.reload(number).await) }.boxed()
+        let is_challenged = {
+            let mut state = self.state.lock();
+            state.is_challenged |= response.status == StatusCode::UNAUTHORIZED;
+            state.is_challenged
+        };
+        let load_with_login = self.load_with_login.as_ref().filter(|_| is_challenged);
+        let load = load_with_login.unwrap_or(&self.load).clone();
+        let should_load = response.allows_other_credentials();
+        async move { Ok(should_load && self.reload(load, number).await) }.boxed()
     }
 
     fn credentials_origin(&self) -> String {
