@@ -145,6 +145,16 @@ def test_materialize_without_all_members_raises(spark: SparkSession, tmp_path: P
     assert (tmp_path / "out/in").read_bytes() == b"2"
 
 
+# Promises: spark-materialize
+def test_materialize_writes_below_the_directory_of_the_driver(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tar(tmp_path / "a.tar", {"d/f": b"1"})
+    monkeypatch.chdir(tmp_path)
+    assert tarfs.spark.materialize(spark, str(path), "out", shards=2) == 1
+    assert (tmp_path / "out/d/f").read_bytes() == b"1"
+
+
 def read(spark: SparkSession, *paths: object, schema: str = "", **options: object) -> DataFrame:
     reader = spark.read.format("tarfs").options(**options)
     return (reader.schema(schema) if schema else reader).load([*map(str, paths)])

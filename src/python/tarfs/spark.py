@@ -95,9 +95,11 @@ def materialize(
 ) -> int:
     """Writes an archive below a directory that all executors share. Returns the number of bytes.
 
+    A relative ``directory`` is below the current directory of this process.
     Each task writes one shard. Then this process finishes the tree. A task that Spark repeats writes the same.
     At its end it raises :class:`tarfs.Damaged` if members are damaged or not in the tree.
     """
+    directory = os.path.join(os.getcwd(), directory)
     os.makedirs(directory, exist_ok=True)
     archive = open_archive(url, **options)
     count = shards or _default_shards(archive)
