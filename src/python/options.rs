@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::fs::File;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +44,9 @@ pub(super) fn context(
         Ok(value.map(|value| NamedOption(name, value)))
     };
     identity(&mut context.source).netrc = environment::netrc();
-    set_headers(&mut context.source, py, option("headers")?)?;
+    let start_dir = option("start_dir")?.map(|option| option.1.extract::<PathBuf>());
+    let start_dir = start_dir.transpose()?.unwrap_or_default();
+    set_headers(&mut context.source, py, option("headers")?, start_dir)?;
     set_certificate(&mut context.source, option("cert")?, option("key")?)?;
     context.archive.cache_dir = environment::cache_dir();
     if let Some(size) = environment::variable(environment::CACHE_SIZE)
@@ -108,7 +110,7 @@ impl NamedOption<'_, '_> {
                 source.retry = Retry::with_limit(Some(retries));
             }
             "offline" if value.is_truthy()? => source.revalidation = Revalidation::Never,
-            "headers" | "cert" | "key" | "offline" => {}
+            "headers" | "cert" | "key" | "offline" | "start_dir" => {}
             _ => return Ok(false),
         }
         Ok(true)
@@ -215,28 +217,41 @@ fn set_headers(
     source: &mut source::Options,
     py: Python<'_>,
     option: Option<NamedOption<'_, '_>>,
+    start_dir: PathBuf,
 ) -> PyResult<()> {
     let invalid = |text: String| exception(py, INVALID, &text);
-    let user = UserHeaders::new(&[]).map_err(invalid)?;
-    let own = user.load().map_err(invalid)?;
-    let reload = user.loader();
-    let identity = identity(source);
-    let Some(NamedOption(_, value)) = option else {
-        (identity.headers, identity.reload) = (own, reload);
-        return Ok(());
+    let value = option.map(|NamedOption(_, value)| value.unbind());
+    let parse = move |py: Python<'_>| -> Result<_, String> {
+        let headers = value.as_ref().map(|value| pairs(value.bind(py)));
+        let headers = headers.unwrap_or_else(|| Ok(Vec::new()));
+        Ok((headers, environment_headers(py, &start_dir)?))
     };
-    identity.headers = [pairs(&value)?, own.clone()].concat();
-    let value = Arc::new(value.unbind());
+    let (headers, environment) = parse(py).map_err(invalid)?;
+    let own = environment.load().map_err(invalid)?;
+    let identity = identity(source);
+    identity.headers = [headers?, own.clone()].concat();
     identity.reload = Some(HeaderLoader::new(move || {
-        let loaded = Python::try_attach(|py| pairs(value.bind(py)));
-        let mut headers = loaded
-            .and_then(Result::ok)
-            .ok_or("the function for the headers failed")?;
-        let reloaded = reload.as_ref().map(HeaderLoader::load).transpose()?;
-        headers.extend(reloaded.unwrap_or_else(|| own.clone()));
+        let parsed = Python::try_attach(&parse).transpose()?;
+        let (headers, environment) = parsed.ok_or("the interpreter has ended")?;
+        let mut headers = headers.map_err(|_| "the function for the headers failed")?;
+        let has_pipe = environment.has_pipe();
+        headers.extend(if has_pipe {
+            own.clone()
+        } else {
+            environment.load()?
+        });
         Ok(headers)
     }));
     Ok(())
+}
+
+/// The headers of the environment, as Python has it: other threads may change that of the process meanwhile.
+fn environment_headers(py: Python<'_>, start_dir: &Path) -> Result<UserHeaders, String> {
+    let variables = py.import("os").and_then(|os| os.getattr("environ"));
+    let text = variables.and_then(|it| it.call_method1("get", (environment::HEADERS, "")));
+    let text = text.and_then(|text| text.extract::<String>());
+    let text = text.map_err(|_| format!("{} is not UTF-8", environment::HEADERS))?;
+    UserHeaders::parse(&text, start_dir)
 }
 
 /// Sets the client's certificate, with the key of its own file unless `key` names another one.

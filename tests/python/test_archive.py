@@ -505,6 +505,41 @@ def test_headers_of_the_environment_are_parsed_as_by_the_command_line(
             tarfs.open(server.url("a.tar"))
 
 
+# Promises: python-headers
+def test_headers_of_the_environment_are_read_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options in ({}, {"headers": {"X-Other": "1"}}, {"headers": lambda: {"X-Other": "1"}}):
+        server.user = "token 1"
+        monkeypatch.setenv("TARFS_HEADERS", "Authorization: token 1")
+        archive = tarfs.open(server.url("a.tar"), cache_dir=False, retries=0, **options)
+        server.user = "token 2"
+        monkeypatch.setenv("TARFS_HEADERS", "Authorization: token 2")
+        assert archive.open("table.csv").read(4) == b"name"
+
+
+# Promises: header-file, python-processes
+def test_header_file_of_an_archive_that_is_opened_again_is_relative_to_the_start(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.user = "token 1"
+    (tmp_path / "login").write_text("Authorization: token 1\n")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TARFS_HEADERS", "@login")
+    archive = tarfs.open(server.url("a.tar"), cache_dir=False, retries=0)
+    monkeypatch.chdir(tmp_path / "other")
+    assert pickle.loads(pickle.dumps(archive)).read_range("table.csv", 0, 4) == b"name"
+    child = os.fork()
+    if child == 0:
+        is_right = False
+        try:
+            is_right = archive.read_range("table.csv", 0, 4) == b"name"
+        finally:
+            os._exit(0 if is_right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_sizes_are_those_of_the_command_line(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

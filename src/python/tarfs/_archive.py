@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -46,6 +47,9 @@ _PATHS = {
 def absolute(url: StrPath, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Returns a location and options with absolute paths, because the process may change its directory."""
     options = dict(options)
+    with contextlib.suppress(FileNotFoundError):
+        # Files in TARFS_HEADERS are relative to it.
+        options.setdefault("start_dir", os.getcwd())
     for name, variable in _PATHS.items():
         value, start = options.get(name), os.environ.get(variable or "")
         if start and (value is None or value is True and name == "cache_dir"):

@@ -80,9 +80,32 @@ impl UserHeaders {
             let name = environment::HEADERS;
             let text = text.into_os_string().into_string();
             let text = text.map_err(|_| format!("{name} is not UTF-8"))?;
-            args.extend(parse_lines(&text, name)?);
+            args.extend(Self::parse(&text, Path::new(""))?.0);
         }
         Ok(Self(args))
+    }
+
+    /// Parses `text`, a value of `TARFS_HEADERS`. Its files are relative to `directory`.
+    ///
+    /// # Errors
+    /// It has an invalid line. The error names no value.
+    pub fn parse(text: &str, directory: &Path) -> Result<Self, String> {
+        let mut args: Vec<HeaderArg> = parse_lines(text, environment::HEADERS)?;
+        for HeaderArg(arg) in &mut args {
+            if let Arg::File(path) = arg {
+                *path = directory.join(&*path);
+            }
+        }
+        Ok(Self(args))
+    }
+
+    /// Whether some are in a pipe, which cannot be read again.
+    pub fn has_pipe(&self) -> bool {
+        let is_pipe = |HeaderArg(arg): &_| match arg {
+            Arg::File(path) => path.exists() && !path.is_file(),
+            Arg::Inline(_) => false,
+        };
+        self.0.iter().any(is_pipe)
     }
 
     /// Loads all headers in their order, those of a file in its place.
@@ -105,19 +128,15 @@ impl UserHeaders {
 
     /// Returns a loader of all headers if some are in regular files, which another program may renew.
     pub fn loader(mut self) -> Option<HeaderLoader> {
-        let mut has_file = false;
+        let (mut has_file, has_pipe) = (false, self.has_pipe());
         for HeaderArg(arg) in &mut self.0 {
             if let Arg::File(path) = arg {
-                // A pipe cannot be read again.
-                if !path.is_file() {
-                    return None;
-                }
                 has_file = true;
                 // A mount changes its directory.
                 *path = std::path::absolute(&path).ok()?;
             }
         }
-        has_file.then(|| HeaderLoader::new(move || self.load()))
+        (has_file && !has_pipe).then(|| HeaderLoader::new(move || self.load()))
     }
 }
 
