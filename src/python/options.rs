@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyString};
 
 use super::error::{INVALID, exception};
-use super::process::{resources, runtime};
+use super::process::{call, resources, runtime};
 use crate::archive::scan::MIN_MEMORY;
 use crate::archive::{DiskCacheMode, TreeOrigin};
 use crate::base::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
@@ -189,8 +189,9 @@ impl NamedOption<'_, '_> {
     }
 
     fn read_file(&self) -> PyResult<Vec<u8>> {
-        let file = File::open(self.1.extract::<PathBuf>()?);
-        self.checked(file.and_then(|file| read_at_most(file, MAX_SETTINGS_BYTES)))
+        let path = self.1.extract::<PathBuf>()?;
+        let read = move || File::open(path).and_then(|file| read_at_most(file, MAX_SETTINGS_BYTES));
+        self.checked(call(self.1.py(), read)?)
     }
 
     fn parsed<T: FromStr<Err: Display>>(&self) -> PyResult<T> {
@@ -227,7 +228,7 @@ fn set_headers(
         Ok((headers, environment_headers(py, &start_dir)?))
     };
     let (headers, environment) = parse(py).map_err(invalid)?;
-    let own = environment.load().map_err(invalid)?;
+    let own = call(py, move || environment.load())?.map_err(invalid)?;
     let identity = identity(source);
     identity.headers = [headers?, own.clone()].concat();
     identity.reload = Some(HeaderLoader::new(move || {

@@ -540,6 +540,31 @@ def test_header_file_of_an_archive_that_is_opened_again_is_relative_to_the_start
     assert os.waitpid(child, 0)[1] == 0
 
 
+#: Writes the second argument to the pipe that the third one names, from a thread.
+WRITER = """
+import os, sys, threading, tarfs
+url, text, pipe = sys.argv[1:]
+os.mkfifo(pipe)
+threading.Thread(target=lambda: open(pipe, "w").write(text), daemon=True).start()
+"""
+
+
+def run_with_writer(script: str, *arguments: object) -> str:
+    command = [sys.executable, "-c", WRITER + script, *map(str, arguments)]
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=60).stdout
+
+
+# Promises: python-threads, header-file
+def test_headers_come_from_a_thread_of_the_same_process(server: Server, tmp_path: Path) -> None:
+    server.user = "token 1"
+    script = """
+os.environ["TARFS_HEADERS"] = f"@{pipe}"
+print(tarfs.open(url, cache_dir=False).exists("table.csv"))
+"""
+    text = "Authorization: token 1\n"
+    assert run_with_writer(script, server.url("a.tar"), text, tmp_path / "pipe") == "True\n"
+
+
 def test_sizes_are_those_of_the_command_line(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
