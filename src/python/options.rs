@@ -264,8 +264,10 @@ fn set_certificate(
     let Some(cert) = cert else {
         return key.map_or(Ok(()), |key| Err(key.invalid("there is no cert")));
     };
-    let key = key.as_ref().unwrap_or(&cert).read_file()?;
-    let loaded = ClientCertificate::from_pem(&cert.read_file()?, &key);
+    let pem = cert.read_file()?;
+    // A pipe cannot be read twice.
+    let key = key.map(|key| key.read_file()).transpose()?;
+    let loaded = ClientCertificate::from_pem(&pem, key.as_ref().unwrap_or(&pem));
     identity(source).certificate = Some(cert.checked(loaded)?);
     Ok(())
 }

@@ -565,6 +565,29 @@ print(tarfs.open(url, cache_dir=False).exists("table.csv"))
     assert run_with_writer(script, server.url("a.tar"), text, tmp_path / "pipe") == "True\n"
 
 
+def test_certificate_with_its_key_is_read_once(server: Server, tmp_path: Path) -> None:
+    script = """
+try:
+    tarfs.open(url, cert=pipe)
+except tarfs.InvalidArgument as error:
+    print(error)
+"""
+    text = run_with_writer(script, server.url("a.tar"), "nothing\n", tmp_path / "pipe")
+    assert text.startswith("cert: ")
+
+
+def test_empty_paths_have_no_effect(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for empty in ("", b""):
+        names = ["netrc", "cacert", "cert", "key", "hosts_dir", "index", "cache_dir"]
+        archive = tarfs.open(server.url("a.tar"), **dict.fromkeys(names, empty))
+        assert archive.exists("table.csv")
+        assert next(tarfs.stream(server.url("a.tar"), cert=empty)).name == "data"
+    assert os.listdir(tmp_path) == ["cache"]
+
+
 def test_sizes_are_those_of_the_command_line(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,13 +45,19 @@ _PATHS = {
 
 
 def absolute(url: StrPath, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns a location and options with absolute paths, because the process may change its directory."""
+    """Returns a location and options with absolute paths, because the process may change its directory.
+
+    An empty path has no effect.
+    """
     options = dict(options)
     with contextlib.suppress(FileNotFoundError):
         # Files in TARFS_HEADERS are relative to it.
         options.setdefault("start_dir", os.getcwd())
     for name, variable in _PATHS.items():
         value, start = options.get(name), os.environ.get(variable or "")
+        if isinstance(value, (str, bytes)) and not value:
+            del options[name]
+            value = None
         if start and (value is None or value is True and name == "cache_dir"):
             value = start
         if isinstance(value, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(value):
