@@ -101,7 +101,10 @@ impl NamedOption<'_, '_> {
             }
             "timeout" => {
                 let timeout = value.extract().ok().map(Duration::try_from_secs_f64);
-                let timeout = timeout.and_then(Result::ok);
+                let max_timeout = Duration::from_secs(*TIMEOUT_SECONDS.end());
+                let timeout = timeout
+                    .and_then(Result::ok)
+                    .filter(|timeout| *timeout <= max_timeout);
                 source.timeout = self.in_range(timeout, Duration::as_secs, &TIMEOUT_SECONDS)?;
             }
             "retries" => {

@@ -606,7 +606,7 @@ def test_sizes_are_those_of_the_command_line(
 def test_options_have_the_ranges_of_the_command_line(server: Server) -> None:
     for name, values, text in [
         ("connections", (0, -1, 257, 10**30, "4"), "from 1 to 256"),
-        ("timeout", (0, -1, 0.5, 86_401, float("nan"), float("inf"), "1"), "from 1 to 86400"),
+        ("timeout", (0, -1, 0.5, 86_400.5, 86_401, float("nan"), float("inf"), "1"), "from 1 to 86400"),
         ("retries", (-1, 1_000_001, 0.5), "from 0 to 1000000"),
         ("memory", ("1MiB", 0, (32 << 20) - 1), "the smallest valid value is 32MiB"),
     ]:
