@@ -61,7 +61,9 @@ def absolute(url: StrPath, options: Mapping[str, Any]) -> tuple[str, dict[str, A
         if start and (value is None or value is True and name == "cache_dir"):
             value = start
         if isinstance(value, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(value):
-            path = os.path.join(os.getcwd(), os.fsdecode(value))
+            path = os.fsdecode(value)
+            if not os.path.isabs(path):
+                path = os.path.join(os.getcwd(), path)
             if value is not start or path != start:
                 options[name] = path
     return _native.absolute_source(os.fsdecode(url)), options

@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from . import _native
 from . import open as open_archive
-from ._archive import Archive, Entry
+from ._archive import Archive, Entry, absolute
 from ._errors import Damaged, InvalidArgument
 
 #: Packed bytes of an archive for each of its shards, unless the option ``shards`` gives their number.
@@ -283,7 +283,8 @@ def _expand(pattern: str, options: dict[str, Any]) -> list[str]:
     if path is None:
         place = head[: head.rindex("/") + 1]
         parts = pattern[len(place) :].split("/")
-        names = [name.split("/") for name in _native.list_archives(place, options)]
+        listed = _native.list_archives(*absolute(place, options))
+        names = [name.split("/") for name in listed]
         found = [
             place + "/".join(name)
             for name in names
