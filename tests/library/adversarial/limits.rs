@@ -313,21 +313,6 @@ fn size_limit_of_layers_counts_only_files() {
     }
 }
 
-#[test]
-fn number_of_entries_is_limited_for_directories_too() {
-    let place = cli::Place::new();
-    fs::create_dir(place.path("source")).expect("made");
-    for name in ["a", "b", "c"] {
-        place.put(&format!("source/{name}"), "x");
-    }
-    for (limit, code) in [("3", 0), ("2", 2)] {
-        fs::create_dir(place.path("limited")).expect("made");
-        let outcome = place.run(&["sync", "-q", "--max-entries", limit, "source", "limited"]);
-        assert_eq!(outcome.code, code, "{limit}: {}", outcome.complaints);
-        fs::remove_dir_all(place.path("limited")).expect("ours");
-    }
-}
-
 // Promises: limit-components
 #[test]
 fn path_with_too_many_components_loses_only_its_member() {
