@@ -111,6 +111,22 @@ fn verify_reports_damage_with_digest_of_whole_file() {
     );
 }
 
+// Promises: verify-checks
+#[test]
+fn verify_of_a_tree_beyond_the_index_memory_warns_and_reads_all() {
+    let place = TestDir::new(&[]);
+    let names = (0..30_000).map(|number| format!("{number:064}"));
+    let archive = names.fold(Archive::new(), |archive, name| archive.file(&name, ""));
+    let packed = archive.end();
+    place.put("a.tar", &packed);
+    let (report, is_good) = verify(&place, &["a.tar", "--index-memory=1MiB"]);
+    assert!(is_good, "{report}");
+    assert_eq!(*field(&report, "/sha256"), sha256(&packed).as_str());
+    assert_eq!(*field(&report, "/members"), 30_000);
+    let warnings = field(&report, "/warnings").to_string();
+    assert!(warnings.contains("--index-memory"), "{report}");
+}
+
 // Promises: verify-index
 #[test]
 fn verify_compares_index_with_archive() {

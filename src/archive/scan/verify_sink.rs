@@ -24,6 +24,8 @@ pub struct VerifySink {
     pub members: u64,
     /// Receives the members, and finds those that are not in the tree.
     pub builder: Option<Builder>,
+    /// Whether the scan ends if the builder exceeds its memory. Otherwise only a warning says so.
+    pub needs_builder: bool,
     warnings: Findings,
     comparison: Option<IndexComparison>,
 }
@@ -176,7 +178,15 @@ impl Sink for VerifySink {
         if let Some(builder) = &mut self.builder {
             // The index records a refused member as a problem.
             builder.add_member(&member).ok();
-            builder.check_memory()?;
+            if let Err(error) = builder.check_memory() {
+                if self.needs_builder {
+                    return Err(error);
+                }
+                self.builder = None;
+                self.warning(&format!(
+                    "members missing in the tree are not known: {error}"
+                ));
+            }
         }
         self.members += 1;
         Ok(())

@@ -188,6 +188,7 @@ fn verify(
         VerifySink::with_index(Arc::new(index))
     });
     check.builder = Some(tree.builder());
+    check.needs_builder = tree.whiteouts.is_some();
     let scanned = {
         let task = ProgressOptions {
             verb: "verifying",
