@@ -779,6 +779,9 @@ fn flag_of_one_archive_is_refused_for_a_directory() {
     ] {
         let unpacked = (verb == "sync").then_some(unpacked);
         for (flag, value) in flags.into_iter().chain(unpacked) {
+            if (verb, flag) == ("sync", "--allow-truncated") {
+                continue;
+            }
             let given = format!("{flag}={value}");
             let given = given.trim_end_matches('=');
             let refused = place.run(&[&[verb, given, "archives"], others].concat());

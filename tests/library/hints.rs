@@ -215,7 +215,7 @@ fn control_characters_of_arguments_are_escaped() {
 // Promises: exit-status, error-line
 #[test]
 fn entries_that_cannot_be_printed_end_with_2() {
-    let place = TestDir::new(&["d", "out"]);
+    let place = TestDir::new(&["d", "out", "new"]);
     place.put("t.tar", Archive::new().file("f", "").file("g", "").end());
     place.put("d/f", "");
     for words in [
