@@ -81,7 +81,7 @@ fn mode(member: &Member) -> u32 {
         .xattrs
         .iter()
         .map(|(name, value)| (&**name, &**value));
-    posix_acl::mode_with_acl(member.mode, posix_acl::permissions(xattrs, &ACCOUNTS))
+    posix_acl::mode_with_acl(member.mode, posix_acl::find_access(xattrs, &ACCOUNTS))
 }
 
 /// The wanted entries in the directory `ino` at `path`, or with `deep` also those below.

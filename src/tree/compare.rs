@@ -66,7 +66,7 @@ pub trait Differences<A: Tree, B: Tree>: Send + Sync + 'static {
     /// Their owners' names cannot be loaded.
     fn prepare(
         &self,
-        _: &Item<'_, A>,
+        _: (&Item<'_, A>, &Item<'_, B>),
         _: &mut Metadata,
         _: &mut Metadata,
         is_implied: bool,
@@ -253,7 +253,7 @@ where
         let is_below_top = !first.path().is_empty();
         let differences = &*self.differences;
         let has_attributes = (is_below_top || !is_implied)
-            && differences.prepare(first, &mut one, &mut other, is_implied)?;
+            && differences.prepare((first, second), &mut one, &mut other, is_implied)?;
         first.set_metadata(one);
         second.set_metadata(other);
         let mut properties = self.properties(first, second, has_attributes)?;

@@ -236,15 +236,11 @@ impl Tree for DirectoryTree {
         Ok(name.kind != FileKind::Symlink && target.has_xattr(is_acl).unwrap_or(false))
     }
 
-    fn acl_permissions(
-        &self,
-        directory: &OpenDirectory,
-        name: Name<'_>,
-    ) -> io::Result<Option<u32>> {
+    fn access_acl(&self, directory: &OpenDirectory, name: Name<'_>) -> io::Result<Option<Vec<u8>>> {
         let target = AttributeTarget::named(directory, name.name);
         let is_link = name.kind == FileKind::Symlink;
         let acl = (!is_link).then(|| target.xattr(posix_acl::Kind::Access.attribute().as_bytes()));
-        Ok(acl.and_then(|acl| posix_acl::mode_of_xattr(&acl.ok()?)))
+        Ok(acl.and_then(Result::ok))
     }
 
     fn follows_links(&self) -> bool {

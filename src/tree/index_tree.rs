@@ -253,10 +253,10 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
         })
     }
 
-    fn acl_permissions(&self, _: &Ino, name: Name<'_>) -> io::Result<Option<u32>> {
+    fn access_acl(&self, _: &Ino, name: Name<'_>) -> io::Result<Option<Vec<u8>>> {
         let filter = XattrFilter::default();
         self.entry(name.inode, |entry| {
-            entry.acl_permissions(&filter, || self.accounts())
+            entry.access_acl(&filter, || self.accounts())
         })
     }
 

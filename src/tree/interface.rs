@@ -324,11 +324,11 @@ pub trait Tree: Sync {
         Ok(false)
     }
 
-    /// The permissions that the access ACL of a file in `directory` determines, if it has one.
+    /// The bytes of the access ACL of a file in `directory`, if it has one.
     ///
     /// # Errors
     /// It cannot be loaded.
-    fn acl_permissions(&self, _: &Self::Directory, _: Name<'_>) -> io::Result<Option<u32>> {
+    fn access_acl(&self, _: &Self::Directory, _: Name<'_>) -> io::Result<Option<Vec<u8>>> {
         Ok(None)
     }
 

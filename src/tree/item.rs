@@ -114,9 +114,9 @@ impl<'a, T: Tree> Item<'a, T> {
         self.tree.has_acl(self.directory, self.name)
     }
 
-    /// The permissions that its access ACL determines, if it has one.
-    pub(crate) fn acl_permissions(&self) -> io::Result<Option<u32>> {
-        self.tree.acl_permissions(self.directory, self.name)
+    /// The bytes of its access ACL, if it has one.
+    pub(crate) fn access_acl(&self) -> io::Result<Option<Vec<u8>>> {
+        self.tree.access_acl(self.directory, self.name)
     }
 
     /// The file's number.

@@ -487,6 +487,44 @@ fn second_update_keeps_the_modes_that_acls_determine() {
     assert_eq!(dry.text(), "");
 }
 
+// Promises: sync-attributes, acl-mode
+#[test]
+fn update_gives_no_rights_of_an_acl_that_a_file_lacks() {
+    let place = Place::new();
+    let archive = |acl: &str, mode: u64| {
+        let archive = Archive::new().pax(&[("SCHILY.acl.access", acl)]);
+        archive.add(Header::new("f", b'0').mode(mode), "1").end()
+    };
+    let wide = "user::rw-,user:4343:rwx,group::---,mask::rwx,other::---";
+    place.put("a.tar", archive(wide, 0o600));
+    // As GNU tar writes it with --acls.
+    let named = "user::rw-,user:1000:rw-,group::---,mask::rw-,other::---";
+    place.put("b.tar", archive(named, 0o660));
+    let mode = |name: &str| fs::metadata(place.path(name)).expect("written").mode() & 0o7777;
+    let words = ["sync", "-q", "-p", "a.tar", "out"];
+    place.succeeds(&[&words[..], &["--no-acls"]].concat());
+    let dry = place.succeeds(&[&words[..], &["--dry-run"]].concat());
+    assert_eq!((dry.text(), mode("out/f")), ("", 0o600));
+    place.succeeds(&words);
+    assert_eq!(mode("out/f"), 0o600);
+    fs::remove_dir_all(place.path("out")).expect("ours");
+    place.succeeds(&words);
+    assert_eq!(mode("out/f"), 0o670);
+    place.succeeds(&words);
+    assert_eq!(mode("out/f"), 0o670);
+    let file = place.path("out/f");
+    rustix::fs::removexattr(&file, "system.posix_acl_access").expect("it has one");
+    fs::set_permissions(&file, Permissions::from_mode(0o670)).expect("ours");
+    place.succeeds(&words);
+    assert_eq!(mode("out/f"), 0o600);
+    place.give_to_user();
+    let mut shell = place.command_of_user("sh");
+    let script = "umask 077; ./tarfs sync -q --no-acls b.tar new && ./tarfs sync -q b.tar new";
+    let outcome = Outcome::of(shell.args(["-c", script]));
+    assert_eq!(outcome.code, 0, "{}", outcome.complaints);
+    assert_eq!(mode("new/f"), 0o600);
+}
+
 // Promises: acl-mode, xattr-default
 #[test]
 fn listings_show_modes_and_attributes_as_a_mount_does() {

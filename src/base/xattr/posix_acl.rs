@@ -82,8 +82,10 @@ pub fn find<'a>(
     }
 }
 
-/// Bytes of an ACL with entries for owner, group and others only.
-const MINIMAL_ACL_BYTES: usize = 4 + 3 * 8;
+/// Whether the attribute's bytes have entries for owner, group and others only, which a mode has, too.
+pub(crate) fn is_minimal(value: &[u8]) -> bool {
+    value.len() == 4 + 3 * 8
+}
 
 /// The bytes of the ACL `kind` among `xattrs`, if a file system would store it. Linux stores no access ACL
 /// that only repeats the mode, as tar writes beside every default ACL.
@@ -93,21 +95,21 @@ pub(crate) fn find_stored<'a>(
     names: &Accounts,
 ) -> Option<Vec<u8>> {
     let bytes = find(xattrs, kind, names).ok()??.bytes;
-    let is_mode = kind == Kind::Access && bytes.len() == MINIMAL_ACL_BYTES;
+    let is_mode = kind == Kind::Access && is_minimal(&bytes);
     (!is_mode).then_some(bytes)
 }
 
-/// The permissions of a file that the access ACL among its `xattrs` determines, if there is one.
-pub(crate) fn permissions<'a>(
+/// The bytes of the access ACL among `xattrs`, if there is one.
+pub(crate) fn find_access<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     names: &Accounts,
-) -> Option<u32> {
-    let acl = find(xattrs, Kind::Access, names).ok()?;
-    mode_of_xattr(&acl?.bytes)
+) -> Option<Vec<u8>> {
+    Some(find(xattrs, Kind::Access, names).ok()??.bytes)
 }
 
-/// The `mode` of a file with these `permissions` of its access ACL.
-pub(crate) fn mode_with_acl(mode: u32, permissions: Option<u32>) -> u32 {
+/// The `mode` of a file with the access ACL `acl`.
+pub(crate) fn mode_with_acl(mode: u32, acl: Option<Vec<u8>>) -> u32 {
+    let permissions = acl.and_then(|acl| mode_of_xattr(&acl));
     permissions.map_or(mode, |permissions| mode & !0o777 | permissions)
 }
 

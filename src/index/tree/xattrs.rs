@@ -32,14 +32,14 @@ impl<'a> Entry<'a> {
         xattrs.filter(move |(name, value)| is_supported(name, value, kind) && filter.selects(name))
     }
 
-    /// The permissions that its access ACL determines, if it has one that `filter` selects.
-    pub fn acl_permissions<'n>(
+    /// The bytes of its access ACL, if it has one that `filter` selects.
+    pub fn access_acl<'n>(
         &self,
         filter: &XattrFilter,
         accounts: impl FnOnce() -> &'n Accounts,
-    ) -> Option<u32> {
+    ) -> Option<Vec<u8>> {
         self.xattrs().next()?;
-        posix_acl::permissions(self.shown_xattrs(filter), accounts())
+        posix_acl::find_access(self.shown_xattrs(filter), accounts())
     }
 
     /// The mode that a mount shows, which is that of the header without an access ACL.
@@ -48,7 +48,7 @@ impl<'a> Entry<'a> {
         filter: &XattrFilter,
         accounts: impl FnOnce() -> &'n Accounts,
     ) -> u32 {
-        posix_acl::mode_with_acl(self.mode(), self.acl_permissions(filter, accounts))
+        posix_acl::mode_with_acl(self.mode(), self.access_acl(filter, accounts))
     }
 }
 

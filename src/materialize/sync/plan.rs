@@ -272,7 +272,7 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
     /// The attributes that the entry of the source gets in the destination.
     fn prepare(
         &self,
-        item: &Item<'_, A>,
+        (item, replaced): (&Item<'_, A>, &Item<'_, B>),
         first: &mut Metadata,
         second: &mut Metadata,
         is_implied: bool,
@@ -307,8 +307,16 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
             // New directories inherit it.
             first.mode |= second.mode & 0o2000;
         }
-        if self.policy.xattrs.acls {
-            first.mode = posix_acl::mode_with_acl(first.mode, item.acl_permissions()?);
+        if self.policy.xattrs.acls
+            && let Some(acl) = item.access_acl()?
+        {
+            let is_minimal = posix_acl::is_minimal(&acl);
+            let mode = posix_acl::mode_with_acl(first.mode, Some(acl));
+            // Without an ACL, the owning group would get the rights of the mask.
+            let has_acl = is_minimal && mode & 0o777 == second.mode & 0o777;
+            if has_acl || replaced.access_acl()?.is_some() {
+                first.mode = mode;
+            }
         }
         Ok(true)
     }
