@@ -1,7 +1,7 @@
 //! `tarfs sync`: brings a directory to the state of an archive, an image or another directory.
 
 use std::fs;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -235,9 +235,10 @@ impl SyncArgs {
 
 /// Prints what a run would do.
 fn print_steps(plan: &SyncPlan) -> anyhow::Result<()> {
-    let (mut text, is_terminal) = (Vec::new(), io::stdout().is_terminal());
+    let mut text = Vec::new();
     for (path, word) in plan.steps() {
-        let name = shown_name(path, is_terminal);
+        // A line break in a name would look like another step.
+        let name = shown_name(path, true);
         text.extend_from_slice(&[word.as_bytes(), b" ", &name, b"\n"].concat());
     }
     let output = operands::standard_output(false)?;
