@@ -35,6 +35,8 @@ fn names_written_to_a_terminal_are_escaped() {
         let line = format!("{name}\n");
         assert_eq!(piped.stdout, line.as_bytes(), "{}", stderr_text(&piped));
     }
+    let piped = directory.tarfs(&["materialize", "-O", "-v", "a.tar"]);
+    assert_eq!(stderr_text(&piped), "a\\033]0;owned\\007b\\n\\ c\n");
     let directory = TestDir::new(&["old"]);
     let archive = Archive::new().add(Header::new(".", b'5').mode(0o711), "");
     directory.put("a.tar", archive.add(Header::new(name, b'0'), "").end());

@@ -289,7 +289,7 @@ impl TerminalReporter {
         let written = match self.names {
             None => Ok(()),
             Some(Stream::Stdout) => stdout().write_all(&line(stdout().is_terminal())),
-            Some(Stream::Stderr) => stderr().write_all(&line(stderr().is_terminal())),
+            Some(Stream::Stderr) => stderr().write_all(&line(true)),
         };
         if let Err(error) = written
             && error.kind() != ErrorKind::BrokenPipe
