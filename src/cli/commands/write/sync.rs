@@ -21,6 +21,7 @@ use crate::cli::shards;
 use crate::cli::ui::output;
 use tarfs::archive::Volume;
 use tarfs::index::Ino;
+use tarfs::internal::error_chain::error_chain;
 use tarfs::internal::escape::escape;
 use tarfs::materialize::{
     DestinationLock, Materializer, Options, Summary, SyncPlan, SyncPlanner, XattrFilter,
@@ -216,7 +217,7 @@ impl SyncArgs {
         let is_whole = !plan.is_incomplete && !plan.has_mounts && plan.deletion_refusal.is_none();
         if self.dry_run.is_set {
             for (path, cause) in &plan.blocked {
-                output::print_error(format_args!("{path}: {cause}"));
+                output::print_error(format_args!("{path}: {}", error_chain(cause)));
             }
             print_steps(plan)?;
             let summary = Summary {
