@@ -95,6 +95,13 @@ impl<I: Deref<Target = Index>> IndexTree<I> {
         }
     }
 
+    /// The same entries for other machines, on which names in ACLs without numbers mean nothing.
+    #[must_use]
+    pub fn for_other_machines(self) -> Self {
+        let accounts = OnceLock::from(Accounts::default());
+        Self { accounts, ..self }
+    }
+
     /// The same entries, as the mount with the device `file_system` shows them.
     #[must_use]
     pub fn with_file_system(self, file_system: u64) -> Self {
@@ -233,10 +240,8 @@ impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
             let shown = || entry.shown_xattrs(&self.xattr_filter);
             let others = shown().filter(|(name, _)| Kind::of(name).is_none());
             let others = others.map(|(name, value)| (name.to_owned(), value.to_owned()));
-            // The image is for other machines, on which names without numbers mean nothing.
-            let accounts = Accounts::default();
             let acls = Kind::ALL.into_iter().filter_map(|kind| {
-                let bytes = posix_acl::find_stored(shown(), kind, &accounts)?;
+                let bytes = posix_acl::find_stored(shown(), kind, self.accounts())?;
                 Some((kind.attribute().into(), bytes))
             });
             others.chain(acls).collect()

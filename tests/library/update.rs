@@ -568,6 +568,22 @@ fn listings_show_modes_and_attributes_as_a_mount_does() {
     );
 }
 
+// Promises: acl-mode, acl-impossible, ls-composefs
+#[test]
+fn composefs_dump_has_the_mode_of_an_acl_only_with_the_acl() {
+    let place = Place::new();
+    let acl = "user::rw-,user:daemon:rwx,group::---,mask::rwx,other::---";
+    let archive = Archive::new().pax(&[("SCHILY.acl.access", acl)]);
+    let header = Header::new("f", b'0').mode(0o600);
+    place.put("a.tar", archive.add(header, "1").end());
+    let dump = place.succeeds(&["ls", "--format", "composefs", "a.tar"]);
+    let lines = dump.lines();
+    let line = lines.iter().find(|line| line.starts_with("/f "));
+    let line = line.expect("a line for the file");
+    assert!(line.contains(" 100600 "), "{line}");
+    assert!(!line.contains("acl"), "{line}");
+}
+
 // Promises: sync-locked
 #[test]
 fn destination_that_another_process_has_locked_is_neither_updated_nor_resumed() {

@@ -97,6 +97,16 @@ impl Needs {
         Ok((opened.1, opened.0))
     }
 
+    /// The tree of `index`.
+    fn tree(self, index: LazyIndex<Arc<Index>>) -> IndexTree {
+        let tree = IndexTree::new(index, self.order);
+        if self.is_written {
+            tree.for_other_machines()
+        } else {
+            tree
+        }
+    }
+
     /// Checks that the tree of `index` may be written if it is to be.
     fn check(self, index: &Index, args: &TreeArgs) -> anyhow::Result<()> {
         ensure!(
@@ -174,8 +184,7 @@ impl Operands {
             if let Some(index) = index.flatten() {
                 needs.check(&index, args)?;
                 let device = starts.first().map_or(0, |start| start.file_system);
-                let tree =
-                    IndexTree::new(LazyIndex::new(index), needs.order).with_file_system(device);
+                let tree = needs.tree(LazyIndex::new(index)).with_file_system(device);
                 OpenTree::Index(Arc::new(tree))
             } else {
                 OpenTree::of_directory(needs.links)?
@@ -183,7 +192,7 @@ impl Operands {
         } else {
             let tree = if let Some(index) = saved_index(args)? {
                 needs.check(&index, args)?;
-                IndexTree::new(LazyIndex::new(Arc::new(index)), needs.order)
+                needs.tree(LazyIndex::new(Arc::new(index)))
             } else {
                 let (volume, network) = needs.open_volume(args)?;
                 let tree = volume_tree(&volume, needs)?;
@@ -267,7 +276,7 @@ impl Operands {
 fn volume_tree(volume: &Arc<dyn Volume>, needs: Needs) -> anyhow::Result<IndexTree> {
     let index = volume.complete_index();
     let index = index.context("the index is not complete")?;
-    let tree = IndexTree::new(index, needs.order);
+    let tree = needs.tree(index);
     Ok(if needs.contents {
         with_contents(tree, volume)
     } else {
