@@ -250,6 +250,14 @@ fn copy_warns_of_sockets() {
     assert_eq!((outcome.code, outcome.complaints.as_str()), (0, warning));
     assert!(!place.path("out/a/socket").exists());
     assert_eq!(content(place.path("out/a/file")), "content");
+    // A socket in its place stays.
+    let _other = UnixListener::bind(place.path("out/a/socket")).expect("a short path");
+    let dry = place.run(&[&words[..], &["--dry-run"]].concat());
+    assert_eq!((dry.code, dry.complaints.as_str()), (0, warning));
+    assert!(!dry.text().contains("delete"), "{}", dry.text());
+    let outcome = place.run(&words);
+    assert_eq!((outcome.code, outcome.complaints.as_str()), (0, warning));
+    assert!(place.path("out/a/socket").exists());
 }
 
 // Promises: cp-changing

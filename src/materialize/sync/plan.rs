@@ -336,6 +336,9 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
             }
             Difference::Both(_, first, second) if first.kind() == FileKind::Socket => {
                 self.plan.lock().sockets.insert(path(first.path()));
+                if second.kind() == FileKind::Socket {
+                    return Ok(ControlFlow::Continue(()));
+                }
                 return self.receive(Difference::<A, B>::OnlySecond(second));
             }
             Difference::OnlyFirst(item) => {
