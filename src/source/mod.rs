@@ -51,8 +51,8 @@ pub use network::{
     Certificates, CertificatesError, ClientCertificate, ClientCertificateError, Content,
     RawResponse, Transport, trust_only,
 };
-pub(crate) use open::open_beside;
-pub use open::{canonical_location, lacks_scheme, local_path, open, own_name};
+pub use open::{canonical_location, local_path, open, own_name};
+pub(crate) use open::{lacks_scheme, open_beside};
 pub use options::{
     CONNECTIONS, DEFAULT_CONNECTIONS, DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, Options, RETRIES,
     Revalidation, TIMEOUT_SECONDS,

@@ -198,7 +198,7 @@ async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, 
 }
 
 /// Whether `spec` is probably a URL without a scheme: it names a host, and no local file.
-pub fn lacks_scheme(spec: &str) -> bool {
+pub(crate) fn lacks_scheme(spec: &str) -> bool {
     with_scheme(spec).is_some()
 }
 

@@ -172,7 +172,7 @@ fn missing_source_beside_directory_is_an_archive_if_it_may_be() {
     for verb in ["ls", "find", "du"] {
         for (source, url) in [
             ("localhost:8000/a.tar", "http://localhost:8000/a.tar"),
-            ("example.com/a.tar", "https://example.com/a.tar"),
+            ("example.com:80/a.tar", "https://example.com:80/a.tar"),
         ] {
             let done = place.tarfs(&[verb, source, "usr"]);
             let text = stderr_text(&done);
@@ -187,6 +187,26 @@ fn missing_source_beside_directory_is_an_archive_if_it_may_be() {
         assert!(!listed.stdout.is_empty(), "{verb}");
         let text = place.failure_of(64, &[verb, "--compression", "gzip", "usr"]);
         assert!(text.contains("is a directory"), "{verb}: {text}");
+    }
+}
+
+// Promises: error-hints
+#[test]
+fn missing_local_operand_does_not_end_the_listing() {
+    let place = TestDir::new(&["usr"]);
+    place.put("usr/here", "");
+    for (verb, code) in [("ls", 2), ("find", 1), ("du", 1)] {
+        for missing in ["/nowhere/no:such", "12:30.log", "a.b/c", "./a:1/b", "x:y"] {
+            let done = place.tarfs(&[verb, missing, "usr"]);
+            let text = stderr_text(&done);
+            assert_eq!(done.status.code(), Some(code), "{verb} {missing}: {text}");
+            let reason = format!("tarfs: {missing}: No such file or directory\n");
+            assert_eq!(text, reason, "{verb}");
+            let listed = String::from_utf8_lossy(&done.stdout);
+            assert!(listed.contains("usr"), "{verb} {missing}: {listed}");
+        }
+        let image = place.tarfs(&[verb, "oci:missing:tag", "usr"]);
+        assert!(image.stdout.is_empty(), "{verb}");
     }
 }
 
