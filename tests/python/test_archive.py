@@ -275,6 +275,19 @@ def test_published_index_spares_the_archive(server: Server, contents: Contents) 
         assert archive.plan_shards(3)[0].entries > 50
 
 
+# Promises: python-indexes
+def test_index_has_each_name_of_a_source(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(server.directory)
+    program = Path(sys.executable).with_name("tarfs")
+    (server.directory / "named.tar.gz").write_bytes((server.directory / "a.tar.gz").read_bytes())
+    command = [program, "index", "--quiet", "--output", "named.idx", server.url("named.tar.gz")]
+    subprocess.run(command, check=True)
+    path = server.directory / "named.idx"
+    for index in (f"file:{path}", f"file://{path}", f" file:{path}", b"named.idx", Path("named.idx")):
+        archive = tarfs.open(server.url("named.tar.gz"), cache_dir=False, index=index)
+        assert archive.counters()["scanned_packed_bytes"] == 0, index
+
+
 # Promises: python-indexes, published-copies
 def test_links_of_a_published_index_are_compared(server: Server) -> None:
     def write(path: Path, target: str, mode: int) -> None:

@@ -62,7 +62,9 @@ def absolute(url: StrPath, options: Mapping[str, Any]) -> tuple[str, dict[str, A
             value = start
         if isinstance(value, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(value):
             path = os.fsdecode(value)
-            if not os.path.isabs(path):
+            if name == "index":
+                path = _native.absolute_source(path)
+            elif not os.path.isabs(path):
                 path = os.path.join(os.getcwd(), path)
             if value is not start or path != start:
                 options[name] = path
