@@ -8,6 +8,8 @@ use std::path::{self, Path, PathBuf};
 
 use url::{Host, Url};
 
+use crate::base::escape::redact_urls;
+
 /// Query parameters with signatures or credentials, in lower case. Their values change for the same bytes.
 const SECRETS: [&str; 22] = [
     "access_token",
@@ -105,10 +107,10 @@ pub fn location_text(location: &OsStr) -> String {
         .unwrap_or_else(|| location.to_string_lossy().into_owned())
 }
 
-/// Returns the text of `path` for messages, without secrets if it is a URL that is spelled wrong.
+/// Returns the text of `path` for messages, without secrets if it may be a URL that is spelled wrong.
 pub(super) fn shown_path(path: &Path) -> String {
     let text = path.to_string_lossy();
-    if text.contains("://") {
+    if text.contains("://") && !path.is_absolute() {
         return redact(&text);
     }
     location_text(path.as_os_str())
@@ -264,13 +266,14 @@ pub fn redact(spec: &str) -> String {
         return redact_parts(spec);
     }
     let Some(colon) = spec.find("://") else {
-        return spec.to_owned();
+        return redact_urls(spec);
     };
     let before = spec.get(..colon).unwrap_or_default();
     // The prefix of an image or a part, as in `tar:https://...`.
     let scheme = before.rfind(':').map_or(0, |last| last + 1);
     let (around, url) = spec.split_at(scheme);
-    if is_registry_name(url) || is_access_point_name(url) {
+    let is_path = url.starts_with('/') && !around.contains('@');
+    if is_path || is_registry_name(url) || is_access_point_name(url) {
         return spec.to_owned();
     }
     match Url::parse(url) {

@@ -200,6 +200,59 @@ fn url_after_blank_or_misspelled_has_no_secrets_in_errors() {
     }
 }
 
+// Promises: secret-hidden
+#[test]
+fn url_in_any_operand_has_no_secrets_in_errors() {
+    let place = TestDir::new(&["d", "cache"]);
+    place.put("t.tar", Archive::new().file("f", "").end());
+    for (url, shown) in [
+        (
+            "abfss://data:hunter2@acc.dfs.core.windows.net/k",
+            "data@acc",
+        ),
+        ("https://127.0.0.1:1/a?hunter2", "127.0.0.1:1/a?…"),
+        ("https://u:hunter1 hunter2@h/k", "h/k"),
+        ("https://hunter1:hun/hunter2@h/a?x=hunter3", "h/a?…"),
+        ("http:/me:hunter2@h/x", "h/x"),
+        ("http//me:hunter2@h/x", "h/x"),
+        ("s3:/k:hunter2@b", "b"),
+    ] {
+        for words in [
+            &["copy", url, "new"][..],
+            &["ls", "d", url],
+            &["ls", "t.tar", url],
+            &["cat", "t.tar", url],
+            &["rm", url],
+            &["sync", "-q", "--dry-run", "t.tar", url],
+            &["ls", "--retries", url, "t.tar"],
+        ] {
+            let done = place.tarfs(words);
+            let text = stderr_text(&done);
+            assert!(!done.status.success(), "{words:?}");
+            assert!(!text.contains("hunter"), "{words:?}: {text}");
+            let is_shown = text.contains(shown) || text.contains("the URL");
+            assert!(is_shown, "{words:?}: {text}");
+        }
+    }
+    // The message behind the URL stays.
+    let text = place.error_of(&["copy", "https://127.0.0.1:1/a?x", "new"]);
+    assert!(text.contains("/a?…: names no directory"), "{text}");
+}
+
+// Promises: error-line
+#[test]
+fn absolute_path_that_looks_like_a_url_is_shown() {
+    let place = TestDir::new(&["cache"]);
+    place.put("t.tar", Archive::new().file("f", "").end());
+    let root = place.root().display();
+    let name = format!("{root}/x://nosuch@b.tar");
+    let text = place.error_of(&["ls", &name]);
+    assert!(text.contains("nosuch@b.tar: "), "{text}");
+    let directory = format!("{root}/y://u@b/c?d=e");
+    let text = place.error_of(&["materialize", "-q", "t.tar", "-C", &directory]);
+    assert!(text.contains(&directory), "{text}");
+}
+
 // Promises: source-kinds
 #[test]
 fn url_after_blank_is_read() {
