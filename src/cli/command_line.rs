@@ -1,5 +1,6 @@
 //! The verbs, and how a command line is parsed.
 
+use std::error::Error;
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -88,12 +89,25 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Verb, c
             return error;
         }
         // Only the control characters were refused if there is no other error.
-        parse_words(&escaped).err().unwrap_or_else(|| {
-            let text = error.render().to_string();
-            let text = text.strip_prefix("error: ").unwrap_or(&text);
-            clap::Error::raw(error.kind(), escape_controls(text.trim_end()))
-        })
+        let other = parse_words(&escaped).err();
+        other.unwrap_or_else(|| escape_value(error))
     })
+}
+
+/// Escapes control characters of the value that is refused, and of the reason.
+fn escape_value(mut error: clap::Error) -> clap::Error {
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidValue] {
+        if let Some(ContextValue::String(value)) = error.get(kind) {
+            let escaped = escape_controls(value);
+            error.insert(kind, ContextValue::String(escaped));
+        }
+    }
+    let mut text = error.render().to_string();
+    if let Some(reason) = error.source().map(ToString::to_string) {
+        text = text.replace(&reason, &escape_controls(&reason));
+    }
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    clap::Error::raw(error.kind(), text.trim_end())
 }
 
 fn parse_words(words: &[OsString]) -> Result<Verb, clap::Error> {

@@ -232,6 +232,19 @@ fn control_characters_of_arguments_are_escaped() {
     assert!(text.contains("d/a\\nb"), "{text}");
 }
 
+// Promises: error-line
+#[test]
+fn line_breaks_of_usage_errors_are_kept() {
+    let place = TestDir::new(&[]);
+    for value in ["A\u{1}: b", "A\n: b", "A\u{1b}[31m\n\n: b"] {
+        let text = place.failure_of(64, &["ls", "t.tar", "--header", value]);
+        let plain = place.failure_of(64, &["ls", "t.tar", "--header", "A B: b"]);
+        assert_eq!(text.lines().count(), plain.lines().count(), "{text}");
+        assert!(!text.contains(['\u{1}', '\u{1b}']), "{text}");
+        assert!(text.contains("\n\nFor more information"), "{text}");
+    }
+}
+
 // Promises: exit-status, error-line
 #[test]
 fn entries_that_cannot_be_printed_end_with_2() {
