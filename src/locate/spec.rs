@@ -113,7 +113,7 @@ fn unmark_bytes(text: &str) -> OsString {
 }
 
 fn parse_image(text: &str) -> Option<SourceSpec> {
-    let (kind, rest) = text.split_once(':')?;
+    let (kind, rest) = source::without_blanks(text).split_once(':')?;
     let transport = Transport::from_name(kind)?;
     let is_directory = transport == Transport::Oci;
     if is_directory && has_url_host(rest) {
@@ -171,6 +171,7 @@ fn name_search_start(rest: &str) -> usize {
 
 /// Parses what may enclose another source, if it has a known prefix.
 fn parse_outer(text: &str) -> Option<SourceSpec> {
+    let text = source::without_blanks(text);
     parse_part(text).or_else(|| parse_registry(text))
 }
 

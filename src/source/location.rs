@@ -53,23 +53,26 @@ const ALIASES: [(&str, &str); 5] = [
 /// Start of the name of a bucket or access point of S3 in the form of all resources of AWS.
 const S3_ARN: &str = "arn:aws";
 
+/// `name` without the blanks before it, which the parser of URLs ignores.
+pub(crate) fn without_blanks(name: &str) -> &str {
+    name.trim_start_matches(|first| first <= ' ')
+}
+
 /// Returns `name` in the one form that this crate reads. Hadoop, Spark and AWS also write others.
 pub fn canonical_name(name: &str) -> Cow<'_, str> {
-    // The parser of URLs ignores blanks before them.
-    let trimmed = name.trim_start_matches(|first| first <= ' ');
-    let name = if is_url(trimmed) { trimmed } else { name };
-    if let Some((scheme, rest)) = name.split_once("://") {
+    let url = without_blanks(name);
+    if is_url(url) {
+        let (scheme, rest) = url.split_once("://").unwrap_or_default();
         let alias = ALIASES.iter().find(|(alias, _)| *alias == scheme);
-        return alias.map_or(Cow::from(name), |(_, own)| format!("{own}://{rest}").into());
+        return alias.map_or(Cow::from(url), |(_, own)| format!("{own}://{rest}").into());
     }
-    if name.starts_with("file:/") {
+    if url.starts_with("file:/") {
         // RFC 8089 permits a file URL without an authority.
-        return name.replacen("file:", "file://", 1).into();
+        return url.replacen("file:", "file://", 1).into();
     }
-    let mut words = name.split(':');
-    let is_arn = name.starts_with(S3_ARN) && words.nth(2) == Some("s3");
+    let is_arn = url.starts_with(S3_ARN) && url.split(':').nth(2) == Some("s3");
     if is_arn {
-        format!("s3://{name}").into()
+        format!("s3://{url}").into()
     } else {
         name.into()
     }

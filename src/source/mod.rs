@@ -44,6 +44,7 @@ pub use http::Http;
 pub use listing::{ArchivePlace, ListedArchive, Listing, paths_of_page};
 pub(crate) use local::SourceDirectory;
 pub use local::{File, MemorySource, Pipe};
+pub(crate) use location::without_blanks;
 pub use location::{Location, canonical_name, canonical_os_name, is_url, location_text, redact};
 #[doc(hidden)]
 pub use mirrors::{UnopenedMirror, in_order, open as open_mirrors};

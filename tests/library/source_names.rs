@@ -270,6 +270,34 @@ fn url_after_blank_is_read() {
 
 // Promises: source-kinds
 #[test]
+fn prefix_after_blank_is_that_of_a_source() {
+    let store = Store::new();
+    let expected = store.output(&["ls", "-R", "s3://bucket/a.tar"]);
+    for source in [
+        " s3a://bucket/a.tar",
+        &format!(" {}", store.file("a b.tar")),
+        " tar:s3://bucket/outer.tar!/inner.tar",
+        "slice:0: tar:s3://bucket/outer.tar!/inner.tar",
+        "\tjoin:s3://bucket/a.tar",
+    ] {
+        assert_eq!(store.output(&["ls", "-R", source]), expected, "{source:?}");
+    }
+    for name in ["oci://127.0.0.1:1/a", "oci:missing:tag"] {
+        let blank = format!(" {name}");
+        let [plain, blank] = [name, &blank].map(SourceSpec::from);
+        assert_eq!(plain, blank);
+    }
+    let done = store.run(&["ls", "--retries", "0", " oci://127.0.0.1:1/a"]);
+    let text = stderr_text(&done);
+    assert!(!text.contains("is not a known scheme"), "{text}");
+    // A blank before a path belongs to its name.
+    store.place.put(" a.tar", Tree::mixed().tar.clone());
+    assert_eq!(store.output(&["ls", "-R", " a.tar"]), expected);
+    assert_eq!(SourceSpec::from(" a:b").to_string(), " a:b");
+}
+
+// Promises: source-kinds
+#[test]
 fn file_url_is_each_operand_of_a_listing() {
     let place = TestDir::new(&["a b", "c"]);
     place.put("a b/one", "1");
