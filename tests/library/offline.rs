@@ -120,7 +120,7 @@ fn joined_urls_are_refused_offline() {
     server.serve("/second", Resource::new(second.to_vec()).etag("\"1\""));
     let urls = format!("join:first,{}", server.url("/second"));
     let listed = place.succeeds(&["ls", "-R", &urls]);
-    let error = place.error_of(&["ls", "--offline", "-R", &urls]);
+    let error = place.failure_of(64, &["ls", "--offline", "-R", &urls]);
     assert!(error.contains("leave --offline out"), "{error}");
     let local = ["ls", "--offline", "-R", "join:first,second"];
     assert_eq!(place.succeeds(&local), listed);

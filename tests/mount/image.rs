@@ -572,11 +572,11 @@ fn bundle_runs_in_container_runtime() {
     let image = Image::new("one", vec![busybox()]).running(execution);
     place.put("i.tar", image::oci(&[image]).tar());
     place.succeeds(&["bundle", "-q", "oci-archive:i.tar", "box"]);
-    for (flag, code) in [("--allow-truncated", 64), ("--compression=none", 2)] {
+    for flag in ["--allow-truncated", "--compression=none"] {
         let words = ["bundle", "-q", "--force", flag, "oci-archive:i.tar", "box"];
         let output = place.tarfs(&words);
         let complaint = stderr_text(&output);
-        assert_eq!(output.status.code(), Some(code), "{complaint}");
+        assert_eq!(output.status.code(), Some(64), "{complaint}");
         assert!(complaint.contains("cannot be used"), "{complaint}");
         assert!(place.path("box/config.json").exists(), "{flag}");
     }
