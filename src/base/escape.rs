@@ -113,6 +113,11 @@ fn scheme_len(word: &str) -> Option<usize> {
 /// Adds the URL at the start of `text` without secrets, as far as it has them. Returns its length.
 fn push_url(redacted: &mut String, text: &str, scheme_len: usize) -> usize {
     let (scheme, behind) = text.split_at(scheme_len);
+    // Another URL of a list is not a part of this one.
+    let (before, _) = behind.split_once("://").unwrap_or_default();
+    let list = before.rsplit_once(',');
+    let list = list.filter(|(_, scheme)| !scheme.contains(['@', '/', '?', '=']));
+    let behind = list.map_or(behind, |(url, _)| url);
     let name = scheme.trim_end_matches([':', '/']).to_ascii_lowercase();
     let has_scheme = |schemes: &[&str]| schemes.iter().any(|scheme| name.ends_with(scheme));
     let word = behind.split_at(word_len(behind)).0;
