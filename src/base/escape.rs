@@ -71,12 +71,11 @@ pub fn redact_urls(text: &str) -> String {
         let word = words.split_at(word_len(words)).0;
         // An absolute path is one of this machine.
         let is_path = word.trim_start_matches(QUOTES).starts_with('/');
-        let len = match scheme_len(word).filter(|_| !is_path) {
-            Some(scheme_len) => push_url(&mut redacted, words, scheme_len),
-            None => {
-                redacted.push_str(word);
-                word.len()
-            }
+        let len = if let Some(scheme_len) = scheme_len(word).filter(|_| !is_path) {
+            push_url(&mut redacted, words, scheme_len)
+        } else {
+            redacted.push_str(word);
+            word.len()
         };
         rest = words.split_at(len).1;
     }
