@@ -73,7 +73,7 @@ impl SharedDir {
     }
 }
 
-/// A file of a [`SharedDir`], as it was listed.
+/// A file of a directory that processes share, as it was listed.
 #[derive(Clone, Debug)]
 pub struct SharedFile {
     pub(crate) directory: Arc<TrustedDir>,
