@@ -2,7 +2,8 @@
 
 use std::error::Error;
 
-use super::escape::{escape_controls, redact_urls};
+use super::escape::escape_controls;
+use super::redact::redact_urls;
 
 /// Formats an error and its causes on one line, each once and without the numbers of system errors.
 pub fn error_chain(error: &(dyn Error + 'static)) -> String {

@@ -3,16 +3,6 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Schemes of URLs that may be spelled wrong. A name with `oci:` or `file:` is a path.
-const SCHEMES: [&str; 13] = [
-    "http", "https", "s3", "s3a", "s3n", "gs", "gcs", "az", "abfs", "abfss", "wasb", "wasbs",
-    "docker",
-];
-/// Characters of a message before a name.
-const QUOTES: [char; 4] = ['(', '\'', '"', '`'];
-/// Characters of a message behind a name.
-const PUNCTUATION: [char; 8] = [':', ',', ';', ')', '?', '\'', '"', '`'];
-
 /// Whether a terminal may obey it, or it ends a line.
 pub(crate) fn is_control(character: char) -> bool {
     character.is_control() || matches!(character, '\u{2028}' | '\u{2029}')
@@ -60,108 +50,6 @@ pub fn escape_controls(text: &str) -> String {
         }
     }
     escaped
-}
-
-/// A text without users, passwords and queries of URLs, also of those that are spelled wrong.
-pub fn redact_urls(text: &str) -> String {
-    let (mut redacted, mut rest) = (String::with_capacity(text.len()), text);
-    while let Some(start) = rest.find(|next: char| !next.is_whitespace()) {
-        let (blanks, words) = rest.split_at(start);
-        redacted.push_str(blanks);
-        let word = words.split_at(word_len(words)).0;
-        // An absolute path is one of this machine.
-        let is_path = word.trim_start_matches(QUOTES).starts_with('/');
-        let len = if let Some(scheme_len) = scheme_len(word).filter(|_| !is_path) {
-            push_url(&mut redacted, words, scheme_len)
-        } else {
-            redacted.push_str(word);
-            word.len()
-        };
-        rest = words.split_at(len).1;
-    }
-    redacted + rest
-}
-
-/// Length of the word at the start of `text`, in which blanks may be escaped.
-fn word_len(text: &str) -> usize {
-    let mut is_escaped = false;
-    let is_end = |next: char| {
-        let is_end = next.is_whitespace() && !is_escaped;
-        is_escaped = next == '\\' && !is_escaped;
-        is_end
-    };
-    text.find(is_end).unwrap_or(text.len())
-}
-
-/// Length of the text of `word` up to the host of a URL. A known scheme may lack its colon or a slash.
-fn scheme_len(word: &str) -> Option<usize> {
-    word.match_indices([':', '/']).find_map(|(at, _)| {
-        let (before, mark) = word.split_at(at);
-        if mark.starts_with("://") {
-            return Some(at + "://".len());
-        }
-        let is_in_scheme = |last: char| last.is_ascii_alphanumeric();
-        let others = before.trim_end_matches(is_in_scheme).len();
-        let scheme = before.split_at(others).1.to_ascii_lowercase();
-        let is_mark = mark.starts_with(':') || mark.starts_with("//");
-        let host = mark.trim_start_matches([':', '/']);
-        (is_mark && SCHEMES.contains(&scheme.as_str())).then(|| word.len() - host.len())
-    })
-}
-
-/// Adds the URL at the start of `text` without secrets, as far as it has them. Returns its length.
-fn push_url(redacted: &mut String, text: &str, scheme_len: usize) -> usize {
-    let (scheme, behind) = text.split_at(scheme_len);
-    // Another URL of a list is not a part of this one.
-    let (before, _) = behind.split_once("://").unwrap_or_default();
-    let list = before.rsplit_once(',');
-    let list = list.filter(|(_, scheme)| !scheme.contains(['@', '/', '?', '=']));
-    let behind = list.map_or(behind, |(url, _)| url);
-    let name = scheme.trim_end_matches([':', '/']).to_ascii_lowercase();
-    let has_scheme = |schemes: &[&str]| schemes.iter().any(|scheme| name.ends_with(scheme));
-    let word = behind.split_at(word_len(behind)).0;
-    let word = word.trim_end_matches(PUNCTUATION);
-    let authority = word.split(['/', '?', '#']).next().unwrap_or_default();
-    let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
-    // A tag, an ARN or an IPv6 address may be behind the colon.
-    let is_port = port.bytes().all(|byte| byte.is_ascii_digit())
-        || has_scheme(&["oci", "docker"])
-        || host == "arn"
-        || host.starts_with('[');
-    let is_host = !has_scheme(&["http", "https"]) || host.contains('.') || host == "localhost";
-    // A password may have blanks.
-    let line = behind.lines().next().unwrap_or_default();
-    let len = match line.rfind('@') {
-        Some(at) if !is_port && !word.contains('@') => at + word_len(line.split_at(at).1),
-        _ => word_len(behind),
-    };
-    let url = behind.split_at(len).0;
-    let (url, tail) = url.split_at(url.trim_end_matches(PUNCTUATION).len());
-    let query = url.find('?').unwrap_or(url.len());
-    let users = if is_port { url.split_at(query).0 } else { url };
-    let is_user = |&at: &usize| !users.split_at(at).1.starts_with("@sha256:");
-    let users_end = users.rmatch_indices('@').map(|(at, _)| at).find(is_user);
-    // The container of a data lake is no user.
-    let is_lake = has_scheme(&["abfs", "abfss", "wasb", "wasbs"]);
-    let container = authority.split([':', '@']).next().unwrap_or_default();
-    let has_user = if is_lake {
-        !authority.split_at(container.len()).1.starts_with('@')
-    } else {
-        authority.contains('@') || !is_port || !is_host
-    };
-    redacted.push_str(scheme);
-    let url = match users_end.filter(|_| has_user) {
-        Some(at) => {
-            redacted.push_str(if is_lake { container } else { "" });
-            url.split_at(if is_lake { at } else { at + 1 }).1
-        }
-        None => url,
-    };
-    let (place, mark) = url
-        .split_once('?')
-        .map_or((url, ""), |(place, _)| (place, "?…"));
-    redacted.extend([place, mark, tail]);
-    scheme_len + len
 }
 
 /// JSON in whose strings each character that a terminal may obey is escaped.

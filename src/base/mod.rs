@@ -11,6 +11,7 @@ mod hash;
 mod memory;
 pub mod passwd;
 mod path;
+pub mod redact;
 pub mod size;
 pub(crate) mod stall_timeout;
 pub mod stats;

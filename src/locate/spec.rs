@@ -7,6 +7,7 @@ use std::path::{self, Path, PathBuf};
 use std::slice;
 
 use super::glob;
+use crate::base::redact::has_scheme;
 use crate::image::Transport;
 use crate::layers::WhiteoutFormat;
 use crate::source;
@@ -16,6 +17,9 @@ const MEMBER_SEPARATOR: &str = "!/";
 
 /// Schemes of names in registries: the standard's, and that of `docker pull` and skopeo.
 const REGISTRY_SCHEMES: [&str; 2] = ["oci", "docker"];
+
+/// Prefixes of sources that are parts of others.
+const PART_PREFIXES: [&str; 3] = ["tar", "slice", "join"];
 
 /// A parsed SOURCE: an archive, a part of another source, or an image. Every text is valid. Without a known
 /// prefix it is a path or a URL, so a file `tar:name` is `./tar:name`.
@@ -148,22 +152,23 @@ fn has_url_host(rest: &str) -> bool {
 
 /// Number of bytes of `rest` that belong to an image's location, including their colons.
 fn name_search_start(rest: &str) -> usize {
-    if rest.starts_with("tar:")
+    let text = source::without_blanks(rest);
+    if text.starts_with("tar:")
         && let Some(bang) = rest.rfind(MEMBER_SEPARATOR)
     {
         return bang + MEMBER_SEPARATOR.len();
     }
-    if let Some((range, location)) = rest
+    if let Some((range, location)) = text
         .strip_prefix("slice:")
         .and_then(|rest| rest.split_once(':'))
         && range.starts_with(|first: char| first.is_ascii_digit())
     {
         return rest.len() - location.len() + name_search_start(location);
     }
-    if let Some((parts, last)) = rest.rsplit_once(',').filter(|_| rest.starts_with("join:")) {
+    if let Some((parts, last)) = rest.rsplit_once(',').filter(|_| text.starts_with("join:")) {
         return parts.len() + 1 + name_search_start(last);
     }
-    let host = rest.split_once("://").filter(|_| source::is_url(rest));
+    let host = text.split_once("://").filter(|_| source::is_url(text));
     host.map_or(0, |(_, host)| {
         rest.len() - host.len() + host.find('/').unwrap_or(host.len())
     })
@@ -307,6 +312,20 @@ impl SourceSpec {
     /// Returns its text without secrets of URLs.
     pub fn redacted(&self) -> String {
         source::redact(&self.to_string())
+    }
+
+    /// Whether it is a path that looks like another source: it begins as a URL or with a prefix, or names a host and
+    /// a port.
+    pub fn resembles_other_source(&self) -> bool {
+        let Self::Plain(location) = self else {
+            return false;
+        };
+        let name = location.to_string_lossy();
+        let name = source::without_blanks(&name);
+        let (first, rest) = name.split_once(':').unwrap_or_default();
+        PART_PREFIXES.contains(&first)
+            || has_scheme(name)
+            || !first.contains('/') && !rest.is_empty() && source::lacks_scheme(name)
     }
 
     /// Whether it is an image, or may be one. A registry also has artifacts, which are archives.

@@ -32,6 +32,7 @@ use crate::base::extent::Packed;
 pub use crate::base::buffer_pool::{Buffer, BufferPool};
 pub use crate::base::random_reads::Wait;
 
+pub use crate::base::redact::redact;
 pub use client::{
     Authorizer, ErrorResponse, HeaderArg, HeaderLoader, Identity, Request, Target, UploadContent,
     UserHeaders, Via,
@@ -45,7 +46,7 @@ pub use listing::{ArchivePlace, ListedArchive, Listing, paths_of_page};
 pub(crate) use local::SourceDirectory;
 pub use local::{File, MemorySource, Pipe};
 pub(crate) use location::without_blanks;
-pub use location::{Location, canonical_name, canonical_os_name, is_url, location_text, redact};
+pub use location::{Location, canonical_name, canonical_os_name, is_url, location_text};
 #[doc(hidden)]
 pub use mirrors::{UnopenedMirror, in_order, open as open_mirrors};
 pub use network::{

@@ -10,12 +10,13 @@ use url::Url;
 
 use super::client::authorizer::parse_headers;
 use super::credentials::{self, Netrc, ReloadedHeaders};
-use super::location::{canonical_name, is_url, location_text, redact, shown_path};
+use super::location::{canonical_name, is_url, location_text, shown_path};
 use super::mirrors::UnopenedMirror;
 use super::{
     Cause, Error, HeaderLoader, Http, Identity, Location, Options, Pipe, Revalidation, Source,
     Target, local, mirrors,
 };
+use crate::base::redact::redact;
 use crate::base::stats::Stats;
 
 /// Opens `spec`: a URL (`http://`, `https://`, `file://`), an object (`s3://`, `gs://`, `az://`, `abfss://`), a path,

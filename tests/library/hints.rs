@@ -190,13 +190,22 @@ fn missing_source_beside_directory_is_an_archive_if_it_may_be() {
     }
 }
 
-// Promises: error-hints
+// Promises: walk-missing
 #[test]
 fn missing_local_operand_does_not_end_the_listing() {
     let place = TestDir::new(&["usr"]);
     place.put("usr/here", "");
     for (verb, code) in [("ls", 2), ("find", 1), ("du", 1)] {
-        for missing in ["/nowhere/no:such", "12:30.log", "a.b/c", "./a:1/b", "x:y"] {
+        for missing in [
+            "/nowhere/no:such",
+            "12:30.log",
+            "12:30",
+            "a:1/b",
+            "h:99999/x",
+            "a.b/c",
+            "./a:1/b",
+            "x:y",
+        ] {
             let done = place.tarfs(&[verb, missing, "usr"]);
             let text = stderr_text(&done);
             assert_eq!(done.status.code(), Some(code), "{verb} {missing}: {text}");
@@ -205,8 +214,10 @@ fn missing_local_operand_does_not_end_the_listing() {
             let listed = String::from_utf8_lossy(&done.stdout);
             assert!(listed.contains("usr"), "{verb} {missing}: {listed}");
         }
-        let image = place.tarfs(&[verb, "oci:missing:tag", "usr"]);
-        assert!(image.stdout.is_empty(), "{verb}");
+        for source in ["oci:missing:tag", "gcs:/b/k", "tar:a.tar"] {
+            let done = place.tarfs(&[verb, source, "usr"]);
+            assert!(done.stdout.is_empty(), "{verb} {source}");
+        }
     }
 }
 

@@ -659,11 +659,11 @@ def test_archive_that_is_opened_again_is_relative_to_the_start(
     monkeypatch.setenv("TARFS_CACHE_DIR", "own")
     monkeypatch.chdir(start)
     tarfs.open("a.tar").close()
-    shutil.copy(next(Path("own/index").glob("*.idx")), "a.idx")
+    shutil.copy(next(Path("own/index").glob("*.idx")), "join:a.idx")
     archives = [
         tarfs.open("a.tar"),
         tarfs.open(b"./a.tar", cache_dir=True),
-        tarfs.open(Path("a.tar"), index="a.idx", cache_dir=False),
+        tarfs.open(Path("a.tar"), index="join:a.idx", cache_dir=False),
         tarfs.open("tar:outer.tar!/inner.tar", hosts_dir="hosts"),
     ]
     saved = sorted(os.listdir(start))

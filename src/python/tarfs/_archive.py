@@ -60,12 +60,11 @@ def absolute(url: StrPath, options: Mapping[str, Any]) -> tuple[str, dict[str, A
             value = None
         if start and (value is None or value is True and name == "cache_dir"):
             value = start
-        if isinstance(value, (str, bytes, os.PathLike)) and "://" not in os.fsdecode(value):
+        if isinstance(value, (str, bytes, os.PathLike)):
             path = os.fsdecode(value)
-            if name == "index":
-                path = _native.absolute_source(path)
-            elif not os.path.isabs(path):
-                path = os.path.join(os.getcwd(), path)
+            local = _native.local_path(path)
+            if local is not None and not os.path.isabs(local):
+                path = os.path.join(os.getcwd(), local)
             if value is not start or path != start:
                 options[name] = path
     return _native.absolute_source(os.fsdecode(url)), options

@@ -3,7 +3,8 @@
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
-use crate::source::location::{is_server_url, redact};
+use crate::base::redact::redact;
+use crate::source::location::is_server_url;
 use crate::source::{Cause, Location};
 
 /// Length of the hash of an object's name in hexadecimal digits: 128 bits.

@@ -39,22 +39,6 @@ use tarfs::tree::{
 /// Number of FUSE as a type of file systems, as in statfs(2).
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 
-/// Prefixes of a SOURCE, which may be spelled wrong behind them.
-const PREFIXES: [&str; 12] = [
-    "tar",
-    "slice",
-    "join",
-    "oci",
-    "oci-archive",
-    "docker",
-    "docker-archive",
-    "http",
-    "https",
-    "s3",
-    "gs",
-    "az",
-];
-
 /// A file at which a verb starts.
 #[derive(Clone, Debug)]
 pub(crate) struct StartPoint {
@@ -441,10 +425,11 @@ fn start_here(path: &Path, is_one_of_several: bool, links: FollowedLinks) -> Opt
 
 /// SOURCE as a file of this machine: a directory, or a missing file beside directories, as of the namesakes.
 ///
-/// A missing file is an archive if its name may be one of no file, or a flag is for archives.
+/// A missing file is opened as an archive if its name resembles one elsewhere, or a flag is for archives.
 fn local_start(source: &SourceArgs, paths: &[OsString]) -> Option<PathBuf> {
     let path = source.source.local_path()?;
-    let is_archive = || has_prefix_or_port(&path) || source.given.check_directory(&path).is_err();
+    let is_archive =
+        || source.source.resembles_other_source() || source.given.check_directory(&path).is_err();
     let is_directory = |path: &OsString| local_path(path).is_some_and(|path| path.is_dir());
     let is_start = match std::fs::metadata(&path) {
         Ok(found) => found.is_dir(),
@@ -455,15 +440,6 @@ fn local_start(source: &SourceArgs, paths: &[OsString]) -> Option<PathBuf> {
         }
     };
     is_start.then(|| path.clone())
-}
-
-/// Whether `path` begins with the prefix of a SOURCE or with `HOST:PORT`.
-fn has_prefix_or_port(path: &Path) -> bool {
-    let name = path.to_string_lossy();
-    let (first, rest) = name.split_once(':').unwrap_or_default();
-    let port = rest.split('/').next().unwrap_or_default();
-    let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    PREFIXES.contains(&first) || is_port && !first.contains('/')
 }
 
 fn start_in_archive(tree: &IndexTree, path: &OsString, links: FollowedLinks) -> Option<StartPoint> {
