@@ -14,6 +14,7 @@ use crate::archive::{
     Archive, FindIndex, OpenOptions, PrefetchMode, PrefetchOptions, TreeOrigin, Volume,
 };
 use crate::base::extent::Plain;
+use crate::base::redact::has_scheme;
 use crate::index::format::framed;
 use crate::index::{self, Builder, Origin};
 use crate::source::{self, ArchivePlace, MemorySource, Validator, location_text};
@@ -27,6 +28,9 @@ const MAX_SPARE_SCANS: u64 = 2;
 
 /// Maximum number of archives, and of the directories that their paths imply.
 const MAX_TREE_ENTRIES: u32 = 1 << 20;
+
+/// Prefixes of sources that are parts of others.
+const PART_PREFIXES: [&str; 3] = ["tar", "slice", "join"];
 
 /// The archives of a place.
 #[derive(Debug)]
@@ -48,6 +52,20 @@ impl SourceSpec {
             Self::Plain(location) => source::local_path(location),
             _ => None,
         }
+    }
+
+    /// Whether it is a path that looks like another source: it begins as a URL or with a prefix, or names a host and
+    /// a port.
+    pub fn resembles_other_source(&self) -> bool {
+        let Self::Plain(location) = self else {
+            return false;
+        };
+        let name = location.to_string_lossy();
+        let name = source::without_blanks(&name);
+        let (first, rest) = name.split_once(':').unwrap_or_default();
+        PART_PREFIXES.contains(&first)
+            || has_scheme(name)
+            || !first.contains('/') && !rest.is_empty() && source::lacks_scheme(name)
     }
 
     /// Whether it names a place of archives: a local directory, or a prefix in an object store.

@@ -7,7 +7,6 @@ use std::path::{self, Path, PathBuf};
 use std::slice;
 
 use super::glob;
-use crate::base::redact::has_scheme;
 use crate::image::Transport;
 use crate::layers::WhiteoutFormat;
 use crate::source;
@@ -17,9 +16,6 @@ const MEMBER_SEPARATOR: &str = "!/";
 
 /// Schemes of names in registries: the standard's, and that of `docker pull` and skopeo.
 const REGISTRY_SCHEMES: [&str; 2] = ["oci", "docker"];
-
-/// Prefixes of sources that are parts of others.
-const PART_PREFIXES: [&str; 3] = ["tar", "slice", "join"];
 
 /// A parsed SOURCE: an archive, a part of another source, or an image. Every text is valid. Without a known
 /// prefix it is a path or a URL, so a file `tar:name` is `./tar:name`.
@@ -312,20 +308,6 @@ impl SourceSpec {
     /// Returns its text without secrets of URLs.
     pub fn redacted(&self) -> String {
         source::redact(&self.to_string())
-    }
-
-    /// Whether it is a path that looks like another source: it begins as a URL or with a prefix, or names a host and
-    /// a port.
-    pub fn resembles_other_source(&self) -> bool {
-        let Self::Plain(location) = self else {
-            return false;
-        };
-        let name = location.to_string_lossy();
-        let name = source::without_blanks(&name);
-        let (first, rest) = name.split_once(':').unwrap_or_default();
-        PART_PREFIXES.contains(&first)
-            || has_scheme(name)
-            || !first.contains('/') && !rest.is_empty() && source::lacks_scheme(name)
     }
 
     /// Whether it is an image, or may be one. A registry also has artifacts, which are archives.
