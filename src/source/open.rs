@@ -115,11 +115,10 @@ async fn open_mirrors(spec: &str, options: &Options) -> Result<Arc<dyn Source>, 
     mirrors::open(places).await
 }
 
-/// Parses a URL. It may contain secrets if it does not parse, so the error does not repeat it.
 fn parse_url(spec: &str) -> Result<Url, Error> {
     Url::parse(spec).map_err(|error| {
         let malformed = Cause::Malformed(error.to_string());
-        Error::new("the URL", malformed)
+        Error::new(redact(spec), malformed)
     })
 }
 

@@ -61,7 +61,7 @@ fn missing_source_error_names_location_and_remedy() {
         &["ls", "gopher://host/a.tar"],
         &["gopher://host/a.tar", "not a known scheme", "http://"],
     );
-    place.fails(&["ls", "http://"], &["the URL", "empty host"]);
+    place.fails(&["ls", "http://"], &["read http://:", "empty host"]);
 }
 
 // Promises: format-error
