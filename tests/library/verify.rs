@@ -127,6 +127,37 @@ fn verify_of_a_tree_beyond_the_index_memory_warns_and_reads_all() {
     assert!(warnings.contains("--index-memory"), "{report}");
 }
 
+// Promises: verify-checks, damaged-header
+#[test]
+fn verify_names_members_refused_before_the_index_memory_ends() {
+    let place = TestDir::new(&[]);
+    let mut archive = Archive::new().file("../x", "").file("a/../../y", "");
+    let value = vec![b'v'; 1 << 17];
+    for number in 0..101 {
+        let attribute = [("SCHILY.xattr.user.a", &*value)];
+        archive = archive.pax(&attribute).file(&format!("w{number}"), "");
+    }
+    let names = (0..30_000).map(|number| format!("{number:064}"));
+    let archive = names.fold(archive, |archive, name| archive.file(&name, ""));
+    place.put("a.tar", archive.end());
+    let (report, is_good) = verify(&place, &["a.tar", "--index-memory=1MiB"]);
+    assert!(!is_good, "{report}");
+    let problems = field(&report, "/problems").as_array().expect("a list");
+    let [first, second] = &problems[..] else {
+        panic!("{report}");
+    };
+    let is_named = |problem: &Value, name: &str| problem.as_str().expect("text").contains(name);
+    assert!(is_named(first, "../x"), "{report}");
+    assert!(is_named(second, "a/../../y"), "{report}");
+    // More warnings than are kept come before the one about the memory.
+    let warnings = field(&report, "/warnings").as_array().expect("a list");
+    let [first, .., last] = &warnings[..] else {
+        panic!("{report}");
+    };
+    assert!(is_named(first, "--index-memory"), "{report}");
+    assert_eq!(*last, "and 1 more", "{report}");
+}
+
 // Promises: verify-index
 #[test]
 fn verify_compares_index_with_archive() {

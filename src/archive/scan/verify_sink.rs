@@ -9,7 +9,7 @@ use crate::archive::sink::Sink;
 use crate::base::extent::Plain;
 use crate::base::span_hash::SpanHasher;
 use crate::codec::Compression;
-use crate::index::{Builder, Index, TooMuchMemory};
+use crate::index::{Builder, Index, Problem, TooMuchMemory};
 use crate::tar::Member;
 
 /// Maximum number of findings that are kept as text. The others are only counted.
@@ -24,8 +24,11 @@ pub struct VerifySink {
     pub members: u64,
     /// Receives the members, and finds those that are not in the tree.
     pub builder: Option<Builder>,
-    /// Whether the scan ends if the builder exceeds its memory. Otherwise only a warning says so.
+    /// Whether the scan ends if the builder exceeds its memory. Otherwise the builder is dropped, with a warning.
     pub needs_builder: bool,
+    /// The first members missing in the tree of a dropped builder, and the number of all.
+    pub missing: (Vec<Problem>, u64),
+    overflow: Option<TooMuchMemory>,
     warnings: Findings,
     comparison: Option<IndexComparison>,
 }
@@ -80,7 +83,10 @@ impl VerifySink {
 
     /// Oddities without data loss.
     pub fn warnings(&self) -> Vec<String> {
-        self.warnings.clone().finish()
+        let overflow = self.overflow.iter();
+        let overflow =
+            overflow.map(|error| format!("members missing in the tree are not known: {error}"));
+        overflow.chain(self.warnings.clone().finish()).collect()
     }
 
     /// Differences between the index and the archive. `summary` is the result of the scan.
@@ -182,10 +188,10 @@ impl Sink for VerifySink {
                 if self.needs_builder {
                     return Err(error);
                 }
+                let index = builder.index();
+                self.missing = (index.problems().to_vec(), index.problem_count());
+                self.overflow = Some(error);
                 self.builder = None;
-                self.warning(&format!(
-                    "members missing in the tree are not known: {error}"
-                ));
             }
         }
         self.members += 1;

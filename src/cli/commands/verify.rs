@@ -16,7 +16,7 @@ use tarfs::Sha256;
 use tarfs::Stats;
 use tarfs::archive::scan::{self, Digest, ScanError};
 use tarfs::archive::{Error, VerifySink};
-use tarfs::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
+use tarfs::index::{self, Builder, Index, MemoryLimit, Origin, Problem, TooMuchMemory, store};
 use tarfs::internal::escape::{escape, escape_controls};
 use tarfs::layers::{Layer, WhiteoutFormat, merge};
 use tarfs::locate::TreeSpec;
@@ -129,11 +129,7 @@ impl VerifiedTree {
     fn add_problems(&self, reports: &mut [Report]) {
         let Some(whiteouts) = self.whiteouts else {
             for (report, index) in reports.iter_mut().zip(&self.indexes) {
-                let named = index.problems();
-                report
-                    .problems
-                    .extend(named.iter().map(ToString::to_string));
-                report.add_unnamed_problems(index, named.len());
+                report.add_missing(index.problems(), index.problem_count());
             }
             return;
         };
@@ -151,15 +147,18 @@ impl VerifiedTree {
             }
         }
         if let Some(last) = reports.last_mut() {
-            last.add_unnamed_problems(&merged.index, merged.problems.len());
+            let named = merged.problems.len() as u64;
+            last.add_missing(&[], merged.index.problem_count().saturating_sub(named));
         }
     }
 }
 
 impl Report {
-    /// Adds the number of problems of `index` beyond the `named` ones.
-    fn add_unnamed_problems(&mut self, index: &Index, named: usize) {
-        let more = index.problem_count().saturating_sub(named as u64);
+    /// Adds the members that are not in the tree, of which the first are `named`.
+    fn add_missing(&mut self, named: &[Problem], count: u64) {
+        let texts = named.iter().map(ToString::to_string);
+        self.problems.extend(texts);
+        let more = count.saturating_sub(named.len() as u64);
         if more > 0 {
             let text = format!("{more} more members are not in the tree");
             self.problems.push(text);
@@ -200,6 +199,7 @@ fn verify(
         scan::scan(source, &options, network, stats, &mut check)
     };
     let builder = check.builder.take();
+    let (missing, missing_count) = std::mem::take(&mut check.missing);
     let mut report = Report {
         source: source.location().to_owned(),
         is_good: false,
@@ -212,6 +212,7 @@ fn verify(
         warnings: check.warnings(),
     };
     let sha256 = add_findings(&mut report, scanned, check, plain_digest, stats);
+    report.add_missing(&missing, missing_count);
     if let Some(builder) = builder {
         tree.indexes.push(builder.finish(Origin::default()));
     }
