@@ -525,6 +525,51 @@ fn update_gives_no_rights_of_an_acl_that_a_file_lacks() {
     assert_eq!(mode("new/f"), 0o600);
 }
 
+// Promises: sync-attributes, acl-mode
+#[test]
+fn update_gives_a_file_without_acl_the_rights_of_the_group_entry() {
+    let place = Place::new();
+    let archive = |acl: &str, mode: u64| {
+        let archive = Archive::new().pax(&[("SCHILY.acl.access", acl)]);
+        archive.add(Header::new("f", b'0').mode(mode), "1").end()
+    };
+    place.put(
+        "minimal.tar",
+        archive("user::rw-,group::---,other::---", 0o644),
+    );
+    // As GNU tar writes it with --acls.
+    let named = "user::rw-,user:1000:rw-,group::---,mask::rw-,other::---";
+    place.put("named.tar", archive(named, 0o660));
+    fs::create_dir(place.path("source")).expect("ours");
+    place.put("source/f", "1");
+    let acl = ["-m", "u:1000:rw", "source/f"];
+    fs::set_permissions(place.path("source/f"), Permissions::from_mode(0o600)).expect("ours");
+    let set = place.command("setfacl").args(acl).status();
+    assert!(set.expect("acl is installed").success());
+    let file = place.path("out/f");
+    let mode = || fs::metadata(&file).expect("written").mode() & 0o7777;
+    for (source, flags, fresh) in [
+        ("minimal.tar", &["-p"][..], 0o600),
+        ("named.tar", &["-p"], 0o660),
+        ("source", &[], 0o660),
+    ] {
+        let words = [&["sync", "-q", source, "out"][..], flags].concat();
+        drop(fs::remove_dir_all(place.path("out")));
+        fs::create_dir(place.path("out")).expect("ours");
+        place.succeeds(&words);
+        assert_eq!(mode(), fresh, "{source}");
+        // A minimal ACL is only a mode.
+        rustix::fs::removexattr(&file, "system.posix_acl_access").ok();
+        for old in [0o600, 0o640, 0o660] {
+            fs::set_permissions(&file, Permissions::from_mode(old)).expect("ours");
+            place.succeeds(&words);
+            assert_eq!(mode(), 0o600, "{source} over {old:o}");
+        }
+        let dry = place.succeeds(&[&words[..], &["--dry-run"]].concat());
+        assert_eq!(dry.text(), "", "{source}");
+    }
+}
+
 // Promises: acl-mode, xattr-default
 #[test]
 fn listings_show_modes_and_attributes_as_a_mount_does() {

@@ -113,6 +113,17 @@ pub(crate) fn mode_with_acl(mode: u32, acl: Option<Vec<u8>>) -> u32 {
     permissions.map_or(mode, |permissions| mode & !0o777 | permissions)
 }
 
+/// The `mode` that gives owner, group and others the rights of the access ACL `acl` in a file that lacks it. The mask
+/// limits the group, and is no right of it.
+pub(crate) fn mode_without_acl(mode: u32, acl: &[u8]) -> u32 {
+    match permissions_of_xattr(acl) {
+        Some([Some(owner), Some(group), Some(others), mask]) => {
+            mode & !0o777 | owner << 6 | (group & mask.unwrap_or(7)) << 3 | others
+        }
+        _ => mode,
+    }
+}
+
 /// Subject of an ACL entry; the values are Linux's `ACL_*` tags.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Tag {
@@ -209,22 +220,29 @@ fn acl_from_entries(mut entries: Vec<Entry>, names: &Accounts) -> Option<Acl> {
 
 /// Permission bits of owner, mask (or else group) and others in the attribute's bytes; `None` if malformed.
 pub fn mode_of_xattr(value: &[u8]) -> Option<u32> {
+    let [owner, group, others, mask] = permissions_of_xattr(value)?;
+    Some(owner? << 6 | mask.or(group)? << 3 | others?)
+}
+
+/// Permission bits of owner, group, others and mask in the attribute's bytes; `None` if malformed.
+fn permissions_of_xattr(value: &[u8]) -> Option<[Option<u32>; 4]> {
     let (version, rows) = value.split_first_chunk::<4>()?;
     if u32::from_le_bytes(*version) != VERSION {
         return None;
     }
-    let (mut owner, mut mask, mut group, mut others) = (None, None, None, None);
+    let tags = [Tag::UserObject, Tag::GroupObject, Tag::Other, Tag::Mask];
+    let mut found = [None; 4];
     for &[low, high, bits, _, _, _, _, _] in rows.as_chunks::<8>().0 {
-        let slot = match u16::from_le_bytes([low, high]) {
-            tag if tag == Tag::UserObject as u16 => &mut owner,
-            tag if tag == Tag::GroupObject as u16 => &mut group,
-            tag if tag == Tag::Mask as u16 => &mut mask,
-            tag if tag == Tag::Other as u16 => &mut others,
-            _ => continue,
-        };
-        *slot = Some(u32::from(bits & 7));
+        let tag = Tag::from_number(u16::from_le_bytes([low, high]));
+        for (slot, _) in found
+            .iter_mut()
+            .zip(tags)
+            .filter(|(_, of)| Some(*of) == tag)
+        {
+            *slot = Some(u32::from(bits & 7));
+        }
     }
-    Some(owner? << 6 | mask.or(group)? << 3 | others?)
+    Some(found)
 }
 
 fn parse_entry(line: &[u8], names: &Accounts) -> Option<Entry> {

@@ -310,13 +310,11 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
         if self.policy.xattrs.acls
             && let Some(acl) = item.access_acl()?
         {
-            let is_minimal = posix_acl::is_minimal(&acl);
-            let mode = posix_acl::mode_with_acl(first.mode, Some(acl));
-            // Without an ACL, the owning group would get the rights of the mask.
-            let has_acl = is_minimal && mode & 0o777 == second.mode & 0o777;
-            if has_acl || replaced.access_acl()?.is_some() {
-                first.mode = mode;
-            }
+            first.mode = if replaced.access_acl()?.is_some() {
+                posix_acl::mode_with_acl(first.mode, Some(acl))
+            } else {
+                posix_acl::mode_without_acl(first.mode, &acl)
+            };
         }
         Ok(true)
     }
