@@ -195,6 +195,24 @@ fn verify_compares_index_with_archive() {
     assert_eq!(output.status.code(), Some(2));
 }
 
+// Promises: verify-index
+#[test]
+fn verify_takes_an_index_by_its_file_url_and_refuses_one_of_a_server() {
+    let place = TestDir::new(&[]);
+    place.put("a.tar", Archive::new().file("f", "1").end());
+    let indexed = place.tarfs(&["index", "-q", "--output", "a.idx", "a.tar"]);
+    assert!(indexed.status.success(), "{}", stderr_text(&indexed));
+    let url = format!("file://{}", place.path("a.idx").display());
+    let (report, is_good) = verify(&place, &["--index", &url, "a.tar"]);
+    assert!(is_good, "{report}");
+    let server = "http://name:secret@127.0.0.1:1/a.idx";
+    let refused = place.tarfs(&["verify", "--index", server, "a.tar"]);
+    let said = stderr_text(&refused);
+    assert_eq!(refused.status.code(), Some(64), "{said}");
+    assert!(said.contains("--index: ") && said.contains("/a.idx is no local file"));
+    assert!(!said.contains("secret"), "{said}");
+}
+
 // Promises: expect-materialize
 #[test]
 fn materialize_accepts_only_expected_digest() {

@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use crate::cli::args::{CacheDirArgs, JsonArg, QuietArg, SourceArgs};
 use crate::cli::exit_status;
 use crate::cli::open_archive;
-use crate::cli::ui::output;
+use crate::cli::ui::output::{self, UsageError};
 use crate::cli::ui::progress::{self, ProgressOptions, Work};
 use tarfs::Sha256;
 use tarfs::Stats;
@@ -20,6 +20,7 @@ use tarfs::index::{self, Builder, Index, MemoryLimit, Origin, Problem, TooMuchMe
 use tarfs::internal::escape::{escape, escape_controls};
 use tarfs::layers::{Layer, WhiteoutFormat, merge};
 use tarfs::locate::TreeSpec;
+use tarfs::source::{local_path, redact};
 
 /// Arguments of `tarfs verify`.
 #[derive(clap::Args, Debug)]
@@ -63,14 +64,14 @@ struct Report {
 
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     // Checked before anything is fetched.
-    let index = args.index.as_deref();
+    let index_file = args.index_file()?;
     let limit = MemoryLimit::new(args.source.index_memory.0);
-    let index = index.map(|path| store::read(path, &limit));
+    let index = index_file.as_ref().map(|path| store::read(path, &limit));
     let mut index = index.transpose()?;
     let (stats, quiet) = (Arc::default(), args.quiet.is_set);
     let opened = open_archive::open_context(&args.source, &args.cache_dir, &stats, quiet);
     let (_network, mut context) = opened?;
-    context.archive.index_file.clone_from(&args.index);
+    context.archive.index_file = index_file;
     let source = TreeSpec::from(args.source.source.clone());
     let sources = context.open_sources(&source)?;
     let scan_options = context.archive_options(&source, sources.is_layered).scan;
@@ -103,6 +104,19 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::from(exit_status::FAILURE)
     })
+}
+
+impl VerifyArgs {
+    /// The path of the index, which may be a file URL.
+    fn index_file(&self) -> Result<Option<PathBuf>, UsageError> {
+        let path = |name: &PathBuf| {
+            local_path(name.as_os_str()).ok_or_else(|| {
+                let name = redact(&name.to_string_lossy());
+                UsageError(format!("--index: {name} is no local file (download it)"))
+            })
+        };
+        self.index.as_ref().map(path).transpose()
+    }
 }
 
 /// The archive, or the layers of an image, which are verified in sequence.
