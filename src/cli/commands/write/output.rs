@@ -284,8 +284,12 @@ impl TerminalReporter {
         }
     }
 
+    /// Prints the name of an entry, after `action` if there is one.
     fn print_entry(&self, action: &[u8], path: &ArchivePath) {
-        let line = |is_terminal| [action, &shown_name(path, is_terminal), b"\n"].concat();
+        let line = |is_escaped| {
+            let name = shown_name(path, is_escaped || !action.is_empty());
+            [action, &name, b"\n"].concat()
+        };
         let written = match self.names {
             None => Ok(()),
             Some(Stream::Stdout) => stdout().write_all(&line(stdout().is_terminal())),
@@ -300,12 +304,13 @@ impl TerminalReporter {
     }
 }
 
-/// The name of an entry as it is printed, for a terminal escaped as by `ls`.
-pub(super) fn shown_name(path: &ArchivePath, is_terminal: bool) -> Cow<'_, [u8]> {
+/// The name of an entry as it is printed, perhaps escaped as by `ls --escape`. It is raw only in a line of its own that
+/// goes to a file or pipe.
+pub(super) fn shown_name(path: &ArchivePath, is_escaped: bool) -> Cow<'_, [u8]> {
     match path.as_bytes() {
         // As tar and rsync show it.
         b"" => b"./".into(),
-        name if is_terminal => escape(name).into_bytes().into(),
+        name if is_escaped => escape(name).into_bytes().into(),
         name => Cow::Borrowed(name),
     }
 }

@@ -238,7 +238,7 @@ impl SyncArgs {
 fn print_steps(plan: &SyncPlan) -> anyhow::Result<()> {
     let mut text = Vec::new();
     for (path, word) in plan.steps() {
-        // A line break in a name would look like another step.
+        // A raw line break would look like another step.
         let name = shown_name(path, true);
         text.extend_from_slice(&[word.as_bytes(), b" ", &name, b"\n"].concat());
     }
