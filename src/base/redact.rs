@@ -12,6 +12,8 @@ const SCHEMES: [&str; 13] = [
 const LAKES: [&str; 4] = ["abfs", "abfss", "wasb", "wasbs"];
 /// Schemes whose names may have a tag where others have a port.
 const REGISTRIES: [&str; 2] = ["oci", "docker"];
+/// Characters of a message before a name.
+const QUOTES: [char; 4] = ['(', '\'', '"', '`'];
 /// Characters of a message behind a name.
 const PUNCTUATION: [char; 8] = [':', ',', ';', ')', '?', '\'', '"', '`'];
 
@@ -56,11 +58,11 @@ pub fn redact(name: &str) -> String {
 pub fn redact_urls(text: &str) -> String {
     let (mut redacted, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(start) = rest.find(|next: char| !next.is_whitespace()) {
-        let (blanks, words) = rest.split_at(start);
-        let name_len = name_len(words);
-        let (name, others) = words.split_at(name_len);
+        let words = slice(rest, start, rest.len()).trim_start_matches(QUOTES);
+        let before = slice(rest, 0, rest.len() - words.len());
+        let (name, others) = words.split_at(name_len(words));
         let (name, punctuation) = name.split_at(name.trim_end_matches(PUNCTUATION).len());
-        redacted.push_str(blanks);
+        redacted.push_str(before);
         redacted.push_str(&redact(name));
         redacted.push_str(punctuation);
         rest = others;
