@@ -100,6 +100,7 @@ fn repeated_name_ends_as_its_last_member() {
     assert!(status(root.path().join("p")).file_type().is_fifo());
 }
 
+// Promises: tree-repeated-name
 #[test]
 fn hard_link_finds_target_still_being_written() {
     let root = temporary();
