@@ -1,4 +1,4 @@
-//! The documents: the files, headings and flags that they name exist.
+//! The documents: the files, headings, flags and identifiers that they name exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -114,6 +114,9 @@ const SCHEMES_WITHOUT_HOST: [&str; 5] = ["s3", "gs", "az", "abfss", "tarfs"];
 
 /// The only host that a document may name.
 const EXAMPLE_HOST: &str = "example.com";
+
+/// Names in docs/CONTRIBUTING.md that no code has: a variable of cargo, which a script removes by a pattern.
+const FOREIGN_NAMES: [&str; 1] = ["RUSTC_WRAPPER"];
 
 /// Folders of the project's files.
 const FOLDERS: [&str; 4] = ["src/", "tests/", "docs/", "scripts/"];
@@ -295,6 +298,47 @@ fn files_named_in_documents_exist() {
     }
     assert!(count > 100, "only {count} files");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The words of `src`, `tests`, `scripts` and `Cargo.toml`.
+fn words_of_code() -> BTreeSet<String> {
+    let folders = [
+        ("src", ".rs"),
+        ("tests", ".rs"),
+        ("tests", ".py"),
+        ("scripts", ""),
+    ];
+    let paths = folders
+        .iter()
+        .flat_map(|(folder, suffix)| files(&root().join(folder), suffix));
+    let mut words = BTreeSet::new();
+    for path in paths.chain([root().join("Cargo.toml")]) {
+        let text = read(&path);
+        let found = text.split(|letter| !is_word(letter));
+        words.extend(found.map(str::to_owned));
+    }
+    words
+}
+
+#[test]
+fn names_of_code_in_contributing_exist() {
+    let text = read(&root().join("docs/CONTRIBUTING.md"));
+    let code = text.split('`').skip(1).step_by(2);
+    let names = code.map(|code| code.strip_suffix("()").unwrap_or(code));
+    let names: BTreeSet<_> = names
+        .filter(|name| name.contains('_') && name.chars().all(is_word))
+        .collect();
+    assert!(names.len() > 20, "only {names:?}");
+    let mut words = words_of_code();
+    // They are in this file.
+    words.retain(|word| !FOREIGN_NAMES.contains(&word.as_str()));
+    let exists = |name: &str| {
+        // A part of names begins with an underscore, such as `_bytes`.
+        words.contains(name)
+            || name.starts_with('_') && words.iter().any(|word| word.contains(name))
+    };
+    let unknown: BTreeSet<_> = names.into_iter().filter(|name| !exists(name)).collect();
+    assert_eq!(unknown, FOREIGN_NAMES.into(), "names that no code has");
 }
 
 /// Words that begin with `--`.
