@@ -7,6 +7,7 @@ use std::path::{self, Path, PathBuf};
 use std::slice;
 
 use super::glob;
+use crate::base::redact::has_scheme;
 use crate::image::Transport;
 use crate::layers::WhiteoutFormat;
 use crate::source;
@@ -370,12 +371,8 @@ impl SourceSpec {
     fn make_absolute(&mut self) {
         match self {
             Self::Plain(location) => {
-                // A URL without a valid scheme is not found, and the error should show it unchanged.
-                let has_scheme = |text: &str| {
-                    let scheme = text.split_once("://");
-                    scheme.is_some_and(|(scheme, _)| !scheme.contains('/'))
-                        && !Path::new(text).exists()
-                };
+                // A URL that is spelled wrong is not found, and the error should show it unchanged.
+                let has_scheme = |text: &str| has_scheme(text) && !Path::new(text).exists();
                 let is_no_path =
                     |text: &str| text == "-" || source::lacks_scheme(text) || has_scheme(text);
                 if !location.to_str().is_some_and(is_no_path) {

@@ -19,7 +19,7 @@ const ESCAPED_NAME: &str = r"a\033]0;owned\007b\n\ c";
 #[test]
 fn line_that_is_a_name_is_escaped_except_in_a_pipe() {
     let archive = Archive::new().add(Header::new(NAME, b'0'), "").end();
-    let directory = TestDir::new(&["out", "source"]);
+    let directory = TestDir::new(&["out", "source", "new"]);
     directory.put("a.tar", archive);
     directory.put(format!("source/{NAME}"), "");
     for line in [
