@@ -70,9 +70,9 @@ pub fn redact_urls(text: &str) -> String {
     redacted + rest
 }
 
-/// Whether `name` may be a URL that is spelled wrong.
+/// Whether `name` is a URL, or may be one that is spelled wrong, and no path with one.
 pub(crate) fn has_scheme(name: &str) -> bool {
-    find_url(name, 0).is_some_and(|url| url.start == 0)
+    find_url(name, 0).is_some_and(|url| !slice(name, 0, url.start).contains('/'))
 }
 
 fn slice(text: &str, start: usize, end: usize) -> &str {
