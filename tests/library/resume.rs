@@ -130,7 +130,7 @@ fn assert_same(
 struct Place {
     server: Server,
     directory: TestDir,
-    /// The server answers 404 to requests beyond this offset.
+    /// The server sends no byte beyond this offset, and answers 404 to requests there.
     until: Arc<AtomicU64>,
     packed_len: u64,
 }
@@ -152,11 +152,17 @@ impl Place {
         let until = Arc::clone(&self.until);
         let resource = Resource::new(packed).etag(etag);
         self.server.route(PATH, move |request| {
-            let end = request.range().map_or(u64::MAX, |(_, end)| end);
-            if end > until.load(Ordering::SeqCst) {
-                return Response::new(404);
+            let (start, end) = request.range().unwrap_or((0, u64::MAX));
+            let until = until.load(Ordering::SeqCst);
+            if end <= until {
+                return resource.answer(request);
             }
-            resource.answer(request)
+            // A request may be long, and has the bytes before.
+            let there = usize::try_from(until.saturating_sub(start)).expect("few");
+            match there {
+                0 => Response::new(404),
+                there => resource.answer(request).cut_after(there),
+            }
         });
     }
 
