@@ -29,25 +29,28 @@ struct UrlStart<'a> {
 
 /// Returns `name`, such as a SOURCE, without users, passwords, queries and fragments of its URLs.
 pub fn redact(name: &str) -> String {
-    let Some(mut url) = find_url(name, 0) else {
+    let mut urls = Urls::of(name);
+    let Some(mut url) = urls.next() else {
         return name.to_owned();
     };
     let mut shown = String::with_capacity(name.len());
     let before = slice(name, 0, url.start);
+    let parts = before.rfind(',').map_or(0, |comma| comma + 1);
+    let (parts, before) = before.split_at(parts);
     let user = before.rfind('@').filter(|_| !before.contains('/'));
-    shown.push_str(slice(before, user.map_or(0, |at| at + 1), before.len()));
-    let mut is_after_query = false;
+    let prefix = slice(before, user.map_or(0, |at| at + 1), before.len());
+    shown.extend([parts, prefix]);
     loop {
-        let next = next_url(name, &url, is_after_query);
+        let is_after_query = urls.is_after_query;
+        let next = urls.next();
         let end = next.map_or(name.len(), |next| next.start);
-        let rest = slice(name, url.authority, end);
         shown.push_str(slice(name, url.start, url.authority));
+        let rest = slice(name, url.authority, end);
         push_rest(&mut shown, url.scheme, rest, is_after_query);
         let Some(next) = next else {
             return shown;
         };
-        is_after_query |= rest.contains(['?', '#']);
-        if is_after_query && !shown.ends_with(',') {
+        if urls.is_after_query && !shown.ends_with(',') {
             shown.push(',');
         }
         url = next;
@@ -72,7 +75,9 @@ pub fn redact_urls(text: &str) -> String {
 
 /// Whether `name` is a URL, or may be one that is spelled wrong, and no path with one.
 pub(crate) fn has_scheme(name: &str) -> bool {
-    find_url(name, 0).is_some_and(|url| !slice(name, 0, url.start).contains('/'))
+    let (first, _) = name.split_once(':').unwrap_or_default();
+    let is_url = |url: UrlStart<'_>| !slice(name, 0, url.start).contains('/');
+    is_one_of(first, &SCHEMES) || Urls::of(name).next().is_some_and(is_url)
 }
 
 fn slice(text: &str, start: usize, end: usize) -> &str {
@@ -83,51 +88,103 @@ fn is_one_of(scheme: &str, schemes: &[&str]) -> bool {
     schemes.iter().any(|one| one.eq_ignore_ascii_case(scheme))
 }
 
-/// Finds the first URL of `name` at or after `from`. Behind the first URL, any `://` belongs to one. Before it,
-/// an unknown scheme may be a part of a path.
-fn find_url(name: &str, from: usize) -> Option<UrlStart<'_>> {
-    let text = slice(name, from, name.len());
-    let mut is_path = false;
-    for (at, separator) in text.match_indices([':', '/', ',']) {
-        let (before, mark) = text.split_at(at);
-        let start = before
-            .trim_end_matches(|last: char| last.is_ascii_alphanumeric())
-            .len();
-        let scheme = before.split_at(start).1;
-        let is_web = is_one_of(scheme, &["http", "https"]);
-        let is_misspelled = mark.starts_with(":/")
-            || mark.starts_with("//")
-            || is_web && mark.starts_with(':') && !mark.starts_with("::");
-        let is_url = mark.starts_with("://") && (from > 0 || !is_path)
-            || is_misspelled && is_one_of(scheme, &SCHEMES);
-        if is_url {
-            let behind = mark.strip_prefix(':').unwrap_or(mark);
-            let authority = name.len() - behind.trim_start_matches('/').len();
-            let start = from + start;
-            return Some(UrlStart {
-                scheme,
-                start,
-                authority,
-            });
-        }
-        is_path = separator == "/" || is_path && separator != ",";
-    }
-    None
+/// The URLs of a list, and those in the paths of others, but none in a query, which is hidden.
+struct Urls<'a> {
+    name: &'a str,
+    /// Where the search goes on.
+    from: usize,
+    /// Offset of the first `?` or `#` behind the last URL; the length without any.
+    query: usize,
+    /// Whether the last URL is behind a query.
+    is_after_query: bool,
+    /// Offset of the last `@`, if there is one.
+    last_user: Option<usize>,
+    /// Offset of the last `?`, if there is one.
+    last_query: Option<usize>,
 }
 
-/// Finds the next URL of a list, or the one in the path of `url`. One in a query is a part of the query.
-fn next_url<'a>(name: &'a str, url: &UrlStart<'a>, is_after_query: bool) -> Option<UrlStart<'a>> {
-    let rest = slice(name, url.authority, name.len());
-    let query = rest.find(['?', '#']).map(|at| url.authority + at);
-    let mut from = url.authority;
-    while let Some(next) = find_url(name, from) {
-        let is_hidden = is_after_query || query.is_some_and(|query| query < next.start);
-        if !is_hidden || slice(name, 0, next.start).ends_with(',') {
+impl<'a> Urls<'a> {
+    fn of(name: &'a str) -> Self {
+        Self {
+            name,
+            from: 0,
+            query: 0,
+            is_after_query: false,
+            last_user: name.rfind('@'),
+            last_query: name.rfind('?'),
+        }
+    }
+
+    /// Finds the first URL from `self.from` on. Behind the first URL, any `://` belongs to one. In a path, an unknown
+    /// scheme and a misspelled one are parts of the path.
+    fn find_next(&self) -> Option<UrlStart<'a>> {
+        let text = slice(self.name, self.from, self.name.len());
+        let mut is_path = self.from > 0;
+        for (at, separator) in text.match_indices([':', '/', ',']) {
+            let (before, mark) = text.split_at(at);
+            let is_any = mark.starts_with("://") && (self.from > 0 || !is_path);
+            let before = if mark.starts_with("//") {
+                // A wrong character may be in place of the colon.
+                let wrong = |last: char| !last.is_ascii_alphanumeric() && last != '/';
+                before.strip_suffix(wrong).unwrap_or(before)
+            } else {
+                before
+            };
+            let is_letter = |last: char| last.is_ascii_alphanumeric();
+            let start = before.trim_end_matches(is_letter).len();
+            let scheme = before.split_at(start).1;
+            let is_known = || is_one_of(scheme, &SCHEMES);
+            let is_misspelled =
+                mark.starts_with(":/") || !is_path && self.is_bare(self.from + at, scheme, mark);
+            if is_any || is_misspelled && is_known() {
+                let behind = mark.strip_prefix(':').unwrap_or(mark);
+                return Some(UrlStart {
+                    scheme,
+                    start: self.from + start,
+                    authority: self.name.len() - behind.trim_start_matches('/').len(),
+                });
+            }
+            is_path = separator == "/" || is_path && separator != ",";
+        }
+        None
+    }
+
+    /// Whether a scheme may end at the offset `at`, although its colon or slashes are missing.
+    fn is_bare(&self, at: usize, scheme: &str, mark: &str) -> bool {
+        if !mark.starts_with(':') {
+            return mark.starts_with("//");
+        }
+        let user = self.last_user.filter(|&user| user > at);
+        let has_password = user.is_some_and(|user| slice(self.name, at + 1, user).contains(':'));
+        let has_query = self.last_query.is_some_and(|query| query > at);
+        let has_secret = is_one_of(scheme, &["http", "https"]) || has_password || has_query;
+        has_secret && !mark.starts_with("::")
+    }
+}
+
+impl<'a> Iterator for Urls<'a> {
+    type Item = UrlStart<'a>;
+
+    fn next(&mut self) -> Option<UrlStart<'a>> {
+        let is_first = self.from == 0;
+        while let Some(next) = self.find_next() {
+            self.from = next.authority;
+            let before = slice(self.name, 0, next.start);
+            let is_in_list = before.ends_with(',') && !before.ends_with("\\,");
+            let is_hidden = self.is_after_query || !is_first && self.query < next.start;
+            if is_hidden && !is_in_list {
+                continue;
+            }
+            self.is_after_query = is_hidden;
+            if is_first || self.query < next.authority {
+                let rest = slice(self.name, next.authority, self.name.len());
+                let query = rest.find(['?', '#']);
+                self.query = query.map_or(self.name.len(), |query| next.authority + query);
+            }
             return Some(next);
         }
-        from = next.authority;
+        None
     }
-    None
 }
 
 /// Adds the part of a URL behind its scheme, up to the next URL. Behind a query, also hides what may belong to it.
@@ -181,23 +238,25 @@ fn user_len(text: &str) -> Option<usize> {
 
 /// Whether something else than a port is behind the host, perhaps a part of a password.
 fn has_other_port(authority: &str) -> bool {
-    let behind_address = authority
+    let address = authority
         .rsplit_once(']')
-        .map_or(authority, |parts| parts.1);
-    let (_, port) = behind_address.split_once(':').unwrap_or_default();
-    !port.bytes().all(|byte| byte.is_ascii_digit()) && !authority.starts_with("arn:")
+        .filter(|_| authority.starts_with('['));
+    let behind_address = address.map_or(authority, |parts| parts.1);
+    let port = behind_address.split_once(':').map(|(_, port)| port);
+    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    port.is_some_and(|port| !is_port(port)) && !authority.starts_with("arn:")
 }
 
 /// Length of the name at the start of `text`: a word, or more if a password may have blanks.
 fn name_len(text: &str) -> usize {
     let len = word_len(text);
     let word = slice(text, 0, len).trim_end_matches(PUNCTUATION);
-    let Some(mut url) = find_url(word, 0).filter(|_| !word.contains('@')) else {
+    if word.contains('@') {
+        return len;
+    }
+    let Some(url) = Urls::of(word).last() else {
         return len;
     };
-    while let Some(next) = next_url(word, &url, false) {
-        url = next;
-    }
     let authority = authority(slice(word, url.authority, word.len()));
     if !has_other_port(authority) || is_one_of(url.scheme, &REGISTRIES) {
         return len;
@@ -223,9 +282,26 @@ mod tests {
     use super::*;
 
     /// Names, and the same without secrets.
-    const NAMES: [(&str, &str); 45] = [
+    const NAMES: [(&str, &str); 56] = [
         ("a:b@c", "a:b@c"),
         ("az:1@2.tar", "az:1@2.tar"),
+        ("az:acct/c/a.tar?sig=secret", "az:acct/c/a.tar?…"),
+        ("s3:k:secret@b/c", "s3:b/c"),
+        ("https;//me:secret@h/a", "https;//h/a"),
+        ("https://me:/secret@h/a", "https://h/a"),
+        ("https://me:p]w/secret@h/a", "https://h/a"),
+        ("/mnt/s3//team@prod/a.tar", "/mnt/s3//team@prod/a.tar"),
+        ("/srv/http:2024@host.tar", "/srv/http:2024@host.tar"),
+        ("s3://b/az//x@y", "s3://b/az//x@y"),
+        ("d/http:me@h.txt", "d/http:me@h.txt"),
+        (
+            "join:alice@2024.tar,http://h/c",
+            "join:alice@2024.tar,http://h/c",
+        ),
+        (
+            "join:http://h/a?next=1\\,http://t/secret,b",
+            "join:http://h/a?…",
+        ),
         ("HTTP::A@B", "HTTP::A@B"),
         ("/d/x://u@b.tar?c", "/d/x://u@b.tar?c"),
         ("tar:/d/x://u@b.tar", "tar:/d/x://u@b.tar"),

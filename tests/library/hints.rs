@@ -214,7 +214,13 @@ fn missing_local_operand_does_not_end_the_listing() {
             let listed = String::from_utf8_lossy(&done.stdout);
             assert!(listed.contains("usr"), "{verb} {missing}: {listed}");
         }
-        for source in ["oci:missing:tag", "gcs:/b/k", "tar:a.tar"] {
+        for source in [
+            "oci:missing:tag",
+            "gcs:/b/k",
+            "s3:b/k",
+            "docker:x",
+            "tar:a.tar",
+        ] {
             let done = place.tarfs(&[verb, source, "usr"]);
             assert!(done.stdout.is_empty(), "{verb} {source}");
         }

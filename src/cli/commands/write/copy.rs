@@ -12,7 +12,7 @@ use super::output::Output;
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
 use crate::cli::files::{create_missing_dir, resolve_destination};
 use tarfs::materialize::{self, Materializer, Options, Staging};
-use tarfs::source::local_path;
+use tarfs::source::{local_path, redact};
 
 /// Arguments of `tarfs copy`.
 #[derive(clap::Args, Debug)]
@@ -43,7 +43,8 @@ pub(crate) struct CopyArgs {
 
 pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
     let source = &local_path(args.source.as_os_str()).with_context(|| {
-        let name = args.source.display();
+        // As a whole, because a password may have blanks.
+        let name = redact(&args.source.to_string_lossy());
         format!(
             "{name}: names no directory of this machine (a file URL has %3F for ? and %23 for #)"
         )
