@@ -73,7 +73,7 @@ pub fn redact_urls(text: &str) -> String {
     redacted + rest
 }
 
-/// Whether `name` is a URL, or may be one that is spelled wrong, and no path with one.
+/// Whether `name` begins as a URL, perhaps a misspelled one. A path with a URL in it does not.
 pub(crate) fn has_scheme(name: &str) -> bool {
     let (first, _) = name.split_once(':').unwrap_or_default();
     let is_url = |url: UrlStart<'_>| !slice(name, 0, url.start).contains('/');
