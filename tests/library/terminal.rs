@@ -65,7 +65,10 @@ fn name_after_an_action_is_escaped_even_in_a_pipe() {
     // A raw line break would look like another line.
     let full = print("sync --dry-run full.tar old");
     assert_eq!(full, format!("change ./\n{}\n", step("write")));
-    print("sync -q full.tar old");
+    let written = print("sync -v full.tar old");
+    let mut names: Vec<_> = written.lines().collect();
+    names.sort_unstable();
+    assert_eq!(names, ["./", ESCAPED_NAME]);
     for (line, word) in [
         ("sync --dry-run --delete empty.tar old", "delete"),
         ("sync -v --delete empty.tar old", "deleting"),

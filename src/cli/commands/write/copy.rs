@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 
 use super::args::{AtomicArg, DryRunArg, ExistingArgs, SelectionArgs, WriteArgs};
-use super::output::Output;
+use super::output::{Output, Stream};
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
 use crate::cli::files::{create_missing_dir, resolve_destination};
 use tarfs::materialize::{self, Materializer, Options, Staging};
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &CopyArgs) -> anyhow::Result<ExitCode> {
         &args.write,
         args.dry_run.is_set,
         false,
-        false,
+        Stream::Names,
     );
     let staging = args
         .atomic

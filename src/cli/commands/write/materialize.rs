@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use super::args::{
     ArchiveArgs, AtomicArg, DestinationArg, DryRunArg, ExistingArgs, SelectionArgs, WriteArgs,
 };
-use super::output::{Output, Written, exit_code, report_interrupted};
+use super::output::{Output, Stream, Written, exit_code, report_interrupted};
 use crate::cli::args::{
     CacheDirArgs, GivenArgs, LayerArgs, PART_ARGS, QuietArg, SavedIndexArgs, SourceArgs, heading,
 };
@@ -117,7 +117,7 @@ pub(crate) fn run_with(
         &args.write,
         args.dry_run.is_set,
         source_args.allow_truncated,
-        args.to_stdout,
+        args.names(),
     );
     // Checked before anything is fetched.
     let staging = args
@@ -313,6 +313,15 @@ impl MaterializeOptions {
             },
             ..self.selection.selection()
         })
+    }
+
+    /// The output for names of entries.
+    fn names(&self) -> Stream {
+        if self.to_stdout {
+            Stream::Stderr
+        } else {
+            Stream::Names
+        }
     }
 
     fn options(&self, source: &SourceArgs) -> anyhow::Result<Options> {

@@ -42,21 +42,16 @@ pub(super) struct Output<'a> {
 
 impl<'a> Output<'a> {
     /// A destination that is written by `options`. Errors name truncated members if `reports_truncation`. Names of entries
-    /// go to standard error if `has_contents_on_stdout`.
+    /// go to `names`.
     pub(super) fn new(
         directory: &'a Path,
         options: Options,
         args: &WriteArgs,
         dry_run: bool,
         reports_truncation: bool,
-        has_contents_on_stdout: bool,
+        names: Stream,
     ) -> Self {
         let prints_entries = args.verbose || dry_run;
-        let names = if has_contents_on_stdout {
-            Stream::Stderr
-        } else {
-            Stream::Stdout
-        };
         let reporter = Arc::new(TerminalReporter {
             names: prints_entries.then_some(names),
             ..TerminalReporter::for_contents(reports_truncation)
@@ -258,8 +253,12 @@ pub(crate) fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
 
 /// An output for names of entries.
 #[derive(Clone, Copy, Debug)]
-enum Stream {
-    Stdout,
+pub(super) enum Stream {
+    /// Standard output. Names are raw unless it is a terminal, because each line is a name.
+    Names,
+    /// Standard output. Names are escaped, because lines may begin with an action.
+    Actions,
+    /// Standard error. Names are escaped.
     Stderr,
 }
 
@@ -286,13 +285,11 @@ impl TerminalReporter {
 
     /// Prints the name of an entry, after `action` if there is one.
     fn print_entry(&self, action: &[u8], path: &ArchivePath) {
-        let line = |is_escaped| {
-            let name = shown_name(path, is_escaped || !action.is_empty());
-            [action, &name, b"\n"].concat()
-        };
+        let line = |is_escaped| [action, &shown_name(path, is_escaped), b"\n"].concat();
         let written = match self.names {
             None => Ok(()),
-            Some(Stream::Stdout) => stdout().write_all(&line(stdout().is_terminal())),
+            Some(Stream::Names) => stdout().write_all(&line(stdout().is_terminal())),
+            Some(Stream::Actions) => stdout().write_all(&line(true)),
             Some(Stream::Stderr) => stderr().write_all(&line(true)),
         };
         if let Err(error) = written
@@ -304,8 +301,7 @@ impl TerminalReporter {
     }
 }
 
-/// The name of an entry as it is printed, perhaps escaped as by `ls --escape`. It is raw only in a line of its own that
-/// goes to a file or pipe.
+/// The name of an entry as it is printed, perhaps escaped as by `ls --escape`.
 pub(super) fn shown_name(path: &ArchivePath, is_escaped: bool) -> Cow<'_, [u8]> {
     match path.as_bytes() {
         // As tar and rsync show it.

@@ -8,7 +8,7 @@ use anyhow::ensure;
 use tokio::runtime::Runtime;
 
 use super::args::{ArchiveArgs, DestinationArg, ExistingArgs, WriteArgs};
-use super::output::{Output, TerminalReporter, exit_code};
+use super::output::{Output, Stream, TerminalReporter, exit_code};
 use crate::cli::args::{self, CacheArgs, JsonArg, LayerArgs, ShardArg, SourceArgs, StatsArg};
 use crate::cli::commands::list::operands::ensure_archive;
 use crate::cli::open_archive;
@@ -171,7 +171,7 @@ fn write(
         &args.write,
         false,
         truncated,
-        false,
+        Stream::Names,
     );
     let tree = LayerArgs::default().tree(&args.source);
     let (source, archive) = (&args.source, &args.archive);

@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 
 use super::args::{ArchiveArgs, DryRunArg, WriteArgs};
 use super::copy::{ensure_apart, ensure_there, make_destination};
-use super::output::{Output, Written, exit_code, shown_name};
+use super::output::{Output, Stream, Written, exit_code, shown_name};
 use super::shard::open_indexed;
 use crate::cli::args::{LayerArgs, SourceArgs};
 use crate::cli::commands::list::operands::{self, local_directory, with_contents};
@@ -81,7 +81,7 @@ impl SyncArgs {
             &self.write,
             self.dry_run.is_set,
             false,
-            false,
+            Stream::Actions,
         )
     }
 
