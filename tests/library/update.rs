@@ -540,6 +540,7 @@ fn update_gives_a_file_without_acl_the_rights_of_the_group_entry() {
     // As GNU tar writes it with --acls.
     let named = "user::rw-,user:1000:rw-,group::---,mask::rw-,other::---";
     place.put("named.tar", archive(named, 0o660));
+    place.put("empty.tar", Archive::new().end());
     fs::create_dir(place.path("source")).expect("ours");
     place.put("source/f", "1");
     let acl = ["-m", "u:1000:rw", "source/f"];
@@ -565,8 +566,18 @@ fn update_gives_a_file_without_acl_the_rights_of_the_group_entry() {
             place.succeeds(&words);
             assert_eq!(mode(), 0o600, "{source} over {old:o}");
         }
+        let foreign = ["-m", "u:1001:rw,m::r", "out/f"];
+        let set = place.command("setfacl").args(foreign).status();
+        assert!(set.expect("acl is installed").success());
+        place.succeeds(&words);
+        assert_eq!(mode(), 0o600, "{source} over an ACL for another user");
         let dry = place.succeeds(&[&words[..], &["--dry-run"]].concat());
         assert_eq!(dry.text(), "", "{source}");
+        place.succeeds(&["sync", "-q", "--delete", "empty.tar", "out"]);
+        place.succeeds(&words);
+        fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("ours");
+        place.succeeds(&words);
+        assert_eq!(mode(), fresh, "{source} over its own ACL");
     }
 }
 

@@ -124,6 +124,22 @@ pub(crate) fn mode_without_acl(mode: u32, acl: &[u8]) -> u32 {
     }
 }
 
+/// Whether the access ACLs `one` and `other` differ at most in what chmod(2) changes: the rights of owner and others, and
+/// the mask.
+pub(crate) fn differ_in_mode(one: &[u8], other: &[u8]) -> bool {
+    let named = |acl: &[u8]| {
+        let (version, rows) = acl.split_first_chunk::<4>()?;
+        let mut rows = rows.as_chunks::<8>().0.to_vec();
+        rows.retain(|&[low, high, ..]| {
+            let tag = Tag::from_number(u16::from_le_bytes([low, high]));
+            matches!(tag, Some(Tag::User | Tag::GroupObject | Tag::Group))
+        });
+        rows.sort_unstable();
+        Some((*version, rows))
+    };
+    named(one) == named(other)
+}
+
 /// Subject of an ACL entry; the values are Linux's `ACL_*` tags.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Tag {
@@ -312,6 +328,22 @@ mod tests {
             expected.extend(id.to_le_bytes());
         }
         assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn chmod_changes_no_named_entry() {
+        let acl = |text: &str| xattr_from_text(text.as_bytes(), &Accounts::default());
+        let acl = |text: &str| acl(text).expect("well-formed");
+        let one = acl("u::rw-,u:5:rwx,u:6:r--,g::r-x,m::rwx,o::---");
+        for (text, expected) in [
+            ("u::rwx,u:6:r--,u:5:rwx,g::r-x,m::r--,o::r--", true),
+            ("u::rw-,u:5:rwx,u:7:r--,g::r-x,m::rwx,o::---", false),
+            ("u::rw-,u:5:rwx,u:6:r--,g::rwx,m::rwx,o::---", false),
+            ("u::rw-,u:5:rw-,u:6:r--,g::r-x,m::rwx,o::---", false),
+            ("u::rw-,u:5:rwx,g::r-x,m::rwx,o::---", false),
+        ] {
+            assert_eq!(differ_in_mode(&one, &acl(text)), expected, "{text}");
+        }
     }
 
     #[test]

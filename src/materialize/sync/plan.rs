@@ -310,7 +310,8 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
         if self.policy.xattrs.acls
             && let Some(acl) = item.access_acl()?
         {
-            first.mode = if replaced.access_acl()?.is_some() {
+            let replaced = replaced.access_acl()?;
+            first.mode = if replaced.is_some_and(|other| posix_acl::differ_in_mode(&acl, &other)) {
                 posix_acl::mode_with_acl(first.mode, Some(acl))
             } else {
                 posix_acl::mode_without_acl(first.mode, &acl)
