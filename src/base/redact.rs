@@ -31,13 +31,22 @@ struct UrlStart<'a> {
 pub fn redact(name: &str) -> String {
     let mut urls = Urls::of(name);
     let Some(mut url) = urls.next() else {
-        return name.to_owned();
+        let query = name.find('?').filter(|_| host_of_path(name).is_some());
+        let signed = query.filter(|&query| slice(name, query, name.len()).contains('='));
+        return signed.map_or(name.to_owned(), |query| {
+            slice(name, 0, query).to_owned() + "?…"
+        });
     };
     let mut shown = String::with_capacity(name.len());
     let before = slice(name, 0, url.start);
     let parts = before.rfind(',').map_or(0, |comma| comma + 1);
     let (parts, before) = before.split_at(parts);
-    let user = before.rfind('@').filter(|_| !before.contains('/'));
+    // A password before the scheme may have a slash.
+    let is_user = |&at: &usize| {
+        let is_path = before.starts_with(['/', '.']) || at + 1 < before.len();
+        !(is_path && before.contains('/'))
+    };
+    let user = before.rfind('@').filter(is_user);
     let prefix = slice(before, user.map_or(0, |at| at + 1), before.len());
     shown.extend([parts, prefix]);
     loop {
@@ -80,6 +89,20 @@ pub(crate) fn has_scheme(name: &str) -> bool {
     is_one_of(first, &SCHEMES) || Urls::of(name).next().is_some_and(is_url)
 }
 
+/// Returns the authority of `name` and its host, if `name` looks like a URL without a scheme.
+pub(crate) fn host_of_path(name: &str) -> Option<(&str, &str)> {
+    let (authority, _) = name.split_once('/')?;
+    let host = match authority.rsplit_once(':') {
+        Some((host, port)) => port.parse::<u16>().is_ok().then_some(host)?,
+        None => authority,
+    };
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let is_label = |label: &str| !label.is_empty() && label.bytes().all(is_letter);
+    // Addresses are names of this form, too.
+    let is_host = host == "localhost" || host.contains('.') && host.split('.').all(is_label);
+    is_host.then_some((authority, host))
+}
+
 fn slice(text: &str, start: usize, end: usize) -> &str {
     text.get(start..end).unwrap_or_default()
 }
@@ -101,6 +124,8 @@ struct Urls<'a> {
     last_user: Option<usize>,
     /// Offset of the last `?`, if there is one.
     last_query: Option<usize>,
+    /// Whether a comma may separate URLs, as in `join:`.
+    is_list: bool,
 }
 
 impl<'a> Urls<'a> {
@@ -112,6 +137,7 @@ impl<'a> Urls<'a> {
             is_after_query: false,
             last_user: name.rfind('@'),
             last_query: name.rfind('?'),
+            is_list: false,
         }
     }
 
@@ -170,7 +196,8 @@ impl<'a> Iterator for Urls<'a> {
         while let Some(next) = self.find_next() {
             self.from = next.authority;
             let before = slice(self.name, 0, next.start);
-            let is_in_list = before.ends_with(',') && !before.ends_with("\\,");
+            self.is_list |= is_first && before.contains("join:");
+            let is_in_list = self.is_list && before.ends_with(',') && !before.ends_with("\\,");
             let is_hidden = self.is_after_query || !is_first && self.query < next.start;
             if is_hidden && !is_in_list {
                 continue;
@@ -190,15 +217,19 @@ impl<'a> Iterator for Urls<'a> {
 /// Adds the part of a URL behind its scheme, up to the next URL. Behind a query, also hides what may belong to it.
 fn push_rest(shown: &mut String, scheme: &str, rest: &str, is_after_query: bool) {
     let query = rest.find(['?', '#']).unwrap_or(rest.len());
-    let authority = authority(rest);
-    let may_have_slash = authority.contains('@') || !has_other_port(authority);
-    let users = if may_have_slash {
+    let authority = if is_one_of(scheme, &["file"]) {
+        ""
+    } else {
+        authority(rest)
+    };
+    let is_whole = !has_other_port(authority.rsplit('@').next().unwrap_or_default());
+    let users = if is_whole {
         authority
     } else {
         slice(rest, 0, query)
     };
     let user = user_len(users);
-    if user.is_none() && !may_have_slash && user_len(rest).is_some() {
+    if !is_whole && user_len(rest) > user {
         shown.push('…');
         return;
     }
@@ -220,6 +251,7 @@ fn push_rest(shown: &mut String, scheme: &str, rest: &str, is_after_query: bool)
     shown.push_str(place);
     shown.push_str(match hidden.chars().next() {
         Some('?') => "?…",
+        Some('#') => "#…",
         Some('&') => "…",
         Some(',') if hidden != "," => ",…",
         _ => "",
@@ -233,7 +265,7 @@ fn authority(rest: &str) -> &str {
 /// Length of the user and password, which the last `@` ends that begins no digest.
 fn user_len(text: &str) -> Option<usize> {
     let mut ends = text.rmatch_indices('@').map(|(at, _)| at);
-    ends.find(|&at| !slice(text, at, text.len()).starts_with("@sha256:"))
+    ends.find(|&at| !slice(text, at, text.len()).starts_with("@sha"))
 }
 
 /// Whether something else than a port is behind the host, perhaps a part of a password.
@@ -282,7 +314,7 @@ mod tests {
     use super::*;
 
     /// Names, and the same without secrets.
-    const NAMES: [(&str, &str); 56] = [
+    const NAMES: [(&str, &str); 69] = [
         ("a:b@c", "a:b@c"),
         ("az:1@2.tar", "az:1@2.tar"),
         ("az:acct/c/a.tar?sig=secret", "az:acct/c/a.tar?…"),
@@ -305,7 +337,23 @@ mod tests {
         ("HTTP::A@B", "HTTP::A@B"),
         ("/d/x://u@b.tar?c", "/d/x://u@b.tar?c"),
         ("tar:/d/x://u@b.tar", "tar:/d/x://u@b.tar"),
-        ("file:///a", "file:///a"),
+        ("file:///a@b/c?d", "file:///a@b/c?…"),
+        ("file:///a@b/c#d", "file:///a@b/c#…"),
+        ("h.com/a.tar?sig=secret", "h.com/a.tar?…"),
+        ("localhost:80/a.tar?sig=secret", "localhost:80/a.tar?…"),
+        ("https://me@corp.com:SEC#RET@h/a", "https://…"),
+        ("https://me@corp.com:SEC/RET@h/a", "https://h/a"),
+        ("KEY:SE/CRET@s3://b/k", "s3://b/k"),
+        ("tar:KEY:SE/C@https://h/a!/b", "https://h/a!/b"),
+        ("/d@a/x@s3://b", "/d@a/x@s3://b"),
+        (
+            "https://h/zip?u=https://a/x,https://b/secret",
+            "https://h/zip?…",
+        ),
+        ("https://h/a?sig=x,http:secret", "https://h/a?…"),
+        ("docker://debian@sha512:00", "docker://debian@sha512:00"),
+        ("data.d/part?.tar", "data.d/part?.tar"),
+        ("./h.com/a?b=c", "./h.com/a?b=c"),
         ("tar:HTTP://H:80/a b!/c", "tar:HTTP://H:80/a b!/c"),
         ("http://server/pkg@1.2.tar", "http://server/pkg@1.2.tar"),
         ("http://[::1]:8080/a@b.tar", "http://[::1]:8080/a@b.tar"),
@@ -313,7 +361,7 @@ mod tests {
             "https://me:pw@h.com/pkg@1/a?b@c&secret",
             "https://h.com/pkg@1/a?…",
         ),
-        ("http://h:80/a#secret", "http://h:80/a"),
+        ("http://h:80/a#secret", "http://h:80/a#…"),
         ("http://:secret@h:80/a?secret", "http://h:80/a?…"),
         ("oci-archive:http://me:secret@h/a", "oci-archive:http://h/a"),
         (
@@ -375,7 +423,7 @@ mod tests {
         ),
         (
             "h/a?u=b,https://h/c?d,https://h/e&secret",
-            "h/a?u=b,https://h/c?…,https://h/e…",
+            "h/a?u=b,https://h/c?…",
         ),
         ("join:s3:/a@b,s3://b", "join:s3:/b,s3://b"),
     ];

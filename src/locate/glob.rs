@@ -22,7 +22,10 @@ pub(super) fn expand(location: &OsStr) -> Result<Vec<OsString>, Error> {
     if !is_pattern || source::is_url(location) || path.symlink_metadata().is_ok() {
         return unchanged();
     }
-    let failed = |cause| Error::Source(source::Error::new(location.to_string_lossy(), cause));
+    let failed = |cause| {
+        let name = source::redact(&location.to_string_lossy());
+        Error::Source(source::Error::new(name, cause))
+    };
     let directory = path.parent().unwrap_or(Path::new(""));
     let files = std::fs::read_dir(Path::new(".").join(directory));
     let files = files.map_err(|error| failed(error.into()))?;

@@ -371,10 +371,7 @@ impl SourceSpec {
     fn make_absolute(&mut self) {
         match self {
             Self::Plain(location) => {
-                // A URL that is spelled wrong is not found, and the error should show it unchanged.
-                let has_scheme = |text: &str| has_scheme(text) && !Path::new(text).exists();
-                let is_no_path =
-                    |text: &str| text == "-" || source::lacks_scheme(text) || has_scheme(text);
+                let is_no_path = |text: &str| text == "-" || source::lacks_scheme(text);
                 if !location.to_str().is_some_and(is_no_path) {
                     make_path_absolute(location);
                 }
@@ -394,8 +391,15 @@ impl SourceSpec {
 }
 
 fn make_path_absolute(location: &mut OsString) {
+    // A URL that is spelled wrong is not found, and the error should show it unchanged.
+    let is_missing = || {
+        let files = glob::expand(location).unwrap_or_default();
+        !files.iter().any(|file| Path::new(file).exists())
+    };
+    let is_misspelled = location.to_str().is_some_and(has_scheme) && is_missing();
     // Fails only for an empty path.
-    if !source::is_url(&*location)
+    if !is_misspelled
+        && !source::is_url(&*location)
         && let Ok(path) = path::absolute(&*location)
     {
         *location = source::location_text(path.as_os_str()).into();

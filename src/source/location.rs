@@ -200,7 +200,7 @@ impl Location {
     pub fn from_url(url: &Url) -> Self {
         Self {
             canonical: canonical(url),
-            display: display(url),
+            display: redact(url.as_str()),
             local_path: None,
         }
     }
@@ -260,40 +260,28 @@ impl fmt::Display for Location {
 }
 
 fn canonical(url: &Url) -> String {
-    let mut url = without_user(url);
-    url.set_fragment(None);
-    let kept: Vec<&str> = url
-        .query()
-        .unwrap_or_default()
-        .split('&')
-        .filter(|pair| !pair.is_empty() && !is_secret(pair))
-        .collect();
-    let kept = kept.join("&");
-    url.set_query(None);
-    if kept.is_empty() {
-        return url.into();
-    }
-    let hash = blake3::hash(kept.as_bytes()).to_hex();
-    format!("{url}?…{}", hash.get(..HASH_DIGITS).unwrap_or_default())
-}
-
-fn display(url: &Url) -> String {
-    let mut url = without_user(url);
-    url.set_fragment(None);
-    let has_query = url.query().is_some();
-    url.set_query(None);
-    let mark = if has_query { "?…" } else { "" };
-    format!("{url}{mark}")
-}
-
-fn without_user(url: &Url) -> Url {
     let mut url = url.clone();
+    url.set_fragment(None);
+    let query = url.query().unwrap_or_default();
+    let is_kept = |pair: &&str| !pair.is_empty() && !is_secret(pair);
+    let kept: Vec<&str> = query.split('&').filter(is_kept).collect();
+    let mut hidden = kept.join("&");
+    url.set_query(None);
     // Fails only for URLs that cannot have a user. In Azure's data lakes, that is the container.
     if !matches!(url.scheme(), "abfs" | "abfss") {
         url.set_username("").ok();
     }
     url.set_password(None).ok();
-    url
+    let shown = redact(url.as_str());
+    if shown != url.as_str() {
+        // The path has another URL with secrets.
+        hidden = format!("{}?{hidden}", url.as_str());
+    }
+    if hidden.is_empty() {
+        return shown;
+    }
+    let hash = blake3::hash(hidden.as_bytes()).to_hex();
+    format!("{shown}?…{}", hash.get(..HASH_DIGITS).unwrap_or_default())
 }
 
 /// Whether the parameter `pair` of a query has a signature or a credential.
@@ -409,6 +397,11 @@ mod tests {
     fn location_has_no_secrets() {
         let shown = at("https://me:secret@host:8443/a.tar?token=hidden#x").to_string();
         assert_eq!(shown, "https://host:8443/a.tar?…");
+        let nested = |secret: &str| at(&format!("https://p.com/https://me:{secret}@h/k"));
+        let (one, other) = (nested("hidden"), nested("other"));
+        assert_eq!(one.to_string(), "https://p.com/https://h/k");
+        assert!(!one.canonical().contains("hidden"), "{}", one.canonical());
+        assert_ne!(one.canonical(), other.canonical());
     }
 
     // Promises: auth-origin, profile-header

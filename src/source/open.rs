@@ -16,7 +16,7 @@ use super::{
     Cause, Error, HeaderLoader, Http, Identity, Location, Options, Pipe, Revalidation, Source,
     Target, local, mirrors,
 };
-use crate::base::redact::redact;
+use crate::base::redact::{host_of_path, redact};
 use crate::base::stats::Stats;
 
 /// Opens `spec`: a URL (`http://`, `https://`, `file://`), an object (`s3://`, `gs://`, `az://`, `abfss://`), a path,
@@ -204,18 +204,11 @@ pub(crate) fn lacks_scheme(spec: &str) -> bool {
 
 /// Returns the URL that `name` probably means, if it looks like a host and a path.
 fn with_scheme(name: &str) -> Option<Url> {
-    let (authority, _) = name.split_once('/')?;
-    let host = match authority.rsplit_once(':') {
-        Some((host, port)) => port.parse::<u16>().is_ok().then_some(host)?,
-        None => authority,
-    };
-    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-    let is_label = |label: &str| !label.is_empty() && label.bytes().all(is_letter);
-    let is_here = host == "localhost" || host.parse::<Ipv4Addr>().is_ok();
-    let is_name = host.contains('.') && host.split('.').all(is_label);
-    if !(is_here || is_name) || Path::new(authority).exists() {
+    let (authority, host) = host_of_path(name)?;
+    if Path::new(authority).exists() {
         return None;
     }
+    let is_here = host == "localhost" || host.parse::<Ipv4Addr>().is_ok();
     let scheme = if is_here { "http" } else { "https" };
     Url::parse(&format!("{scheme}://{name}")).ok()
 }

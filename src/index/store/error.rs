@@ -3,12 +3,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::base::redact::redact;
 use crate::base::trusted_dir::PermissionProblem;
 use crate::index::format::Error as Cause;
 
 /// A failed operation on an index file.
 #[derive(Debug, thiserror::Error)]
-#[error("index file {}", path.display())]
+#[error("index file {}", redact(&path.to_string_lossy()))]
 pub struct Error {
     /// The file, or the directory for it.
     pub path: PathBuf,

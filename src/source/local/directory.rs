@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use super::file;
 use crate::base::regular_file;
 use crate::base::stats::Stats;
-use crate::source::{Cause, Error, Source, location_text};
+use crate::source::location::shown_path;
+use crate::source::{Cause, Error, Source};
 
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 
@@ -27,7 +28,7 @@ pub(crate) struct SourceDirectory {
 
 impl SourceDirectory {
     pub(crate) fn open(path: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
-        let name = location_text(path.as_os_str());
+        let name = shown_path(path);
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         match openat(CWD, path, flags, Mode::empty()) {
             Ok(directory) => Ok(Self {
@@ -86,7 +87,7 @@ impl SourceDirectory {
             }
             file::from_file(opened, &path, Arc::clone(&self.stats))
         });
-        source.map_err(|cause| Error::new(location_text(path.as_os_str()), cause))
+        source.map_err(|cause| Error::new(shown_path(&path), cause))
     }
 }
 
