@@ -11,6 +11,7 @@ use super::commands::write::{copy, materialize, shard, sync};
 use super::commands::{
     bundle, cache, cat, generate, image, index, profile, status, umount, verify,
 };
+use super::help::Sorted;
 use super::ui::output;
 use super::{args, help};
 use tarfs::internal::escape::escape_controls;
@@ -24,53 +25,55 @@ pub(crate) struct Cli {
 }
 
 #[derive(Subcommand, Debug)]
+// A run defines the arguments of one verb.
+#[command(defer = true)]
 pub(crate) enum Verb {
     /// Mount an archive, read-only unless --writable is given
-    Mount(args::MountArgs),
+    Mount(Sorted<args::MountArgs>),
     /// Unmount archives
-    Umount(umount::UmountArgs),
+    Umount(Sorted<umount::UmountArgs>),
     /// Show the state of mounts
-    Status(status::StatusArgs),
+    Status(Sorted<status::StatusArgs>),
     /// Extract an archive to disk
     #[command(visible_alias = "extract")]
-    Materialize(materialize::MaterializeArgs),
+    Materialize(Sorted<materialize::MaterializeArgs>),
     /// Bring a directory to the state of an archive, an image or another directory
-    Sync(sync::SyncArgs),
+    Sync(Sorted<sync::SyncArgs>),
     /// Copy a directory of this machine, as `cp -a` does
-    Copy(copy::CopyArgs),
+    Copy(Sorted<copy::CopyArgs>),
     /// Cut an archive into shards for several workers, and write one
-    Shard(shard::ShardVerbArgs),
+    Shard(Sorted<shard::ShardVerbArgs>),
     /// Print files of an archive
-    Cat(cat::CatArgs),
+    Cat(Sorted<cat::CatArgs>),
     /// List an archive's entries
-    Ls(ls::LsArgs),
+    Ls(Sorted<ls::LsArgs>),
     /// Print the files for which an expression is true
-    Find(find::FindArgs),
+    Find(Sorted<find::FindArgs>),
     /// Sum the space that directories use
-    Du(du::DuArgs),
+    Du(Sorted<du::DuArgs>),
     /// Change the modes of files, in parallel
-    Chmod(chmod::ChmodArgs),
+    Chmod(Sorted<chmod::ChmodArgs>),
     /// Change the owners of files, in parallel
-    Chown(chown::ChownArgs),
+    Chown(Sorted<chown::ChownArgs>),
     /// Remove files and directories, in parallel
-    Rm(rm::RmArgs),
+    Rm(Sorted<rm::RmArgs>),
     /// Print what differs between two trees
-    Diff(diff::DiffArgs),
+    Diff(Sorted<diff::DiffArgs>),
     /// Show the layers and the configuration of an image
-    Image(image::ImageArgs),
+    Image(Sorted<image::ImageArgs>),
     /// Make a bundle for a container runtime from an image
-    Bundle(bundle::BundleArgs),
+    Bundle(Sorted<bundle::BundleArgs>),
     /// Build an archive's index, or write it to a file
-    Index(index::IndexArgs),
+    Index(Sorted<index::IndexArgs>),
     /// Read an archive to its end and check it for damage
-    Verify(verify::VerifyArgs),
+    Verify(Sorted<verify::VerifyArgs>),
     /// Merge profiles of `mount --record`, and cut them at a size
-    Profile(profile::ProfileArgs),
+    Profile(Sorted<profile::ProfileArgs>),
     /// Show and clean the disk cache
-    Cache(cache::CacheVerbArgs),
+    Cache(Sorted<cache::CacheVerbArgs>),
     /// Write man pages or shell completions for a package
     #[command(hide = true)]
-    Generate(generate::GenerateArgs),
+    Generate(Sorted<generate::GenerateArgs>),
 }
 
 /// Returns the definition of the command line, with headings and examples.

@@ -2,8 +2,10 @@
 //!
 //! The flags themselves are declared in [`args`](super::args) and [`commands`](super::commands).
 
+use std::ops::Deref;
+
 use clap::builder::Resettable;
-use clap::{Arg, Command};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use super::args::heading;
 use tarfs::internal::environment;
@@ -268,11 +270,11 @@ pub(crate) fn examples(verb: &str) -> impl Iterator<Item = (&'static str, &'stat
     examples.filter_map(|example| example.split_once("\n  "))
 }
 
-/// Adds examples and tables to `command`, and sorts the headings of each verb.
+/// Adds examples and tables to `command`.
 pub(crate) fn arrange(command: Command) -> Command {
     let command = command.after_long_help(format!("Forms of SOURCE:\n{}", format_table(SOURCES)));
     let command = EXAMPLES.iter().fold(command, |command, (verb, examples)| {
-        command.mut_subcommand(verb, |verb| add_examples(sort_headings(verb), examples))
+        command.mut_subcommand(verb, |verb| add_examples(verb, examples))
     });
     command.mut_subcommand("find", |find| {
         find.before_long_help(format!(
@@ -328,6 +330,42 @@ fn sort_headings(verb: Command) -> Command {
         verb.mut_arg(flag.get_id().clone(), |_| flag)
     });
     verb.mut_subcommands(sort_headings)
+}
+
+/// Arguments of a verb, in the order of their headings.
+#[derive(Debug)]
+pub(crate) struct Sorted<A>(A);
+
+impl<A> Deref for Sorted<A> {
+    type Target = A;
+
+    fn deref(&self) -> &A {
+        &self.0
+    }
+}
+
+impl<A: Args> Args for Sorted<A> {
+    fn augment_args(command: Command) -> Command {
+        let about = command.get_about().cloned().unwrap_or_default();
+        // The type describes itself for readers of the code.
+        sort_headings(A::augment_args(command))
+            .about(about)
+            .long_about(Resettable::Reset)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<A: FromArgMatches> FromArgMatches for Sorted<A> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        A::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
 }
 
 #[cfg(test)]
@@ -395,6 +433,17 @@ mod tests {
             "--via ",
         ] {
             assert!(long.find(flag) > Some(network), "{flag}: {long}");
+        }
+    }
+
+    #[test]
+    fn help_of_a_verb_begins_as_it_is_listed() {
+        let list = command();
+        for listed in list.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+            let about = listed.get_about().expect("each has one").to_string();
+            let (short, long) = help_of(listed.get_name());
+            assert!(short.starts_with(&about), "{short}");
+            assert!(long.starts_with(&about), "{long}");
         }
     }
 

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Command, Parser};
+use clap::{Args, Command, Parser};
 
 use super::command_line::{self, Verb};
 use super::environment;
-use crate::cli::args::headers;
+use crate::cli::args::{MountArgs, headers};
 use crate::cli::daemon::daemonize;
 use crate::cli::ui::output;
 use tarfs::fuse::{MountOptions, OptionError};
@@ -174,10 +174,7 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
 }
 
 fn mount_command() -> Command {
-    let command = command_line::command();
-    let mut verbs = command.get_subcommands();
-    let mount = verbs.find(|verb| verb.get_name() == "mount");
-    mount.cloned().unwrap_or_default()
+    MountArgs::augment_args(Command::default())
 }
 
 /// A helper's call, translated to arguments of `tarfs`.

@@ -17,7 +17,8 @@ use tarfs::locate::{OpenContext, PublishedIndexChoice};
 pub(crate) struct CacheDirArgs {
     /// Directory for indexes and decoded data
     ///
-    /// The default is `$XDG_CACHE_HOME/tarfs` or `~/.cache/tarfs`, and for system mounts `/var/cache/tarfs`.
+    /// The default is `$XDG_CACHE_HOME/tarfs` or `~/.cache/tarfs`, and for system mounts or root without
+    /// HOME `/var/cache/tarfs`.
     #[arg(long, value_name = "DIR", env = environment::CACHE_DIR,
           help_heading = heading::NETWORK, hide_short_help = true)]
     pub cache_dir: Option<PathBuf>,
