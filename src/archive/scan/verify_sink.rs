@@ -83,9 +83,10 @@ impl VerifySink {
 
     /// Oddities without data loss.
     pub fn warnings(&self) -> Vec<String> {
-        let overflow = self.overflow.iter();
-        let overflow =
-            overflow.map(|error| format!("members missing in the tree are not known: {error}"));
+        let overflow = self
+            .overflow
+            .iter()
+            .map(|error| format!("the tree may lack later members and hard links: {error}"));
         overflow.chain(self.warnings.clone().finish()).collect()
     }
 
