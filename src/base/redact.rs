@@ -12,6 +12,33 @@ const SCHEMES: [&str; 13] = [
 const LAKES: [&str; 4] = ["abfs", "abfss", "wasb", "wasbs"];
 /// Schemes whose names may have a tag where others have a port.
 const REGISTRIES: [&str; 2] = ["oci", "docker"];
+/// Query parameters with signatures or credentials, in lower case. Their values change for the same bytes.
+const SECRETS: [&str; 22] = [
+    "access_token",
+    "awsaccesskeyid",
+    "expires",
+    "googleaccessid",
+    "key-pair-id",
+    "policy",
+    "se",
+    "ses",
+    "sig",
+    "signature",
+    "sip",
+    "ske",
+    "skoid",
+    "sks",
+    "skt",
+    "sktid",
+    "skv",
+    "sp",
+    "spr",
+    "sr",
+    "st",
+    "sv",
+];
+/// Prefixes of such parameters, in lower case.
+const SECRET_PREFIXES: [&str; 4] = ["x-amz-", "x-goog-", "x-oss-", "x-cos-"];
 /// Characters of a message before a name.
 const QUOTES: [char; 4] = ['(', '\'', '"', '`'];
 /// Characters of a message behind a name.
@@ -32,7 +59,8 @@ pub fn redact(name: &str) -> String {
     let mut urls = Urls::of(name);
     let Some(mut url) = urls.next() else {
         let query = name.find('?').filter(|_| host_of_path(name).is_some());
-        let signed = query.filter(|&query| slice(name, query, name.len()).contains('='));
+        let has_secret = |query: &str| query.split('&').any(is_secret);
+        let signed = query.filter(|&query| has_secret(slice(name, query + 1, name.len())));
         return signed.map_or(name.to_owned(), |query| {
             slice(name, 0, query).to_owned() + "?…"
         });
@@ -55,7 +83,9 @@ pub fn redact(name: &str) -> String {
         let end = next.map_or(name.len(), |next| next.start);
         shown.push_str(slice(name, url.start, url.authority));
         let rest = slice(name, url.authority, end);
-        push_rest(&mut shown, url.scheme, rest, is_after_query);
+        // The URL of a file without a host is a path.
+        let is_path = slice(name, url.start, url.authority).eq_ignore_ascii_case("file:///");
+        push_rest(&mut shown, url.scheme, rest, (is_path, is_after_query));
         let Some(next) = next else {
             return shown;
         };
@@ -101,6 +131,20 @@ pub(crate) fn host_of_path(name: &str) -> Option<(&str, &str)> {
     // Addresses are names of this form, too.
     let is_host = host == "localhost" || host.contains('.') && host.split('.').all(is_label);
     is_host.then_some((authority, host))
+}
+
+/// Whether the parameter `pair` of a query has a signature or a credential.
+pub(crate) fn is_secret(pair: &str) -> bool {
+    let name = pair
+        .split('=')
+        .next()
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    SECRETS.contains(&name.as_str())
+        || name == "token"
+        || SECRET_PREFIXES
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
 }
 
 fn slice(text: &str, start: usize, end: usize) -> &str {
@@ -215,13 +259,14 @@ impl<'a> Iterator for Urls<'a> {
 }
 
 /// Adds the part of a URL behind its scheme, up to the next URL. Behind a query, also hides what may belong to it.
-fn push_rest(shown: &mut String, scheme: &str, rest: &str, is_after_query: bool) {
+fn push_rest(
+    shown: &mut String,
+    scheme: &str,
+    rest: &str,
+    (is_path, is_after_query): (bool, bool),
+) {
     let query = rest.find(['?', '#']).unwrap_or(rest.len());
-    let authority = if is_one_of(scheme, &["file"]) {
-        ""
-    } else {
-        authority(rest)
-    };
+    let authority = if is_path { "" } else { authority(rest) };
     let is_whole = !has_other_port(authority.rsplit('@').next().unwrap_or_default());
     let users = if is_whole {
         authority
@@ -265,7 +310,11 @@ fn authority(rest: &str) -> &str {
 /// Length of the user and password, which the last `@` ends that begins no digest.
 fn user_len(text: &str) -> Option<usize> {
     let mut ends = text.rmatch_indices('@').map(|(at, _)| at);
-    ends.find(|&at| !slice(text, at, text.len()).starts_with("@sha"))
+    let is_digest = |at: usize| {
+        let digest = slice(text, at + 1, text.len()).split_once(':');
+        matches!(digest, Some(("sha256" | "sha384" | "sha512", _)))
+    };
+    ends.find(|&at| !is_digest(at))
 }
 
 /// Whether something else than a port is behind the host, perhaps a part of a password.
@@ -314,7 +363,7 @@ mod tests {
     use super::*;
 
     /// Names, and the same without secrets.
-    const NAMES: [(&str, &str); 69] = [
+    const NAMES: [(&str, &str); 73] = [
         ("a:b@c", "a:b@c"),
         ("az:1@2.tar", "az:1@2.tar"),
         ("az:acct/c/a.tar?sig=secret", "az:acct/c/a.tar?…"),
@@ -339,7 +388,11 @@ mod tests {
         ("tar:/d/x://u@b.tar", "tar:/d/x://u@b.tar"),
         ("file:///a@b/c?d", "file:///a@b/c?…"),
         ("file:///a@b/c#d", "file:///a@b/c#…"),
+        ("file://me:secret@h/a", "file://h/a"),
         ("h.com/a.tar?sig=secret", "h.com/a.tar?…"),
+        ("h.com/a.html?id=3", "h.com/a.html?id=3"),
+        ("https://me:secret@sharp.com/a", "https://sharp.com/a"),
+        ("https://me:secret@sha256/a", "https://sha256/a"),
         ("localhost:80/a.tar?sig=secret", "localhost:80/a.tar?…"),
         ("https://me@corp.com:SEC#RET@h/a", "https://…"),
         ("https://me@corp.com:SEC/RET@h/a", "https://h/a"),

@@ -8,35 +8,7 @@ use std::path::{self, Path, PathBuf};
 
 use url::{Host, Url};
 
-use crate::base::redact::redact;
-
-/// Query parameters with signatures or credentials, in lower case. Their values change for the same bytes.
-const SECRETS: [&str; 22] = [
-    "access_token",
-    "awsaccesskeyid",
-    "expires",
-    "googleaccessid",
-    "key-pair-id",
-    "policy",
-    "se",
-    "ses",
-    "sig",
-    "signature",
-    "sip",
-    "ske",
-    "skoid",
-    "sks",
-    "skt",
-    "sktid",
-    "skv",
-    "sp",
-    "spr",
-    "sr",
-    "st",
-    "sv",
-];
-/// Prefixes of such parameters, in lower case.
-const SECRET_PREFIXES: [&str; 4] = ["x-amz-", "x-goog-", "x-oss-", "x-cos-"];
+use crate::base::redact::{is_secret, redact};
 
 /// Length of the query's hash in hexadecimal digits: 128 bits.
 const HASH_DIGITS: usize = 32;
@@ -275,27 +247,13 @@ fn canonical(url: &Url) -> String {
     let shown = redact(url.as_str());
     if shown != url.as_str() {
         // The path has another URL with secrets.
-        hidden = format!("{}?{hidden}", url.as_str());
+        hidden = format!("{}#{hidden}", url.as_str());
     }
     if hidden.is_empty() {
         return shown;
     }
     let hash = blake3::hash(hidden.as_bytes()).to_hex();
     format!("{shown}?…{}", hash.get(..HASH_DIGITS).unwrap_or_default())
-}
-
-/// Whether the parameter `pair` of a query has a signature or a credential.
-pub(super) fn is_secret(pair: &str) -> bool {
-    let name = pair
-        .split('=')
-        .next()
-        .unwrap_or_default()
-        .to_ascii_lowercase();
-    SECRETS.contains(&name.as_str())
-        || name == "token"
-        || SECRET_PREFIXES
-            .iter()
-            .any(|prefix| name.starts_with(prefix))
 }
 
 /// Whether `url` may receive the identity of the user for `original`.

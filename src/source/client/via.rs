@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use url::Url;
 
+use crate::base::redact::is_secret;
 use crate::base::sync::Mutex;
-use crate::source::location::is_secret;
 use crate::source::retry::FailureBlock;
 
 /// Timeout for an answer of the proxy, which may have to ask the origin.
