@@ -81,6 +81,14 @@ pub(crate) fn command() -> Command {
     help::arrange(Cli::command())
 }
 
+/// As [`command`], with the arguments of all verbs at once. Otherwise `help` has no verbs of verbs.
+pub(crate) fn whole_command() -> Command {
+    command().mut_subcommands(|mut verb| {
+        verb.build();
+        verb
+    })
+}
+
 /// Parses `words`, the program's name first. A request for help is an error, too. The error holds no
 /// [secret](without_secret) and no control characters of the words.
 pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Verb, clap::Error> {

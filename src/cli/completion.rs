@@ -37,7 +37,12 @@ pub(crate) fn mount_options(current: &OsStr) -> Vec<CompletionCandidate> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
+    use clap_complete::engine::complete;
+
     use super::*;
+    use crate::cli::command_line::whole_command;
 
     fn completed(current: &str) -> Vec<String> {
         let candidates = mount_options(OsStr::new(current));
@@ -45,6 +50,14 @@ mod tests {
         values
             .map(|value| value.to_string_lossy().into_owned())
             .collect()
+    }
+
+    #[test]
+    fn help_has_the_verbs_of_verbs() {
+        let words = ["tarfs", "help", "cache", "l"].map(OsString::from).to_vec();
+        let found = complete(&mut whole_command(), words, 3, None).expect("valid");
+        let found: Vec<_> = found.iter().map(CompletionCandidate::get_value).collect();
+        assert_eq!(found, ["list"]);
     }
 
     #[test]

@@ -35,7 +35,8 @@ use ui::{logging, output, panic_hook};
 /// of mount(8).
 pub(crate) fn run() -> ExitCode {
     panic_hook::install();
-    let completion = CompleteEnv::with_factory(command_line::command).var(environment::COMPLETE);
+    let completion = CompleteEnv::with_factory(command_line::whole_command);
+    let completion = completion.var(environment::COMPLETE);
     let words: Vec<_> = std::env::args_os().collect();
     match completion.try_complete(&words, std::env::current_dir().ok().as_deref()) {
         Ok(false) => {}
