@@ -170,9 +170,10 @@ impl Location {
     /// Location of `url`. The canonical one is the URL without user, password, fragment and signing parameters. Of
     /// the other parameters it has only a hash, because it is saved and secrets can have unknown names.
     pub fn from_url(url: &Url) -> Self {
+        let url = without_user(url);
         Self {
-            canonical: canonical(url),
             display: redact(url.as_str()),
+            canonical: canonical(url),
             local_path: None,
         }
     }
@@ -231,19 +232,25 @@ impl fmt::Display for Location {
     }
 }
 
-fn canonical(url: &Url) -> String {
+/// `url` without user, password and fragment.
+fn without_user(url: &Url) -> Url {
     let mut url = url.clone();
     url.set_fragment(None);
-    let query = url.query().unwrap_or_default();
-    let is_kept = |pair: &&str| !pair.is_empty() && !is_secret(pair);
-    let kept: Vec<&str> = query.split('&').filter(is_kept).collect();
-    let mut hidden = kept.join("&");
-    url.set_query(None);
     // Fails only for URLs that cannot have a user. In Azure's data lakes, that is the container.
     if !matches!(url.scheme(), "abfs" | "abfss") {
         url.set_username("").ok();
     }
     url.set_password(None).ok();
+    url
+}
+
+/// The canonical location of `url`, which has no user.
+fn canonical(mut url: Url) -> String {
+    let query = url.query().unwrap_or_default();
+    let is_kept = |pair: &&str| !pair.is_empty() && !is_secret(pair);
+    let kept: Vec<&str> = query.split('&').filter(is_kept).collect();
+    let mut hidden = kept.join("&");
+    url.set_query(None);
     let shown = redact(url.as_str());
     if shown != url.as_str() {
         // The path has another URL with secrets.

@@ -126,7 +126,7 @@ pub(crate) fn mode_without_acl(mode: u32, acl: &[u8]) -> u32 {
 
 /// Whether the access ACLs `one` and `other` differ at most in what chmod(2) changes: the rights of owner and others, and
 /// the mask.
-pub(crate) fn differ_in_mode(one: &[u8], other: &[u8]) -> bool {
+pub(crate) fn differ_only_in_mode(one: &[u8], other: &[u8]) -> bool {
     let named = |acl: &[u8]| {
         let (version, rows) = acl.split_first_chunk::<4>()?;
         let mut rows = rows.as_chunks::<8>().0.to_vec();
@@ -342,7 +342,7 @@ mod tests {
             ("u::rw-,u:5:rw-,u:6:r--,g::r-x,m::rwx,o::---", false),
             ("u::rw-,u:5:rwx,g::r-x,m::rwx,o::---", false),
         ] {
-            assert_eq!(differ_in_mode(&one, &acl(text)), expected, "{text}");
+            assert_eq!(differ_only_in_mode(&one, &acl(text)), expected, "{text}");
         }
     }
 

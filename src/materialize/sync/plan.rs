@@ -311,11 +311,12 @@ impl<A: Tree, B: Tree> Differences<A, B> for SyncPlanner {
             && let Some(acl) = item.access_acl()?
         {
             let replaced = replaced.access_acl()?;
-            first.mode = if replaced.is_some_and(|other| posix_acl::differ_in_mode(&acl, &other)) {
-                posix_acl::mode_with_acl(first.mode, Some(acl))
-            } else {
-                posix_acl::mode_without_acl(first.mode, &acl)
-            };
+            first.mode =
+                if replaced.is_some_and(|other| posix_acl::differ_only_in_mode(&acl, &other)) {
+                    posix_acl::mode_with_acl(first.mode, Some(acl))
+                } else {
+                    posix_acl::mode_without_acl(first.mode, &acl)
+                };
         }
         Ok(true)
     }
