@@ -101,6 +101,8 @@ pub mod materialize;
 
 pub mod locate;
 
+pub mod serve;
+
 #[cfg(feature = "python")]
 mod python;
 

@@ -60,8 +60,8 @@ impl Callback {
 /// Number of waiters that triggers a sweep of cancelled ones.
 const MIN_SWEEP_LEN: usize = 64;
 
-/// Receives the inodes whose attributes later members have changed.
-pub type Watcher = Box<dyn Fn(Vec<Ino>) + Send + Sync>;
+/// Receives the inodes whose attributes later members have changed. Returns whether it wants more.
+pub type Watcher = Box<dyn Fn(&[Ino]) -> bool + Send + Sync>;
 
 /// Part of the index that a callback awaits. Each wait also ends with the scan, whatever the result.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,7 +85,7 @@ pub(super) struct LiveIndex {
     waiters: Mutex<Waiters>,
     /// Number of waiters, so that a scan without waiters takes no lock.
     waiter_count: AtomicUsize,
-    watcher: OnceLock<Watcher>,
+    watchers: Mutex<Vec<Watcher>>,
     stats: Arc<Stats>,
 }
 
@@ -242,7 +242,7 @@ impl LiveIndex {
     }
 
     pub(super) fn watch(&self, watcher: Watcher) {
-        drop(self.watcher.set(watcher));
+        self.watchers.lock().push(watcher);
     }
 
     /// Changes the builder, if there is one still, without readers. `change` must be short.
@@ -269,10 +269,9 @@ impl LiveIndex {
         for problem in problems {
             tracing::warn!("{problem}");
         }
-        if let Some(watcher) = self.watcher.get()
-            && !changes.is_empty()
-        {
-            watcher(changes);
+        if !changes.is_empty() {
+            let mut watchers = self.watchers.lock();
+            watchers.retain(|watcher| watcher(&changes));
         }
         Some(grown)
     }
@@ -418,12 +417,22 @@ mod tests {
         let recorded = Arc::clone(&changed);
         live_index.watch(Box::new(move |changes| {
             recorded.lock().extend(changes);
+            false
+        }));
+        let others = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&others);
+        live_index.watch(Box::new(move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            true
         }));
         grow(&live_index, "b");
         assert_eq!(*changed.lock(), []);
         grow(&live_index, "a");
-        let changed = changed.lock();
-        assert!(changed.contains(&Ino(2)));
+        let first = changed.lock().clone();
+        assert!(first.contains(&Ino(2)));
+        grow(&live_index, "a");
+        assert_eq!(*changed.lock(), first, "it wanted no more");
+        assert_eq!(others.load(Ordering::SeqCst), 2);
     }
 
     #[test]

@@ -140,8 +140,8 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         })
     }
 
-    /// Sets the watcher, which the scan thread calls with the inodes whose attributes later members change.
-    /// It must not block. Only the first call has an effect.
+    /// Adds a watcher, which the scan thread calls with the inodes whose attributes later members change, until it
+    /// returns false. It must not block.
     fn watch(&self, _watcher: Watcher) {}
 
     /// Reads up to `len` bytes at `offset` of `ino`, fewer only at the end of the file, without blocking.
@@ -179,8 +179,8 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// Reports a lookup of `ino` by name to prefetch. Never blocks.
     fn report_lookup(&self, _ino: Ino) {}
 
-    /// Sets the page cache that prefetch pushes files to. Only the first call has an effect.
-    fn set_page_cache(&self, _page_cache: Arc<dyn PageCache>) {}
+    /// Adds a page cache that prefetch pushes files to, until its mount ends.
+    fn add_page_cache(&self, _page_cache: Arc<dyn PageCache>) {}
 
     /// The only archive, if its index is the tree's.
     fn as_archive(&self) -> Option<&Archive> {
@@ -303,9 +303,9 @@ impl Volume for Archive {
         }
     }
 
-    fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
+    fn add_page_cache(&self, pages: Arc<dyn PageCache>) {
         if let Some(prefetch) = self.prefetch.get() {
-            prefetch.set_page_cache(pages);
+            prefetch.add_page_cache(pages);
         }
     }
 

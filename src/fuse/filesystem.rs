@@ -55,6 +55,7 @@ fn new_pending_replies(
     timeout: Duration,
     stats: &Arc<Stats>,
 ) -> Arc<PendingReplies> {
+    let counters = counters(volume, stats);
     let volume = Arc::downgrade(volume);
     let scan_position = move || {
         let volume = volume.upgrade().filter(|volume| !volume.is_scan_over())?;
@@ -62,9 +63,16 @@ fn new_pending_replies(
     };
     Arc::new(PendingReplies::new(
         timeout,
-        Arc::clone(stats),
+        counters,
         Box::new(scan_position),
     ))
+}
+
+/// The counters of a mount, and those of the work of its volume.
+fn counters(volume: &Arc<dyn Volume>, stats: &Arc<Stats>) -> (Arc<Stats>, Arc<Stats>) {
+    let archives = volume.archives();
+    let work = archives.first().map_or(stats, |archive| archive.stats());
+    (Arc::clone(stats), Arc::clone(work))
 }
 
 /// A FUSE filesystem that shows a directory of an archive.
@@ -85,7 +93,8 @@ pub struct TarFilesystem {
 }
 
 impl TarFilesystem {
-    /// A filesystem that shows `volume` as `subtree` and `options` say. `stats` counts the bytes read.
+    /// A filesystem that shows `volume` as `subtree` and `options` say. `stats` counts what is served, apart from other
+    /// filesystems of the same volume if they have other counters.
     pub fn new(
         volume: Arc<dyn Volume>,
         subtree: Subtree,
@@ -150,8 +159,9 @@ impl TarFilesystem {
         state.may_be_foreign = directory.may_be_foreign();
         state.accounts = Arc::new(Accounts::load_system());
         // A scan of any archive counts as progress, because archives wait for each other.
-        let (timeout, stats) = (state.pending_replies.timeout, Arc::clone(&state.stats));
-        let replies = PendingReplies::new(timeout, stats, Box::new(|| Some(0)));
+        let timeout = state.pending_replies.timeout;
+        let counters = counters(&self.volume, &state.stats);
+        let replies = PendingReplies::new(timeout, counters, Box::new(|| Some(0)));
         state.pending_replies = Arc::new(replies);
         let listing = (Arc::clone(&self.volume), Arc::clone(&self.state));
         let archives = Archives::start(listing, Self::with_state, directory, idle_timeout)?;

@@ -155,7 +155,10 @@ struct ProgressMark {
 pub(super) type ScanPosition = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
 pub(super) struct PendingReplies {
+    /// Counters of the mount.
     stats: Arc<Stats>,
+    /// Counters of the work of its volume, which other mounts may share.
+    work: Arc<Stats>,
     scan_position: ScanPosition,
     pub(super) timeout: Duration,
     state: Mutex<State>,
@@ -178,9 +181,16 @@ impl std::fmt::Debug for PendingReplies {
 }
 
 impl PendingReplies {
-    pub(super) fn new(timeout: Duration, stats: Arc<Stats>, scan_position: ScanPosition) -> Self {
+    /// `counters` are those of the mount and those of the work of its volume.
+    pub(super) fn new(
+        timeout: Duration,
+        counters: (Arc<Stats>, Arc<Stats>),
+        scan_position: ScanPosition,
+    ) -> Self {
+        let (stats, work) = counters;
         Self {
             stats,
+            work,
             scan_position,
             timeout,
             state: Mutex::default(),
@@ -212,15 +222,15 @@ impl PendingReplies {
     }
 
     fn progress(&self, scan_position: Option<u64>, reason: WaitReason) -> ProgressMark {
-        let stats = &self.stats;
+        let work = &self.work;
         match (scan_position, reason) {
             (Some(plain), WaitReason::Scan) => ProgressMark {
-                received: stats.scan_received_bytes.get(),
-                done: plain.wrapping_add(stats.scanned_packed_bytes.get()),
+                received: work.scan_received_bytes.get(),
+                done: plain.wrapping_add(work.scanned_packed_bytes.get()),
             },
             (None, _) | (_, WaitReason::Bytes) => ProgressMark {
-                received: stats.source_read_bytes.get(),
-                done: (stats.decoded_bytes.get()).wrapping_add(stats.disk_cache_read_bytes.get()),
+                received: work.source_read_bytes.get(),
+                done: (work.decoded_bytes.get()).wrapping_add(work.disk_cache_read_bytes.get()),
             },
         }
     }
@@ -324,7 +334,7 @@ mod tests {
     }
 
     fn pending_replies() -> PendingReplies {
-        PendingReplies::new(DEFAULT_TIMEOUT, Arc::default(), Box::new(|| Some(0)))
+        PendingReplies::new(DEFAULT_TIMEOUT, Default::default(), Box::new(|| Some(0)))
     }
 
     fn sweep(pending_replies: &PendingReplies, now: Instant) {
@@ -387,11 +397,11 @@ mod tests {
         let (pending, errors) = register(&pending_replies);
         let start = Instant::now();
         for round in 1..5 {
-            pending_replies.stats.scan_received_bytes.add(1 << 20);
+            pending_replies.work.scan_received_bytes.add(1 << 20);
             sweep(&pending_replies, start + DEFAULT_TIMEOUT / 2 * round);
         }
         for round in 5..9 {
-            pending_replies.stats.scanned_packed_bytes.increment();
+            pending_replies.work.scanned_packed_bytes.increment();
             sweep(&pending_replies, start + DEFAULT_TIMEOUT / 2 * round);
         }
         assert!(errors.try_recv().is_err());
@@ -408,8 +418,8 @@ mod tests {
             let (_pending, errors) = register_for(&pending_replies, reason);
             let start = Instant::now();
             for round in 1..5 {
-                pending_replies.stats.scan_received_bytes.increment();
-                pending_replies.stats.source_read_bytes.increment();
+                pending_replies.work.scan_received_bytes.increment();
+                pending_replies.work.source_read_bytes.increment();
                 sweep(&pending_replies, start + DEFAULT_TIMEOUT / 2 * round);
             }
             assert_eq!(errors.try_recv(), Ok(WaitError::TimedOut), "{reason:?}");
@@ -422,15 +432,15 @@ mod tests {
         let outcome = |scan_position: Option<u64>, reason| {
             let pending_replies = PendingReplies::new(
                 DEFAULT_TIMEOUT,
-                Arc::default(),
+                Default::default(),
                 Box::new(move || scan_position),
             );
             let (_pending, errors) = register_for(&pending_replies, reason);
             let start = Instant::now();
             for round in 1..5 {
-                pending_replies.stats.source_read_bytes.add(1 << 20);
-                pending_replies.stats.decoded_bytes.add(1 << 20);
-                pending_replies.stats.disk_cache_read_bytes.add(1 << 20);
+                pending_replies.work.source_read_bytes.add(1 << 20);
+                pending_replies.work.decoded_bytes.add(1 << 20);
+                pending_replies.work.disk_cache_read_bytes.add(1 << 20);
                 sweep(&pending_replies, start + DEFAULT_TIMEOUT / 2 * round);
             }
             errors.try_recv().ok()

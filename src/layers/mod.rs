@@ -186,12 +186,12 @@ impl Volume for LayeredArchive {
         }
     }
 
-    fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
+    fn add_page_cache(&self, pages: Arc<dyn PageCache>) {
         if self.access_log.get().is_some() {
             return;
         }
         for (number, layer) in (0_u32..).zip(&self.layers) {
-            layer.set_page_cache(Arc::new(LayerPageCache {
+            layer.add_page_cache(Arc::new(LayerPageCache {
                 layer: number,
                 merged: Arc::clone(&self.merged),
                 pages: Arc::clone(&pages),
@@ -236,6 +236,10 @@ impl LayerPageCache {
 }
 
 impl PageCache for LayerPageCache {
+    fn is_open(&self) -> bool {
+        self.pages.is_open()
+    }
+
     fn can_store(&self, ino: Ino) -> bool {
         let ino = self.merged_ino(ino);
         ino.is_some_and(|ino| self.pages.can_store(ino))
@@ -257,7 +261,7 @@ impl PageCache for LayerPageCache {
         }
     }
 
-    fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<u64> {
         match self.merged_ino(ino) {
             Some(ino) => self.pages.store(ino, offset, bytes),
             None => Err(io::Error::from(io::ErrorKind::NotFound)),

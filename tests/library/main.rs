@@ -40,6 +40,7 @@ mod remote;
 mod replaced_entries;
 mod resume;
 mod semantics;
+mod serve;
 mod shards;
 mod simulation;
 mod soci;

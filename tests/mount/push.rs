@@ -1,19 +1,27 @@
 //! Files and names that a mount pushes to the kernel ahead of readers.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tarfs::archive::Volume;
 use tarfs::archive::{Archive, PrefetchOptions};
 use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem as Mounted};
-use tarfs::internal::stats::Counter;
+use tarfs::internal::stats::{Counter, Stats};
 
 use crate::support::archive_env::TestEnv;
 use crate::support::packing::Packing;
 use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
+
+fn mount(archive: &Arc<Archive>, view: Subtree, stats: Arc<Stats>, directory: &Path) -> Mount {
+    let options = MountOptions::default();
+    let content = Arc::clone(archive) as Arc<dyn Volume>;
+    let mounted = Mounted::new(content, view, &options, stats);
+    Mount::start(mounted, "small.tar", directory, &options, |_, _| {}, || {})
+        .expect("these tests need FUSE: /dev/fuse, and root or fusermount3")
+}
 
 /// An archive of many small files, mounted from a server.
 struct PushFixture {
@@ -47,25 +55,15 @@ impl PushFixture {
         archive
             .start_prefetch(PrefetchOptions::default())
             .expect("threads");
-        let options = MountOptions::default();
-        let content = Arc::clone(&archive) as Arc<dyn Volume>;
         let view = root.map(|root| {
             let index = archive.index();
             let index = index.tree().expect("rows");
             Subtree::new(index, root.as_bytes(), 0).expect("a directory")
         });
         let view = view.unwrap_or(Subtree::WHOLE);
-        let mounted = Mounted::new(content, view, &options, Arc::clone(archive.stats()));
         let directory = tempfile::tempdir().expect("a directory");
-        let mount = Mount::start(
-            mounted,
-            "small.tar",
-            directory.path(),
-            &options,
-            |_, _| {},
-            || {},
-        )
-        .expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
+        let stats = Arc::clone(archive.stats());
+        let mount = mount(&archive, view, stats, directory.path());
         Self {
             mount: Some(mount),
             archive,
@@ -115,6 +113,49 @@ impl Drop for PushFixture {
     fn drop(&mut self) {
         drop(self.mount.take());
     }
+}
+
+// Promises: ahead-small-files
+#[test]
+fn files_are_pushed_to_each_mount_of_an_archive_until_it_ends() {
+    let first = PushFixture::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    let stats = Arc::<Stats>::default();
+    let second = mount(
+        &first.archive,
+        Subtree::WHOLE,
+        Arc::clone(&stats),
+        directory.path(),
+    );
+    let listed = fs::read_dir(directory.path().join("0")).expect("readable");
+    assert_eq!(listed.count(), 1000);
+    first.list(0);
+    for number in 0..3 {
+        first.read(number);
+    }
+    // To both, each the 80 files of the window.
+    wait::wait_until("files are pushed", || {
+        first.count(|stats| &stats.pushed_bytes) >= 2 * 80 * 4500
+    });
+    let read_second = |number| {
+        let content = fs::read(directory.path().join(small_name(number))).expect("readable");
+        assert!(content == small_content(number), "{number} is wrong");
+    };
+    (3..40).for_each(read_second);
+    // The kernel may evict pages at any time.
+    assert!(
+        stats.served_reads.get() <= 5,
+        "{}",
+        stats.served_reads.get()
+    );
+    first.assert_served(3);
+    let counts = [&first.archive.stats().served_lookups, &stats.served_lookups].map(Counter::get);
+    assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
+    drop(second);
+    for number in 3..1000 {
+        first.read(number);
+    }
+    assert_eq!(first.archive.stats().failed_reads.get(), 0);
 }
 
 // Promises: ahead-small-files

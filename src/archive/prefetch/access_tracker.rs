@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::access_log::AccessedRange;
 use super::fill_workers::{FillThreads, FillWorkers};
 use super::options::{PageCache, PrefetchMode, PrefetchOptions, Profile};
+use super::page_caches::PageCaches;
 use super::push_job::{PushJob, PushStatus};
 use super::replay::Replay;
 use super::scan_push::{PushProgress, ScanPusher};
@@ -66,7 +67,7 @@ pub(super) struct AccessTracker {
     scan_pusher: Option<ScanPusher>,
     /// Whether a callback will wake the tracker when the scan has advanced.
     is_wakeup_pending: Arc<AtomicBool>,
-    pages: Arc<OnceLock<Arc<dyn PageCache>>>,
+    pages: Arc<PageCaches>,
     fill_workers: FillWorkers,
     reader: Arc<Reader>,
 }
@@ -76,7 +77,7 @@ impl AccessTracker {
         reader: &Arc<Reader>,
         threads: FillThreads,
         shared: &Arc<Shared>,
-        pages: &Arc<OnceLock<Arc<dyn PageCache>>>,
+        pages: &Arc<PageCaches>,
         options: PrefetchOptions,
     ) -> Self {
         let limits = limits(reader, options.mode);
@@ -122,7 +123,8 @@ impl AccessTracker {
                         }
                         Message::Names(ino) => {
                             let index = self.reader.live_index.completed();
-                            if let (Some(pages), Some(index)) = (self.pages.get(), index) {
+                            if let Some(index) = index {
+                                let pages = &self.pages;
                                 // Without rows of the index there is nothing to prime.
                                 let primed = index.read(|index| pages.prime_dentries(index, ino));
                                 primed.unwrap_or_default();
@@ -192,8 +194,8 @@ impl AccessTracker {
             self.replay.mark_read(span);
         }
         // Without pushes, skipped bytes must not count as read from the page cache.
-        let push_bytes = self.pages.get().map(|_| self.max_push_bytes);
-        self.streams.limits.push_bytes = push_bytes.unwrap_or_default();
+        let push_bytes = self.max_push_bytes * u64::from(!self.pages.is_empty());
+        self.streams.limits.push_bytes = push_bytes;
         let Some(wanted) = self.streams.record_read(&file_read) else {
             return;
         };
@@ -342,9 +344,9 @@ impl AccessTracker {
 
     /// Continues the first push window, or else the scan pusher; returns true if it must wait.
     fn push(&mut self) -> bool {
-        let Some(pages) = self.pages.get() else {
+        if self.pages.is_empty() {
             return true;
-        };
+        }
         let Some(job) = self.push_jobs.front_mut() else {
             return self.push_scanned();
         };
@@ -356,7 +358,7 @@ impl AccessTracker {
             return false;
         };
         for _ in 0..ENTRIES_PER_TURN {
-            let step = |index: &Index| job.step(index, &**pages, reached, &self.fill_workers);
+            let step = |index: &Index| job.step(index, &*self.pages, reached, &self.fill_workers);
             match index.read(step).unwrap_or(PushStatus::Done) {
                 PushStatus::More => {}
                 PushStatus::Blocked => return true,
@@ -370,10 +372,10 @@ impl AccessTracker {
     }
 
     fn push_scanned(&mut self) -> bool {
-        let (Some(scan_pusher), Some(pages)) = (&mut self.scan_pusher, self.pages.get()) else {
+        let Some(scan_pusher) = &mut self.scan_pusher else {
             return true;
         };
-        match scan_pusher.step(&self.reader, &**pages) {
+        match scan_pusher.step(&self.reader, &*self.pages) {
             PushProgress::More => return false,
             PushProgress::Done => self.scan_pusher = None,
             PushProgress::Until(offset) => {

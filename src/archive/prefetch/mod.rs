@@ -12,6 +12,7 @@ mod available_memory;
 mod fill_workers;
 mod lookup_runs;
 pub(super) mod options;
+mod page_caches;
 mod push_job;
 mod rate_limit;
 mod replay;
@@ -20,15 +21,16 @@ mod sequential;
 mod shared;
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, OnceLock};
 
 use self::access_log::{AccessLog, AccessedRange};
 use self::access_tracker::AccessTracker;
 pub(super) use self::fill_workers::FillThreads;
 use self::lookup_runs::LookupRuns;
 use self::options::{PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress};
+use self::page_caches::PageCaches;
 use self::shared::{Message, ReadEvent, Shared};
 use super::live_index::{Callback, WaitFor};
 use super::read::Reader;
@@ -43,7 +45,7 @@ const MAX_QUEUED_MESSAGES: usize = 1024;
 pub(crate) struct Prefetcher {
     reader: Arc<Reader>,
     shared: Arc<Shared>,
-    pages: Arc<OnceLock<Arc<dyn PageCache>>>,
+    pages: Arc<PageCaches>,
     is_over: Arc<AtomicBool>,
     is_tracking: bool,
     access_log: Option<Mutex<AccessLog>>,
@@ -59,7 +61,7 @@ impl Prefetcher {
     ) -> io::Result<Self> {
         let (inbox, receiver) = sync_channel(MAX_QUEUED_MESSAGES);
         let shared = Arc::new(Shared::new(options.mode, inbox));
-        let pages = Arc::default();
+        let pages = Arc::<PageCaches>::default();
         let access_log = options.record.then(Mutex::default);
         // A replay skips spans that were read in the meantime.
         let is_tracking = options.mode != PrefetchMode::Off || options.replay.is_some();
@@ -109,7 +111,7 @@ impl Prefetcher {
     }
 
     pub(crate) fn report_lookup(&self, ino: Ino) {
-        if !self.is_tracking || self.pages.get().is_none() {
+        if !self.is_tracking || self.pages.is_empty() {
             return;
         }
         let place = |index: LazyIndex| index.read(|index| index.listing_position(ino)).ok()?;
@@ -128,9 +130,9 @@ impl Prefetcher {
             && self.shared.outstanding.load(Ordering::SeqCst) == 0
     }
 
-    pub(crate) fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
+    pub(crate) fn add_page_cache(&self, pages: Arc<dyn PageCache>) {
         if self.access_log.is_none() {
-            drop(self.pages.set(pages));
+            self.pages.add(pages);
             self.shared.send(Message::Wake);
         }
     }

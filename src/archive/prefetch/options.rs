@@ -79,6 +79,9 @@ pub enum PrefetchState {
 
 /// The kernel's page cache, which answers reads of pushed files without a request.
 pub trait PageCache: Send + Sync + fmt::Debug {
+    /// Whether its mount has not ended. After that it is not used any more.
+    fn is_open(&self) -> bool;
+
     /// Whether the file can be stored, and its start was neither stored nor read yet.
     fn can_store(&self, ino: Ino) -> bool;
 
@@ -93,10 +96,10 @@ pub trait PageCache: Send + Sync + fmt::Debug {
     /// lookups. Does nothing if too few names follow to be worth it.
     fn prime_dentries(&self, index: &Index, ino: Ino);
 
-    /// Stores `bytes` from `offset` on, in whole pages except at the end of the file. May wait for a reader
-    /// of the same page.
+    /// Stores `bytes` from `offset` on, in whole pages except at the end of the file, and returns how many were stored:
+    /// those of several mounts are added up. May wait for a reader of the same page.
     ///
     /// # Errors
     /// When they cannot be stored.
-    fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<u64>;
 }

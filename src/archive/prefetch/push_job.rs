@@ -83,10 +83,10 @@ impl PushJob {
         }
         self.next_entry();
         if let Some(bytes) = bytes
-            && pages.store(ino, 0, &bytes).is_ok()
+            && let Ok(stored) = pages.store(ino, 0, &bytes)
         {
             reader.stats.pushed_files.increment();
-            reader.stats.pushed_bytes.add(bytes.len() as u64);
+            reader.stats.pushed_bytes.add(stored);
         }
         PushStatus::More
     }

@@ -196,13 +196,12 @@ impl ScanPusher {
             self.skipped_file = Some(part.ino);
             return;
         }
-        if pages.store(part.ino, part.offset, bytes).is_err() {
+        let Ok(stored) = pages.store(part.ino, part.offset, bytes) else {
             return;
-        }
-        let len = bytes.len() as u64;
-        let pages_len = len.next_multiple_of(MIN_PAGE_BYTES);
+        };
+        let pages_len = stored.next_multiple_of(MIN_PAGE_BYTES);
         self.budget_bytes = self.budget_bytes.saturating_sub(pages_len);
-        reader.stats.pushed_bytes.add(len);
+        reader.stats.pushed_bytes.add(stored);
         if part.is_last {
             reader.stats.pushed_files.increment();
         }

@@ -249,7 +249,7 @@ impl Mount {
         if target.namespace.is_none() {
             kernel_cache.set_mountpoint(&target.mountpoint, target.device);
         }
-        volume.set_page_cache(kernel_cache as Arc<dyn PageCache>);
+        volume.add_page_cache(kernel_cache as Arc<dyn PageCache>);
         set_read_ahead(device);
         Ok(mount)
     }

@@ -113,11 +113,14 @@ impl KernelCache {
         *self.invalidations.lock() = Some(sender);
         let kernel_cache = Arc::downgrade(self);
         volume.watch(Box::new(move |changed| {
-            if let Some(kernel_cache) = kernel_cache.upgrade() {
-                for ino in changed {
+            let kernel_cache = kernel_cache.upgrade();
+            let kernel_cache = kernel_cache.filter(|cache| cache.is_open());
+            for &ino in changed {
+                if let Some(kernel_cache) = &kernel_cache {
                     kernel_cache.queue_invalidation(ino);
                 }
             }
+            kernel_cache.is_some()
         }));
         Ok(Some(thread))
     }
@@ -196,6 +199,10 @@ impl KernelCache {
 }
 
 impl PageCache for KernelCache {
+    fn is_open(&self) -> bool {
+        self.notifier.lock().is_some()
+    }
+
     fn can_store(&self, ino: Ino) -> bool {
         self.known_inodes.contains(ino) && !self.stored_or_read_inodes.contains(ino)
     }
@@ -228,7 +235,7 @@ impl PageCache for KernelCache {
         }
     }
 
-    fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<u64> {
         // Do not hold the lock: the kernel may wait for a page that is being read.
         let Some(notifier) = self.notifier.lock().clone() else {
             return Err(io::ErrorKind::NotConnected.into());
@@ -236,7 +243,8 @@ impl PageCache for KernelCache {
         if offset == 0 {
             self.stored_or_read_inodes.insert(ino);
         }
-        notifier.store(self.subtree.inode(ino), offset, bytes)
+        notifier.store(self.subtree.inode(ino), offset, bytes)?;
+        Ok(bytes.len() as u64)
     }
 }
 

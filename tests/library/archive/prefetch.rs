@@ -176,6 +176,10 @@ struct SlowPages {
 }
 
 impl PageCache for SlowPages {
+    fn is_open(&self) -> bool {
+        true
+    }
+
     fn can_store(&self, _ino: Ino) -> bool {
         true
     }
@@ -190,11 +194,11 @@ impl PageCache for SlowPages {
 
     fn prime_dentries(&self, _index: &Index, _ino: Ino) {}
 
-    fn store(&self, _ino: Ino, _offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+    fn store(&self, _ino: Ino, _offset: u64, bytes: &[u8]) -> std::io::Result<u64> {
         std::thread::sleep(Duration::from_millis(2));
         let len = bytes.len() as u64;
         self.stored_bytes.fetch_add(len, Ordering::SeqCst);
-        Ok(())
+        Ok(len)
     }
 }
 
@@ -224,7 +228,7 @@ fn scan_waits_for_slow_page_cache_stores() {
         .start_prefetch(PrefetchOptions::default())
         .expect("threads");
     let pages = Arc::<SlowPages>::default();
-    archive.set_page_cache(Arc::clone(&pages) as Arc<dyn PageCache>);
+    archive.add_page_cache(Arc::clone(&pages) as Arc<dyn PageCache>);
     gate.wait();
     let total: usize = tree.files.iter().map(|(_, content)| content.len()).sum();
     // Most of it, because a busy machine may skip some.

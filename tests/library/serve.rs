@@ -1,0 +1,113 @@
+//! What the mounts of one process share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use tarfs::archive::Volume;
+use tarfs::locate::Error;
+use tarfs::serve::{VolumeKey, VolumeTable};
+
+use crate::support::archive_env::{PATH, TestEnv};
+use crate::support::http::Resource;
+use crate::support::packing::Packing;
+use crate::support::tree::Tree;
+use crate::support::wait;
+
+const KEY: VolumeKey = VolumeKey([1; 32]);
+const OTHER_KEY: VolumeKey = VolumeKey([2; 32]);
+const CALLERS: usize = 20;
+
+fn open(env: &TestEnv) -> Result<Arc<dyn Volume>, Error> {
+    Ok(Arc::new(env.open_with(&env.options_without_disk_cache())) as Arc<dyn Volume>)
+}
+
+#[test]
+fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
+    let tree = Tree::mixed();
+    let env = TestEnv::with_archive(Packing::Gzip.pack(&tree.tar));
+    let (table, opened) = (VolumeTable::default(), AtomicU64::new(0));
+    let start = Barrier::new(CALLERS);
+    let volumes: Vec<_> = thread::scope(|scope| {
+        let mount = || {
+            start.wait();
+            let counted = || {
+                opened.fetch_add(1, Ordering::SeqCst);
+                open(&env)
+            };
+            table.open(KEY, counted).expect("opened")
+        };
+        let threads: Vec<_> = (0..CALLERS).map(|_| scope.spawn(mount)).collect();
+        let volumes = threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"));
+        volumes.collect()
+    });
+    assert_eq!(opened.load(Ordering::SeqCst), 1);
+    let other = table.open(OTHER_KEY, || open(&env)).expect("opened");
+    assert_eq!(table.open_count(), 2);
+    drop(other);
+    assert_eq!(table.open_count(), 1);
+    let (name, content) = &tree.files[0];
+    let path = tarfs::ArchivePath::sanitize(name.as_bytes()).path;
+    let find = |tree: &tarfs::index::Index| tree.find(&path).map(|entry| entry.ino());
+    let ino = volumes[0].index().read(find).expect("rows").expect("there");
+    let len = u32::try_from(content.len()).expect("short");
+    for volume in volumes {
+        let bytes = volume.read_blocking(ino, 0, len).expect("readable");
+        assert!(bytes == *content);
+    }
+    assert_eq!(table.open_count(), 0);
+    table.open(KEY, || open(&env)).expect("opened again");
+}
+
+#[test]
+fn callers_that_wait_for_a_failed_attempt_share_its_error() {
+    let (table, attempts) = (VolumeTable::default(), AtomicU64::new(0));
+    let fail = || {
+        attempts.fetch_add(1, Ordering::SeqCst);
+        wait::wait_until("all wait", || table.opening_count() == CALLERS);
+        Err(Error::Empty)
+    };
+    thread::scope(|scope| {
+        let callers = (0..CALLERS).map(|_| scope.spawn(|| table.open(KEY, fail)));
+        for caller in callers.collect::<Vec<_>>() {
+            let error = caller.join().expect("no panic").expect_err("refused");
+            assert!(matches!(&*error, Error::Empty), "{error}");
+        }
+    });
+    assert_eq!(attempts.load(Ordering::SeqCst), 1);
+    assert_eq!(table.opening_count(), 0);
+    table.open(KEY, fail_at_once).expect_err("tried again");
+}
+
+fn fail_at_once() -> Result<Arc<dyn Volume>, Error> {
+    Err(Error::NotAnImage)
+}
+
+#[test]
+fn archive_whose_scan_failed_is_opened_again() {
+    let tree = Tree::mixed();
+    let packed = Packing::Gzip.pack(&tree.tar);
+    let env = TestEnv::new();
+    let cut = packed.slice(..packed.len() / 2);
+    env.serve(Resource::new(cut).etag("\"1\""));
+    let table = VolumeTable::default();
+    let open_early = || {
+        let (source, stats) = env.source();
+        let options = env.options_without_disk_cache();
+        let archive =
+            tarfs::archive::Archive::open_early(source, &options, env.network.handle(), &stats);
+        Ok(Arc::new(archive.expect("begun")) as Arc<dyn Volume>)
+    };
+    let first = table.open(KEY, open_early).expect("begun");
+    let (sender, ended) = std::sync::mpsc::channel();
+    let done = tarfs::archive::Callback::new(move || sender.send(()).unwrap_or_default());
+    first.on_available(tarfs::archive::WaitFor::End, done);
+    ended.recv().expect("the scan ends");
+    env.server.serve(PATH, Resource::new(packed).etag("\"2\""));
+    let second = table.open(KEY, open_early).expect("begun");
+    assert!(!Arc::ptr_eq(&first, &second));
+    let third = table.open(KEY, || Err(Error::Empty)).expect("shared");
+    assert!(Arc::ptr_eq(&second, &third));
+}
