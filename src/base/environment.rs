@@ -1,8 +1,10 @@
 //! Environment variables with settings of the user, for the program and the Python module alike.
 
+use std::collections::BTreeMap;
 use std::env;
-use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use super::size::Size;
 
@@ -17,6 +19,70 @@ pub const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
 
 /// Cache directory of the system.
 pub const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
+
+/// Environment of a user's process, as it was at one moment. A process that serves several users' commands acts for each
+/// in its own.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Environment {
+    variables: BTreeMap<OsString, OsString>,
+    directory: PathBuf,
+}
+
+impl Environment {
+    /// The environment of this process.
+    pub fn current() -> Self {
+        Self::new(env::vars_os(), env::current_dir().unwrap_or_default())
+    }
+
+    /// An environment with `variables`, in which relative paths begin in `directory`.
+    pub fn new(
+        variables: impl IntoIterator<Item = (OsString, OsString)>,
+        directory: PathBuf,
+    ) -> Self {
+        Self {
+            variables: variables.into_iter().collect(),
+            directory,
+        }
+    }
+
+    /// Returns the variable `name`, unless it is unset or empty.
+    pub fn variable(&self, name: &str) -> Option<&OsStr> {
+        let value = self.variables.get(OsStr::new(name))?;
+        (!value.is_empty()).then_some(value)
+    }
+
+    /// As [`variable`](Self::variable), if it is UTF-8.
+    pub(crate) fn text(&self, name: &str) -> Option<String> {
+        self.variable(name)?.to_str().map(str::to_owned)
+    }
+
+    /// Names and values of all variables.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+        let variables = self.variables.iter();
+        variables.map(|(name, value)| (name.as_os_str(), value.as_os_str()))
+    }
+
+    /// The home directory: that of the variable `HOME`, or else of the system's database of users.
+    pub(crate) fn home(&self) -> Option<PathBuf> {
+        let home = self.variable("HOME").map(PathBuf::from);
+        home.or_else(env::home_dir)
+    }
+
+    /// The directory in which relative paths begin.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+}
+
+impl fmt::Debug for Environment {
+    /// Omits the values of variables, because some are secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Environment")
+            .field("variables", &self.variables.keys())
+            .field("directory", &self.directory)
+            .finish()
+    }
+}
 
 /// Returns the variable `name`, unless it is unset or empty.
 #[expect(

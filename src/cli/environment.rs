@@ -185,15 +185,6 @@ fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBu
         .collect()
 }
 
-/// Keeps the files of certificates that OpenSSL's variables name, because relative paths end with the current directory.
-pub(crate) fn keep_certificate_paths() {
-    let [file, directories] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(variable);
-    if file.is_some() || directories.is_some() {
-        let directories = directories.as_deref().map(Path::as_os_str);
-        tarfs::source::trust_only(file.as_deref().map(Path::as_os_str), directories);
-    }
-}
-
 pub(crate) fn system_cache_dir() -> PathBuf {
     variable(CACHE_DIR).unwrap_or_else(|| PathBuf::from(SYSTEM_CACHE_DIR))
 }

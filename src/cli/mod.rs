@@ -61,7 +61,6 @@ pub(crate) fn run() -> ExitCode {
     if before_main::is_dumpable() {
         tracing::warn!("cannot disable core files, which may contain secrets");
     }
-    environment::keep_certificate_paths();
     inherited_fds::raise_open_file_limit();
     if let Verb::Ls(_) | Verb::Find(_) | Verb::Du(_) | Verb::Diff(_) = verb {
         malloc::keep_freed_memory();

@@ -9,8 +9,8 @@ use crate::archive::Volume;
 use crate::base::sync::Mutex;
 use crate::locate::Error;
 
-/// What two mounts must have in common to share a tree: its location, what changes the tree, and by whose rights it
-/// was opened. It is a digest of these, because some are secret.
+/// Key of a tree. Two mounts of one key share it: their location, their options that change the tree, and the rights by
+/// which they open it are equal. The key is a digest of these, because some are secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct VolumeKey(pub [u8; 32]);
 

@@ -51,7 +51,7 @@ pub use location::{Location, canonical_name, canonical_os_name, is_url, location
 pub use mirrors::{UnopenedMirror, in_order, open as open_mirrors};
 pub use network::{
     Certificates, CertificatesError, ClientCertificate, ClientCertificateError, Content,
-    RawResponse, Transport, trust_only,
+    RawResponse, Transport,
 };
 pub use open::{canonical_location, local_path, open, own_name};
 pub(crate) use open::{lacks_scheme, open_beside};

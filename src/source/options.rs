@@ -9,6 +9,7 @@ use url::Url;
 
 use super::location::may_identify;
 use super::{Certificates, Fingerprint, Identity, Retry, Via};
+use crate::base::environment::Environment;
 use crate::base::stats::Stats;
 
 /// Default timeout of a read without bytes. A server restart and a short network failure end sooner.
@@ -70,6 +71,8 @@ pub const DEFAULT_HOSTS_DIR: &str = "/etc/containerd/certs.d";
 /// Options to open a source.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Environment of the user, for proxies, trusted certificates, and credentials of clouds and registries.
+    pub environment: Arc<Environment>,
     /// Identity of the user for the origin of the URL, and for no other.
     pub identity: Arc<Identity>,
     /// Whether redirects from HTTPS to HTTP are followed.
@@ -134,6 +137,7 @@ impl Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            environment: Arc::new(Environment::current()),
             identity: Arc::default(),
             is_public_only: false,
             allow_insecure_redirects: false,

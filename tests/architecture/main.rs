@@ -103,6 +103,10 @@ const LAYERS: &[Layer] = &[
         ],
     },
     Layer {
+        name: "serve",
+        imports: &["base", "archive", "locate"],
+    },
+    Layer {
         name: "python",
         imports: &[
             "base",
@@ -132,6 +136,7 @@ const LAYERS: &[Layer] = &[
             "change",
             "materialize",
             "locate",
+            "serve",
         ],
     },
 ];

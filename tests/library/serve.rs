@@ -1,12 +1,14 @@
-//! What the mounts of one process share.
+//! Trees that the mounts of one process share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
 use tarfs::archive::Volume;
+use tarfs::internal::environment::Environment;
 use tarfs::locate::Error;
 use tarfs::serve::{VolumeKey, VolumeTable};
+use tarfs::source;
 
 use crate::support::archive_env::{PATH, TestEnv};
 use crate::support::http::Resource;
@@ -110,4 +112,29 @@ fn archive_whose_scan_failed_is_opened_again() {
     assert!(!Arc::ptr_eq(&first, &second));
     let third = table.open(KEY, || Err(Error::Empty)).expect("shared");
     assert!(Arc::ptr_eq(&second, &third));
+}
+
+// Promises: store-endpoint
+#[test]
+fn users_of_one_process_have_their_own_endpoints() {
+    let location = |variables: &[(&str, &str)]| {
+        let variables = variables.iter();
+        let variables = variables.map(|&(name, value)| (name.into(), value.into()));
+        let options = source::Options {
+            environment: Arc::new(Environment::new(variables, "/".into())),
+            ..source::Options::default()
+        };
+        source::canonical_location("s3://bucket/a.tar", &options).expect("an object")
+    };
+    let endpoint = |url| location(&[("AWS_ENDPOINT_URL", url)]);
+    assert_ne!(
+        endpoint("http://one.example"),
+        endpoint("http://two.example")
+    );
+    assert_ne!(endpoint("http://one.example"), location(&[]));
+    let ignored = [
+        ("AWS_ENDPOINT_URL", "http://one.example"),
+        ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true"),
+    ];
+    assert_eq!(location(&ignored), location(&[]));
 }

@@ -14,9 +14,10 @@ use serde::Deserialize;
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
-use super::context::{ProviderContext, variable};
+use super::context::ProviderContext;
 use super::object::{Endpoint, Object, url_below};
 use super::sign::SignedRequests;
+use crate::base::environment::Environment;
 use crate::source::Cause;
 use crate::source::client::authorizer::Authorizer;
 
@@ -38,8 +39,12 @@ const ACCOUNT: &str = "AZURE_STORAGE_ACCOUNT";
 const FILE_SUFFIX: &str = "_FILE";
 
 /// The endpoint of `object` in the variables of the Azure CLI.
-pub(super) fn configured_endpoint(object: &Object<'_>) -> Option<String> {
+pub(super) fn configured_endpoint(
+    object: &Object<'_>,
+    environment: &Environment,
+) -> Option<String> {
     let account = object.account?;
+    let variable = |name: &str| environment.text(name);
     let connected = variable(CONNECTION_STRING).and_then(|text| {
         let suffixed = |suffix| format!("https://{account}.blob.{suffix}");
         let endpoint = setting(&text, account, "BlobEndpoint").map(str::to_owned);

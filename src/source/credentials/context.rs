@@ -1,6 +1,7 @@
 //! Files, commands, environment and HTTP for the crates that find credentials.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -9,14 +10,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
-use reqsign_core::{CommandExecute, CommandOutput, Context, Env, Error, FileRead, HttpSend, OsEnv};
+use reqsign_core::{CommandExecute, CommandOutput, Context, Env, Error, FileRead, HttpSend};
 use reqwest::header::CONTENT_LENGTH;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use url::Url;
 
 use crate::base::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
 use crate::base::descriptor_limit::is_descriptor_limit;
-use crate::base::foreign_command::foreign_command;
+use crate::base::environment::Environment;
+use crate::base::foreign_command::user_command;
 use crate::base::sync::Mutex;
 use crate::source::client::response::ResponseHead;
 use crate::source::client::{ServerError, unix_time};
@@ -72,11 +74,12 @@ impl ProviderContext {
             others,
             exchange: exchange.clone(),
         };
-        let commands = Commands::here(exchange.clone());
+        let environment = &options.environment;
+        let commands = Commands::new(environment, exchange.clone());
         let context = Context::new()
             .with_file_read(commands.clone())
             .with_command_execute(commands.clone())
-            .with_env(Environment)
+            .with_env(Variables(Arc::clone(environment)))
             .with_http_send(requests);
         Self {
             context,
@@ -97,7 +100,7 @@ impl From<Context> for ProviderContext {
         let exchange = LastExchange::default();
         Self {
             context,
-            commands: Commands::here(exchange.clone()),
+            commands: Commands::new(&Arc::default(), exchange.clone()),
             exchange,
         }
     }
@@ -158,31 +161,25 @@ impl LastExchange {
     }
 }
 
-/// Returns the variable `name` of the environment unless it is empty.
-pub(super) fn variable(name: &str) -> Option<String> {
-    Environment.var(name)
-}
-
-/// The environment without empty variables.
+/// The variables and the home directory of an environment.
 #[derive(Debug)]
-struct Environment;
+pub(super) struct Variables(pub(super) Arc<Environment>);
 
-impl Env for Environment {
+impl Env for Variables {
     fn var(&self, name: &str) -> Option<String> {
-        OsEnv.var(name).filter(|value| !value.is_empty())
+        self.0.text(name)
     }
 
     fn vars(&self) -> HashMap<String, String> {
-        // `std::env::vars` panics if another program set one that is not UTF-8.
-        let utf8 = std::env::vars_os().filter_map(|(name, value)| {
-            let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
-            (!value.is_empty()).then_some((name, value))
-        });
-        utf8.collect()
+        let text = |text: &OsStr| text.to_str().map(str::to_owned);
+        let utf8 = self.0.variables();
+        utf8.filter(|(_, value)| !value.is_empty())
+            .filter_map(|(name, value)| Some((text(name)?, text(value)?)))
+            .collect()
     }
 
     fn home_dir(&self) -> Option<PathBuf> {
-        OsEnv.home_dir()
+        self.0.home()
     }
 }
 
@@ -206,10 +203,10 @@ pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     read_at_most(std::fs::File::open(path)?, MAX_SETTINGS_BYTES)
 }
 
-/// Runs commands and reads files in this directory. A mount changes its own.
+/// Runs commands in the environment of the user, and reads files relative to its directory. A mount changes its own.
 #[derive(Clone, Debug)]
 pub(super) struct Commands {
-    directory: PathBuf,
+    environment: Arc<Environment>,
     exchange: LastExchange,
 }
 
@@ -227,18 +224,16 @@ impl CommandExecute for Commands {
 }
 
 impl Commands {
-    /// Runs commands in the current directory, also after it changes.
-    fn here(exchange: LastExchange) -> Self {
-        let directory = std::env::current_dir().unwrap_or_default();
+    fn new(environment: &Arc<Environment>, exchange: LastExchange) -> Self {
         Self {
-            directory,
+            environment: Arc::clone(environment),
             exchange,
         }
     }
 
     /// As [`read_optional`], from this directory.
     pub(super) async fn read_optional(&self, path: &str) -> io::Result<Option<Vec<u8>>> {
-        let read = read_optional(self.directory.join(path)).await;
+        let read = read_optional(self.environment.directory().join(path)).await;
         read.inspect_err(|error| self.exchange.note_limit(path, error))
     }
 
@@ -251,9 +246,9 @@ impl Commands {
     ) -> Result<CommandOutput, Error> {
         let failed = |error: io::Error| Error::unexpected(format!("{program}: {error}"));
         self.exchange.succeed();
-        let mut child = tokio::process::Command::from(foreign_command(program))
+        let mut child = tokio::process::Command::from(user_command(program, &self.environment))
             .args(args)
-            .current_dir(&self.directory)
+            .current_dir(self.environment.directory())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -10,9 +10,10 @@ use reqsign_google::{
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
-use super::context::{ProviderContext, variable};
+use super::context::ProviderContext;
 use super::object::{Endpoint, Object, url_below};
 use super::sign::SignedRequests;
+use crate::base::environment::Environment;
 use crate::source::Cause;
 use crate::source::client::authorizer::Authorizer;
 
@@ -23,8 +24,8 @@ const ENDPOINT: &str = "https://storage.googleapis.com";
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_only";
 
 /// The endpoint in the variable of Google's libraries, which may have no scheme.
-pub(super) fn configured_endpoint() -> Option<String> {
-    let emulator = variable("STORAGE_EMULATOR_HOST")?;
+pub(super) fn configured_endpoint(environment: &Environment) -> Option<String> {
+    let emulator = environment.text("STORAGE_EMULATOR_HOST")?;
     let scheme = if emulator.contains("://") {
         ""
     } else {

@@ -63,7 +63,8 @@ async fn target(
 ) -> Result<(Target, Options), Cause> {
     let mut options = options.clone();
     if object.store == Store::S3 {
-        options.certificates = profile::configured_certificates(&options.certificates).await?;
+        options.certificates =
+            profile::configured_certificates(&options.certificates, &options.environment).await?;
     }
     let endpoint = endpoint(object, &options);
     let context = ProviderContext::new(&options);
@@ -96,8 +97,8 @@ pub(super) fn object_location(spec: &str, options: &Options) -> Option<Location>
 
 fn endpoint(object: &Object<'_>, options: &Options) -> Endpoint {
     Endpoint::new(options.endpoint_url.as_ref(), || match object.store {
-        Store::S3 => profile::configured_endpoint(),
-        Store::Google => google::configured_endpoint(),
-        Store::Azure => azure::configured_endpoint(object),
+        Store::S3 => profile::configured_endpoint(&options.environment),
+        Store::Google => google::configured_endpoint(&options.environment),
+        Store::Azure => azure::configured_endpoint(object, &options.environment),
     })
 }

@@ -1,5 +1,7 @@
 //! Profiles of the AWS CLI. reqsign reads most kinds of credentials, and this file chooses one.
 
+use std::sync::Arc;
+
 use reqsign_aws_v4::{
     AssumeRoleCredentialProvider, AssumeRoleWithWebIdentityCredentialProvider, Credential,
     ECSCredentialProvider, EnvCredentialProvider, IMDSv2CredentialProvider, RequestSigner,
@@ -9,7 +11,8 @@ use reqsign_core::{Context, Error, ErrorKind, ProvideCredential, ProvideCredenti
 use serde::Deserialize;
 
 use super::aws_config::{Sections, Settings, split_words};
-use super::context::{read_file, read_optional, variable};
+use super::context::{Variables, read_file, read_optional};
+use crate::base::environment::Environment;
 use crate::source::{Cause, Certificates};
 
 /// Files with profiles: their variable, and their default.
@@ -109,15 +112,16 @@ impl Files {
 }
 
 /// The endpoint of S3 in the environment, or in the configuration of its profile.
-pub(super) fn configured_endpoint() -> Option<String> {
+pub(super) fn configured_endpoint(environment: &Arc<Environment>) -> Option<String> {
     let is_true = |text: String| text.eq_ignore_ascii_case("true");
+    let variable = |name: &str| environment.text(name);
     if variable("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS").is_some_and(is_true) {
         return None;
     }
     variable("AWS_ENDPOINT_URL_S3")
         .or_else(|| variable("AWS_ENDPOINT_URL"))
         .or_else(|| {
-            let (files, profile) = local_profile()?;
+            let (files, profile) = local_profile(environment)?;
             let is_ignored = profile.get("ignore_configured_endpoint_urls");
             files
                 .endpoint(&profile)
@@ -126,14 +130,17 @@ pub(super) fn configured_endpoint() -> Option<String> {
 }
 
 /// `trusted`, and the certificates that `AWS_CA_BUNDLE` names, or the setting `ca_bundle` of the profile.
-pub(super) async fn configured_certificates(trusted: &Certificates) -> Result<Certificates, Cause> {
-    let path = variable("AWS_CA_BUNDLE").or_else(|| local_profile()?.1.get("ca_bundle"));
-    let Some(path) = path else {
+pub(super) async fn configured_certificates(
+    trusted: &Certificates,
+    environment: &Arc<Environment>,
+) -> Result<Certificates, Cause> {
+    let of_profile = || local_profile(environment)?.1.get("ca_bundle");
+    let Some(path) = environment.text("AWS_CA_BUNDLE").or_else(of_profile) else {
         return Ok(trusted.clone());
     };
     let failed =
         |detail: String| Cause::Malformed(format!("the CA bundle of AWS {path}: {detail}"));
-    let read = read_optional(&path)
+    let read = read_optional(environment.directory().join(&path))
         .await
         .map_err(|error| failed(error.to_string()))?;
     let pem = read.ok_or_else(|| failed("not found".to_owned()))?;
@@ -141,22 +148,20 @@ pub(super) async fn configured_certificates(trusted: &Certificates) -> Result<Ce
     trusted.map_err(|error| failed(error.to_string()))
 }
 
-/// The profile of the environment, read without a [`Context`].
-fn local_profile() -> Option<(Files, Profile)> {
+/// The profile of the environment, read at once.
+fn local_profile(environment: &Arc<Environment>) -> Option<(Files, Profile)> {
+    let context = Context::new().with_env(Variables(Arc::clone(environment)));
     let load = |(name, default): (&str, &str)| {
-        let path = variable(name).unwrap_or_else(|| default.to_owned());
-        let path = Context::new()
-            .with_env(reqsign_core::OsEnv)
-            .expand_home_dir(&path)?;
-        let bytes = read_file(path.as_ref()).ok()?;
+        let path = environment.text(name).unwrap_or_else(|| default.to_owned());
+        let path = context.expand_home_dir(&path)?;
+        let bytes = read_file(&environment.directory().join(path)).ok()?;
         Some(Sections::parse(&String::from_utf8_lossy(&bytes)))
     };
     let files = Files {
         config: load(CONFIG).unwrap_or_default(),
         credentials: load(CREDENTIALS).unwrap_or_default(),
     };
-    let name = selected(variable).unwrap_or_else(|| "default".to_owned());
-    let profile = files.profile(&name)?;
+    let profile = files.profile(&name(&context))?;
     Some((files, profile))
 }
 

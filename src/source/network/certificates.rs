@@ -1,10 +1,9 @@
 //! Certificates trusted for TLS, and reasons to reject one.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
@@ -17,9 +16,10 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, OtherError, RootCertStore,
     SignatureScheme,
 };
-use rustls_native_certs::{CertificateResult, load_certs_from_paths};
+use rustls_native_certs::{CertificateResult, load_certs_from_paths, load_native_certs};
 
 use crate::base::descriptor_limit::is_descriptor_limit;
+use crate::base::environment::Environment;
 use crate::base::sync::Mutex;
 use crate::base::time::Civil;
 use crate::source::{Cause, Obstacle};
@@ -94,17 +94,19 @@ pub(super) fn parse_certificates(
     Ok(certificates)
 }
 
-/// TLS with `more` and the system's (or `SSL_CERT_FILE`'s) certificates. Without any, it trusts no server.
+/// TLS with `more` and the `system` certificates. Without any, it trusts no server.
 ///
 /// A server that asks for a certificate gets that of `client`.
 pub(super) fn client_config(
     more: &Certificates,
+    system: SystemCertificates,
     client: Option<Arc<SingleCertAndKey>>,
 ) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = Verifier {
         provider: Arc::clone(&provider),
         more: more.clone(),
+        system,
         trust: Mutex::default(),
     };
     let builder = ClientConfig::builder_with_provider(provider)
@@ -127,33 +129,22 @@ struct Trust {
     hashes: HashSet<blake3::Hash>,
 }
 
-/// Files of trusted certificates in place of the system's.
-#[derive(Debug)]
-struct NamedFiles {
+/// The system's trusted certificates, or those of the files that an environment names in their place.
+#[derive(Debug, Default)]
+pub(super) struct SystemCertificates {
     file: Option<PathBuf>,
     directories: Vec<PathBuf>,
 }
 
-static NAMED_FILES: OnceLock<NamedFiles> = OnceLock::new();
-
-/// Trusts the certificates in `file` and in the files of `directories`, which `:` separates, in place of the system's.
-///
-/// Relative paths begin in the directory that is current now. That holds for all sources of this process, and only the
-/// first call has an effect. Without one, the system's are those that the variables of OpenSSL name, if there are any.
-pub fn trust_only(file: Option<&OsStr>, directories: Option<&OsStr>) {
-    let named = NamedFiles::new(file, directories);
-    if named.file.is_some() || !named.directories.is_empty() {
-        NAMED_FILES.set(named).ok();
-    }
-}
-
-impl NamedFiles {
-    fn new(file: Option<&OsStr>, directories: Option<&OsStr>) -> Self {
-        // An empty path stays as it is, and is not found.
-        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
-        let directories = std::env::split_paths(directories.unwrap_or_default());
+impl SystemCertificates {
+    /// Those of the variables `SSL_CERT_FILE` and `SSL_CERT_DIR`, where `:` separates directories, if one is set.
+    pub(super) fn of(environment: &Environment) -> Self {
+        let absolute = |path: PathBuf| environment.directory().join(path);
+        let file = environment.variable("SSL_CERT_FILE").map(PathBuf::from);
+        let directories = environment.variable("SSL_CERT_DIR").unwrap_or_default();
+        let directories = std::env::split_paths(directories);
         Self {
-            file: file.map(|file| absolute(file.into())),
+            file: file.map(absolute),
             directories: directories
                 .filter(|path| !path.as_os_str().is_empty())
                 .map(absolute)
@@ -162,6 +153,9 @@ impl NamedFiles {
     }
 
     fn load(&self) -> CertificateResult {
+        if self.file.is_none() && self.directories.is_empty() {
+            return load_native_certs();
+        }
         let mut loaded = load_certs_from_paths(self.file.as_deref(), None);
         for directory in &self.directories {
             let more = load_certs_from_paths(None, Some(directory));
@@ -205,6 +199,7 @@ impl Trust {
 struct Verifier {
     provider: Arc<CryptoProvider>,
     more: Certificates,
+    system: SystemCertificates,
     /// `None` before the first load that found certificates.
     trust: Mutex<Option<Arc<Trust>>>,
 }
@@ -216,10 +211,7 @@ impl Verifier {
             return Ok(Arc::clone(trust));
         }
         let provider = Arc::clone(&self.provider);
-        let system = NAMED_FILES
-            .get()
-            .map_or_else(rustls_native_certs::load_native_certs, NamedFiles::load);
-        let trust = Arc::new(Trust::new(&self.more, &system, provider)?);
+        let trust = Arc::new(Trust::new(&self.more, &self.system.load(), provider)?);
         if trust.webpki.is_some() {
             *kept = Some(Arc::clone(&trust));
         }
@@ -420,10 +412,11 @@ mod tests {
     // Promises: tls-trust
     #[test]
     fn relative_paths_of_certificates_stay_in_the_first_directory() {
-        let here = std::env::current_dir().expect("a directory");
-        let named = NamedFiles::new(Some("a.pem".as_ref()), Some("b::/c".as_ref()));
-        assert_eq!(named.file, Some(here.join("a.pem")));
-        assert_eq!(named.directories, [here.join("b"), "/c".into()]);
+        let variables = [("SSL_CERT_FILE", "a.pem"), ("SSL_CERT_DIR", "b::/c")];
+        let variables = variables.map(|(name, value)| (name.into(), value.into()));
+        let named = SystemCertificates::of(&Environment::new(variables, "/d".into()));
+        assert_eq!(named.file, Some("/d/a.pem".into()));
+        assert_eq!(named.directories, ["/d/b", "/c"].map(PathBuf::from));
     }
 
     // Promises: tls-trust

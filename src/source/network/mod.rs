@@ -3,6 +3,7 @@
 mod certificates;
 mod client_certificate;
 mod connect_time;
+mod proxies;
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -16,23 +17,23 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
-use http::uri::{Authority, Uri};
 use http_body::Frame;
-use hyper_util::client::proxy::matcher::Matcher;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
 use reqwest::{Body, Method, Response, StatusCode};
 use url::Url;
 
+use self::certificates::SystemCertificates;
 use self::connect_time::ConnectTimer;
+use self::proxies::Proxies;
 use crate::base::descriptor_limit::{check_descriptor_limit, is_descriptor_limit};
 use crate::base::sync::Mutex;
 use crate::source::location::is_own_address;
 use crate::source::location::may_identify;
 use crate::source::{Cause, Obstacle, Options};
 
-pub use self::certificates::{Certificates, CertificatesError, trust_only};
+pub use self::certificates::{Certificates, CertificatesError};
 pub use self::client_certificate::{ClientCertificate, ClientCertificateError};
 
 /// Maximum number of header lines of a response. The parser reserves memory for them.
@@ -121,52 +122,53 @@ pub(crate) struct NetworkTransport {
     /// A client with the user's certificate, and the URL whose origin may see it.
     identified: Option<(Url, reqwest::Client)>,
     connect_timer: ConnectTimer,
-    /// The proxies of the environment, to name them in errors.
-    proxies: Option<Arc<Matcher>>,
+    /// The proxies, to name them in errors.
+    proxies: Option<Arc<Proxies>>,
 }
 
 impl NetworkTransport {
     /// Connections with `options`. Only the origin of `url` gets their client certificate.
     pub(crate) fn new(url: &Url, options: &Options) -> Result<Self, Cause> {
         let connect_timer = ConnectTimer::default();
-        let build = |certificate| build_client(options, certificate, connect_timer.clone(), false);
+        let proxies = Proxies::of(&options.environment);
+        let build = |certificate| {
+            build_client(
+                options,
+                certificate,
+                connect_timer.clone(),
+                proxies.as_ref(),
+            )
+        };
         let certificate = options.identity.certificate.as_ref();
         let identified = certificate.map(|_| build(certificate)).transpose()?;
         Ok(Self {
             client: build(None)?,
             identified: identified.map(|client| (url.clone(), client)),
             connect_timer,
-            proxies: environment_proxies().map(Arc::new),
+            proxies,
         })
     }
 
     /// Connections to servers of credentials.
     pub(crate) fn for_credentials(options: &Options, is_local: bool) -> Result<Self, Cause> {
         let connect_timer = ConnectTimer::default();
-        let proxies = environment_proxies().filter(|_| !is_local);
+        let proxies = Proxies::of(&options.environment).filter(|_| !is_local);
         Ok(Self {
-            client: build_client(options, None, connect_timer.clone(), is_local)?,
+            client: build_client(options, None, connect_timer.clone(), proxies.as_ref())?,
             identified: None,
             connect_timer,
-            proxies: proxies.map(Arc::new),
+            proxies,
         })
     }
 
     /// The cause of a request to `url` that got no answer.
     fn failure(&self, url: &Url, error: &reqwest::Error) -> Cause {
         let cause = classify_error(error);
-        let proxy = || {
-            self.proxies
-                .as_ref()?
-                .intercept(&url.as_str().parse().ok()?)
-        };
-        match proxy().filter(|_| error.is_connect() && cause.is_outage()) {
+        let proxy = self.proxies.as_ref().and_then(|proxies| proxies.find(url));
+        match proxy.filter(|_| error.is_connect() && cause.is_outage()) {
             Some(proxy) => Cause::Unreachable {
                 obstacle: Obstacle::Proxy,
-                detail: format!(
-                    "{}: {cause}",
-                    proxy.uri().authority().map_or("", Authority::host)
-                ),
+                detail: format!("{}: {cause}", proxy.host_str().unwrap_or_default()),
             },
             None => cause,
         }
@@ -240,7 +242,7 @@ fn build_client(
     options: &Options,
     certificate: Option<&ClientCertificate>,
     connect_timer: ConnectTimer,
-    bypasses_proxies: bool,
+    proxies: Option<&Arc<Proxies>>,
 ) -> Result<reqwest::Client, Cause> {
     // An error means that the process already has a provider, which works too.
     drop(rustls::crypto::ring::default_provider().install_default());
@@ -249,7 +251,8 @@ fn build_client(
         detail: root_cause(error).to_string(),
     };
     let client = certificate.map(ClientCertificate::resolver);
-    let tls = certificates::client_config(&options.certificates, client);
+    let system = SystemCertificates::of(&options.environment);
+    let tls = certificates::client_config(&options.certificates, system, client);
     let tls = tls.map_err(|error| unusable(&error))?;
     // HTTP/1.1 moves more bytes per CPU second than HTTP/2. Bodies are not decoded. `Client` follows redirects
     // itself, because it knows to which origin the headers belong.
@@ -265,11 +268,13 @@ fn build_client(
         .connect_timeout(options.connect_timeout.min(options.timeout / 2))
         .pool_max_idle_per_host(options.connections)
         .tls_backend_preconfigured(tls)
-        .connector_layer(connect_timer);
-    let client = if bypasses_proxies || environment_proxies().is_none() {
-        client.no_proxy()
-    } else {
-        client
+        .connector_layer(connect_timer)
+        .no_proxy();
+    let client = match proxies.map(Arc::clone) {
+        Some(proxies) => client.proxy(reqwest::Proxy::custom(move |url| {
+            proxies.find(url).cloned()
+        })),
+        None => client,
     };
     let client = if options.is_public_only {
         client.dns_resolver(PublicResolver::new(options))
@@ -289,15 +294,12 @@ struct PublicResolver {
 
 impl PublicResolver {
     fn new(options: &Options) -> Arc<Self> {
-        let proxies = environment_proxies();
-        let schemes = ANY_NAMES.iter().filter_map(|name| {
-            let proxy = proxies.as_ref()?.intercept(&Uri::from_static(name))?;
-            Some(proxy.uri().host()?.to_owned())
-        });
-        let via = options.via.iter();
-        let via = via.filter_map(|via| Some(via.prefix.host_str()?.to_owned()));
+        let proxies = Proxies::of(&options.environment);
+        let proxies = proxies.iter().flat_map(|proxies| proxies.urls());
+        let via = options.via.iter().map(|via| &via.prefix);
+        let hosts = proxies.chain(via).filter_map(Url::host_str);
         Arc::new(Self {
-            chosen: schemes.chain(via).collect(),
+            chosen: hosts.map(str::to_owned).collect(),
         })
     }
 }
@@ -316,18 +318,6 @@ impl Resolve for PublicResolver {
             Ok(Box::new(usable.into_iter()) as Addrs)
         })
     }
-}
-
-/// URLs for which a proxy is used if there is one for their schemes.
-const ANY_NAMES: [&str; 2] = ["http://name.invalid", "https://name.invalid"];
-
-/// The proxies of the environment; `None` without any, or if `no_proxy` is `*`. For curl that is every host, and the
-/// crate takes it for every name.
-fn environment_proxies() -> Option<Matcher> {
-    let proxies = Matcher::from_env();
-    let mut names = ANY_NAMES.iter();
-    let is_used = names.any(|name| proxies.intercept(&Uri::from_static(name)).is_some());
-    is_used.then_some(proxies)
 }
 
 /// Classifies a failed request. The result omits the URL, which may contain secrets.
