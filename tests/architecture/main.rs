@@ -136,7 +136,6 @@ const LAYERS: &[Layer] = &[
             "change",
             "materialize",
             "locate",
-            "serve",
         ],
     },
 ];

@@ -26,7 +26,7 @@ use tarfs::archive::{
     Archive, BuiltIndex, Callback, IndexGuard, IsWanted, MemoryUse, ReadError, ReadReply, Volume,
     WaitFor,
 };
-use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem, UnmountError};
+use tarfs::fuse::{Force, Mount, MountOptions, NewMount, Subtree, TarFilesystem, UnmountError};
 use tarfs::index::{Builder, Index, Ino, LazyIndex, Options, Origin};
 use tarfs::internal::thread::Thread;
 use tarfs::materialize::{Materializer, Options as MaterializeOptions, XattrFilter};
@@ -183,15 +183,9 @@ impl Mounted {
             .with_xattrs(XattrFilter::everything());
         let (sender, ended) = mpsc::channel();
         let on_end = move || drop(sender);
-        let mount = Mount::start(
-            tree,
-            "sample.tar",
-            directory.path(),
-            &taken,
-            |_, _| {},
-            on_end,
-        )
-        .expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
+        let mount = NewMount::on(directory.path(), "sample.tar", &taken)
+            .expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
+        let mount = Mount::serve(tree, mount, on_end).expect("served");
         Self {
             mount: Some(mount),
             stats,
@@ -680,21 +674,31 @@ fn mount_on_top_is_not_mistaken_for_ours() {
     let options = MountOptions::default();
     let content = Arc::new(one_file().content(ReplyTiming::AtOnce));
     let tree = TarFilesystem::new(content, Subtree::WHOLE, &options, Arc::default());
-    let upper = Mount::start(
-        tree,
-        "upper",
-        lower.directory.path(),
-        &options,
-        |_, _| {},
-        || {},
-    );
-    let upper = upper.expect("stacked");
+    let upper = NewMount::on(lower.directory.path(), "upper", &options).expect("stacked");
+    let upper = Mount::serve(tree, upper, || {}).expect("served");
     assert!(matches!(
         lower.mount().unmount(Force::No),
         Err(UnmountError::NotMounted(_))
     ));
     drop(upper);
     assert!(lower.path("file").exists());
+}
+
+#[test]
+fn users_of_a_new_mount_wait_until_it_is_served() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = MountOptions::default();
+    let mount = NewMount::on(directory.path(), "sample", &options);
+    let mount = mount.expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
+    let device = mount.device.try_clone().expect("a descriptor");
+    let given = NewMount { device, ..mount };
+    let file = directory.path().join("file");
+    let user = Thread::spawn("user", move || fs::metadata(file).expect("served").len());
+    let content = Arc::new(one_file().content(ReplyTiming::AtOnce));
+    let tree = TarFilesystem::new(content, Subtree::WHOLE, &options, Arc::default());
+    let served = Mount::serve(tree, given, || {}).expect("served");
+    assert!(user.expect("a thread").join() > 0);
+    drop(served);
 }
 
 #[test]
@@ -710,11 +714,8 @@ fn failed_mount_leaves_nothing_mounted() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let missing = file.path().with_extension("missing");
     for place in [file.path(), &missing] {
-        let options = MountOptions::default();
-        let content = Arc::new(one_file().content(ReplyTiming::AtOnce));
-        let tree = TarFilesystem::new(content, Subtree::WHOLE, &options, Arc::default());
-        let error =
-            Mount::start(tree, "sample", place, &options, |_, _| {}, || {}).expect_err("refused");
+        let refused = NewMount::on(place, "sample", &MountOptions::default());
+        let error = refused.expect_err("refused");
         assert!(error.to_string().contains(&*place.to_string_lossy()));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tarfs::archive::Volume;
 use tarfs::archive::{Archive, PrefetchOptions};
-use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem as Mounted};
+use tarfs::fuse::{Force, Mount, MountOptions, NewMount, Subtree, TarFilesystem as Mounted};
 use tarfs::internal::stats::{Counter, Stats};
 
 use crate::support::archive_env::TestEnv;
@@ -19,8 +19,9 @@ fn mount(archive: &Arc<Archive>, view: Subtree, stats: Arc<Stats>, directory: &P
     let options = MountOptions::default();
     let content = Arc::clone(archive) as Arc<dyn Volume>;
     let mounted = Mounted::new(content, view, &options, stats);
-    Mount::start(mounted, "small.tar", directory, &options, |_, _| {}, || {})
-        .expect("these tests need FUSE: /dev/fuse, and root or fusermount3")
+    let mount = NewMount::on(directory, "small.tar", &options)
+        .expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
+    Mount::serve(mounted, mount, || {}).expect("served")
 }
 
 /// An archive of many small files, mounted from a server.

@@ -3,6 +3,7 @@
 mod error;
 mod mountinfo;
 mod namespace;
+mod new_mount;
 mod options;
 mod overlay;
 mod pinned;
@@ -15,6 +16,7 @@ mod target;
 pub use error::{MountError, UnmountError};
 pub use mountinfo::{CurrentMount, TopMount, canonical_mountpoint, top_mount};
 pub use namespace::{Namespace, OpenNamespace};
+pub use new_mount::NewMount;
 pub use options::{MountOptions, OptionError};
 pub use overlay::{LOWER_DIR_NAME, OverlayKind, SCRATCH_PREFIX, UpperDirs, unmount_dead_overlay};
 pub use pinned::Liveness;

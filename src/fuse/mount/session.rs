@@ -16,11 +16,12 @@ use rustix::fs::{major, makedev, minor};
 use super::error::{MountError, UnmountError};
 use super::mountinfo::{self, TopMount};
 use super::namespace::OpenNamespace;
+use super::new_mount::NewMount;
 use super::options::MountOptions;
 use super::overlay::{self, OverlayKind, UpperDirs};
 use super::pinned::{UnmountMode, proc_fd_path};
 use super::superblock::SuperblockWatch;
-use super::syscalls::{self, NewMount, TARFS_FS_TYPE};
+use super::syscalls::{self, TARFS_FS_TYPE};
 use super::takeover::{self, InheritedSession};
 use super::target::MountTarget;
 use crate::archive::PageCache;
@@ -102,7 +103,7 @@ impl Mount {
     /// Checks, without mounting, whether `mountpoint` can be mounted on.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// As [`NewMount::on`].
     pub fn check(mountpoint: &Path) -> Result<(), MountError> {
         syscalls::open_mountpoint(mountpoint)?;
         syscalls::check_available()
@@ -120,74 +121,28 @@ impl Mount {
         (!is_empty).then(|| "what is in that directory".to_owned())
     }
 
-    /// Mounts `filesystem` on the directory `mountpoint`, and returns when the mount answers. mount(8) lists
-    /// `source` unless `options` name another. Calls `on_mounted` with the target and the FUSE device before
-    /// the first reply. Any last unmount calls `on_end`.
+    /// Serves `filesystem` on `mount`, and returns when the mount answers. Any last unmount calls `on_end`.
     ///
     /// # Errors
-    /// When it cannot be mounted; then nothing is mounted.
-    pub fn start(
+    /// When it cannot be served; then nothing is mounted.
+    pub fn serve(
         filesystem: TarFilesystem,
-        source: &str,
-        mountpoint: &Path,
-        options: &MountOptions,
-        on_mounted: impl FnOnce(&MountTarget, BorrowedFd<'_>),
+        mount: NewMount,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        let mountpoint = syscalls::open_mountpoint(mountpoint)?;
-        let filesystem = filesystem.with_watchdog()?;
-        let source = options.fsname.as_deref().unwrap_or(source);
-        let mount = syscalls::mount(&mountpoint, source, options)?;
-        // Fail if the table cannot be read, because a later cleanup needs it, too.
-        let found = if let Some(root) = &mount.root {
-            mountinfo::find_by_root(root, TARFS_FS_TYPE)?
-        } else {
-            let path = mountpoint.path()?;
-            let device = mountinfo::device_at(&path, TARFS_FS_TYPE)?;
-            device.map(|device| (device, path))
-        };
-        let (device, mountpoint) = found.ok_or(MountError::NotReady)?;
-        let target = MountTarget {
-            mountpoint,
+        let NewMount {
+            target,
             device,
-            overlay: None,
-            namespace: None,
-        };
-        on_mounted(&target, mount.device.as_fd());
-        Self::serve_new(filesystem, &target, mount, on_end)
-    }
-
-    /// As [`start`](Self::start), in another mount namespace.
-    ///
-    /// # Errors
-    /// As [`start`](Self::start).
-    pub fn start_in_namespace(
-        filesystem: TarFilesystem,
-        source: &str,
-        (namespace, mountpoint): (&OpenNamespace, &Path),
-        options: &MountOptions,
-        on_mounted: impl FnOnce(&MountTarget, BorrowedFd<'_>),
-        on_end: impl FnOnce() + Send + 'static,
-    ) -> Result<Self, MountError> {
-        let filesystem = filesystem.with_watchdog()?;
-        let source = options.fsname.as_deref().unwrap_or(source);
-        let (device, root) = syscalls::create_detached(source, options)?;
-        let target = MountTarget {
-            mountpoint: mountpoint.to_owned(),
-            device: syscalls::device_number(&root)?,
-            overlay: None,
-            namespace: Some(namespace.namespace.clone()),
-        };
-        on_mounted(&target, device.as_fd());
-        namespace.attach(root.try_clone()?, mountpoint)?;
-        let root = Some(root);
-        Self::serve_new(filesystem, &target, NewMount { device, root }, on_end)
+            root,
+        } = mount;
+        let session = |filesystem| Session::from_fd(filesystem, device, SESSION_ACL, config());
+        Self::serve_session(filesystem, &target, root, session, on_end)
     }
 
     /// As [`check`](Self::check), for the directory `mountpoint` in `namespace`.
     ///
     /// # Errors
-    /// As [`start_in_namespace`](Self::start_in_namespace).
+    /// As [`NewMount::in_namespace`].
     pub fn check_in_namespace(
         namespace: &OpenNamespace,
         mountpoint: &Path,
@@ -196,7 +151,7 @@ impl Mount {
         syscalls::check_available()
     }
 
-    /// As [`start`](Self::start), on a mount whose process has died. `filesystem` must show the same tree.
+    /// As [`serve`](Self::serve), on a mount whose process has died. `filesystem` must show the same tree.
     ///
     /// # Errors
     /// When the takeover fails; then nothing is mounted any more.
@@ -208,28 +163,16 @@ impl Mount {
         if !is_still_mounted(&inherited.target, inherited.descriptor.as_fd(), None) {
             return Err(MountError::NotReady);
         }
-        let filesystem = filesystem.with_watchdog()?;
         let session =
             |filesystem| takeover::take_over_session(filesystem, inherited, SESSION_ACL, config());
         let target = MountTarget {
             mountpoint: inherited.target.current_mountpoint(),
             ..inherited.target.clone()
         };
-        Self::serve(filesystem, &target, None, session, on_end)
+        Self::serve_session(filesystem, &target, None, session, on_end)
     }
 
-    fn serve_new(
-        filesystem: TarFilesystem,
-        target: &MountTarget,
-        mount: NewMount,
-        on_end: impl FnOnce() + Send + 'static,
-    ) -> Result<Self, MountError> {
-        let session =
-            |filesystem| Session::from_fd(filesystem, mount.device, SESSION_ACL, config());
-        Self::serve(filesystem, target, mount.root, session, on_end)
-    }
-
-    fn serve(
+    fn serve_session(
         filesystem: TarFilesystem,
         target: &MountTarget,
         root: Option<OwnedFd>,
@@ -238,7 +181,10 @@ impl Mount {
     ) -> Result<Self, MountError> {
         let kernel_cache = Arc::clone(&filesystem.state.kernel_cache);
         let volume = Arc::clone(&filesystem.volume);
-        let started = Self::start_session(filesystem, target.clone(), session, on_end);
+        let filesystem = filesystem.with_watchdog().map_err(MountError::from);
+        let started = filesystem.and_then(|filesystem| {
+            Self::start_session(filesystem, target.clone(), session, on_end)
+        });
         let mut mount = started.inspect_err(|_| {
             kernel_cache.detach();
             unmount_or_force(target);

@@ -115,8 +115,10 @@ fn device_open_error(error: io::Error) -> MountError {
     }
 }
 
+/// A mount that was just made.
 #[derive(Debug)]
-pub(super) struct NewMount {
+pub(super) struct Connection {
+    /// The FUSE device.
     pub(super) device: OwnedFd,
     /// The mount's root, which keeps the mount in use. `None` if mount(2) or the helper mounted it.
     pub(super) root: Option<OwnedFd>,
@@ -168,26 +170,26 @@ fn mount_by_fsmount(
     mountpoint: &Mountpoint,
     source: &str,
     options: &MountOptions,
-) -> Result<NewMount, MountError> {
+) -> Result<Connection, MountError> {
     let (device, root) = create_detached(source, options)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(&root, "", &mountpoint.0, "", flags)?;
     let root = Some(root);
-    Ok(NewMount { device, root })
+    Ok(Connection { device, root })
 }
 
 pub(super) fn mount(
     mountpoint: &Mountpoint,
     source: &str,
     options: &MountOptions,
-) -> Result<NewMount, MountError> {
+) -> Result<Connection, MountError> {
     // mount(2) may work where the new calls are missing or forbidden, and its error is the better one.
     match mount_by_fsmount(mountpoint, source, options) {
         Ok(mount) => return Ok(mount),
         Err(error) => tracing::debug!(error = format!("{error:?}"), "falls back to mount(2)"),
     }
     let device = mount_by_path(mountpoint, source, options)?;
-    Ok(NewMount { device, root: None })
+    Ok(Connection { device, root: None })
 }
 
 fn mount_by_path(

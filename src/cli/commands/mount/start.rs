@@ -1,6 +1,6 @@
 //! The mount itself, its overlay and its supervisor.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::cli::daemon::supervisor::{SupervisorLink, TakeoverState};
 use crate::cli::environment::{self, Role};
 use tarfs::archive::directory::ArchiveDirectory;
 use tarfs::fuse::{
-    InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, Subtree, TarFilesystem,
+    InheritedSession, Mount, MountOptions, NewMount, OpenNamespace, Subtree, TarFilesystem,
     supports_takeover,
 };
 
@@ -107,23 +107,23 @@ fn start_mount(
     supervisor: Option<&SupervisorLink>,
     ended: impl FnOnce() + Send + 'static,
 ) -> anyhow::Result<Mount> {
-    let mounted = |target: &MountTarget, device: BorrowedFd<'_>| {
+    let serve = |mount: NewMount| {
         if let Some(supervisor) = supervisor {
-            supervisor.report_mounted(target, device);
+            supervisor.report_mounted(&mount.target, mount.device.as_fd());
         }
+        Mount::serve(tree, mount, ended)
     };
     let (at, source) = (&args.mountpoint, &opened.name);
     if let Some(namespace) = namespace {
         let at = (namespace, at.as_path());
-        let mount = Mount::start_in_namespace(tree, source, at, options, mounted, ended)?;
-        return Ok(mount);
+        return Ok(serve(NewMount::in_namespace(at, source, options)?)?);
     }
     let Some((writable, overlay_options)) = writable else {
-        return Ok(Mount::start(tree, source, at, options, mounted, ended)?);
+        return Ok(serve(NewMount::on(at, source, options)?)?);
     };
     overlay_dirs::ensure_restart_possible(args, opened.is_strong)?;
     let lower = writable.create_lower_dir(supervisor)?;
-    let mut mount = Mount::start(tree, source, &lower, options, mounted, ended)?;
+    let mut mount = serve(NewMount::on(&lower, source, options)?)?;
     overlay_dirs::ensure_restart_possible(args, supports_takeover(mount.capabilities))?;
     writable.mount_overlay(&mut mount, source, at, overlay_options, supervisor)?;
     Ok(mount)
