@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::index_source::published_index::PublishedIndex;
 use super::open::resources::SharedResources;
 use super::scan;
@@ -58,7 +60,7 @@ impl OpenOptions {
 }
 
 /// Disk caching of spans that are expensive to fetch or decode again.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub enum DiskCacheMode {
     /// Caches nothing, because the caller wants only the tree.
     #[default]

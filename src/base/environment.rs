@@ -1,10 +1,11 @@
 //! Environment variables with settings of the user, for the program and the Python module alike.
 
-use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use super::size::Size;
 
@@ -22,9 +23,10 @@ pub const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
 
 /// Environment of a user's process, as it was at one moment. A process that serves several users' commands acts for each
 /// in its own.
-#[derive(Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Environment {
-    variables: BTreeMap<OsString, OsString>,
+    /// Names and values, in the order of the names.
+    variables: Vec<(OsString, OsString)>,
     directory: PathBuf,
 }
 
@@ -39,15 +41,18 @@ impl Environment {
         variables: impl IntoIterator<Item = (OsString, OsString)>,
         directory: PathBuf,
     ) -> Self {
+        let mut variables: Vec<_> = variables.into_iter().collect();
+        variables.sort_unstable();
         Self {
-            variables: variables.into_iter().collect(),
+            variables,
             directory,
         }
     }
 
     /// Returns the variable `name`, unless it is unset or empty.
     pub fn variable(&self, name: &str) -> Option<&OsStr> {
-        let value = self.variables.get(OsStr::new(name))?;
+        let mut values = self.variables();
+        let (_, value) = values.find(|(found, _)| *found == name)?;
         (!value.is_empty()).then_some(value)
     }
 
@@ -78,9 +83,8 @@ impl fmt::Debug for Environment {
     /// Omits the values of variables, because some are secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Environment")
-            .field("variables", &self.variables.keys())
             .field("directory", &self.directory)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,20 +17,16 @@ use crate::cli::ui::output::{self, UsageError};
 use crate::cli::ui::progress::{self, ProgressOptions, Work};
 use tarfs::Stats;
 use tarfs::archive::directory::ArchiveDirectory;
-use tarfs::archive::{Archive, DiskCacheMode, TreeOrigin, Volume, scan};
-use tarfs::fetch;
+use tarfs::archive::{Archive, DiskCacheMode, TreeOrigin, Volume};
 use tarfs::image::Image;
-use tarfs::index::MemoryLimit;
 use tarfs::index::store::RowsToLoad;
 use tarfs::internal::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
-use tarfs::internal::environment;
-use tarfs::internal::thread::processors;
-use tarfs::locate::{self, OpenContext, ProgressFn, SourceSpec, TreeSpec};
-use tarfs::source::{
-    self, Certificates, ClientCertificate, ClientCertificateError, Identity, Retry, Revalidation,
-    UserHeaders, Via,
+use tarfs::internal::environment::{self, Environment};
+use tarfs::locate::{
+    self, ArchiveSpec, CacheSpec, OpenContext, OpenSpec, OpenSpecError, ProgressFn, ServerSpec,
+    SourceSpec, TreeSpec, UserSpec,
 };
-use tarfs::tar;
+use tarfs::source::{ClientCertificateError, Revalidation};
 
 /// Starts the threads for the network, and returns the settings with which a verb opens SOURCE. All other work has
 /// threads of its own. Reads the files of headers and certificates.
@@ -40,46 +36,121 @@ pub(crate) fn open_context(
     stats: &Arc<Stats>,
     quiet: bool,
 ) -> anyhow::Result<(Runtime, OpenContext)> {
-    let (network, mut context) = context_without_cache_size(args, cache_dir, stats, quiet)?;
-    let limit_bytes = environment::cache_size().map_err(UsageError)?;
-    context.enclosing_disk_cache = DiskCacheMode::Enabled { limit_bytes };
-    Ok((network, context))
+    let spec = spec_with_cache_size(args, cache_dir)?;
+    start(&spec, args, stats, quiet)
 }
 
-/// The same settings without a limit for the cache, which a flag of the verb sets.
-fn context_without_cache_size(
+/// Starts the threads for the network, and returns the settings that `spec` describes.
+pub(crate) fn start(
+    spec: &OpenSpec,
     args: &SourceArgs,
-    cache_dir: &CacheDirArgs,
     stats: &Arc<Stats>,
     quiet: bool,
 ) -> anyhow::Result<(Runtime, OpenContext)> {
     let network = locate::start_network().context("cannot start the network")?;
-    let mut context = OpenContext::new(network.handle().clone());
-    context.source = source_options(args, stats)?;
-    context.headers_origin = args.origin().to_string_lossy().into_owned();
-    context.archive.scan = scan_options(args);
-    context.archive.cache_dir = cache_dir.directory().ok();
-    context.archive.index_memory = MemoryLimit::new(args.index_memory.0);
-    context.expected_sha256 = args.expect_sha256;
-    context.platform.clone_from(&args.platform);
+    let context = spec.context(network.handle().clone(), stats);
+    let mut context = context.map_err(|error| named_error(args, error))?;
     context.progress = (!quiet).then(|| Arc::new(start_indexing_progress) as ProgressFn);
     Ok((network, context))
 }
 
-fn apply_cache_flags(context: &mut OpenContext, cache: &CacheArgs, least_origin: TreeOrigin) {
-    context.source.revalidation = if cache.offline {
+/// The error with the flag, and the file, that has the unusable setting.
+fn named_error(args: &SourceArgs, error: OpenSpecError) -> anyhow::Error {
+    let server = &args.server;
+    let (flag, file) = match &error {
+        OpenSpecError::Headers(_) => return anyhow::Error::msg(error),
+        OpenSpecError::Via(_) => return UsageError(format!("--via: {error}")).into(),
+        OpenSpecError::Trusted(_) => ("--cacert", &server.cacert),
+        OpenSpecError::Client(ClientCertificateError::Certificate(_)) => ("--cert", &server.cert),
+        OpenSpecError::Client(_) if server.key.is_none() => ("--cert", &server.cert),
+        OpenSpecError::Client(_) => ("--key", &server.key),
+    };
+    let file = file.clone().unwrap_or_default();
+    anyhow::Error::new(error).context(format!("{flag} {}", file.display()))
+}
+
+/// Returns the description of an opening of SOURCE, without caches. Reads the files of certificates.
+fn spec(args: &SourceArgs, cache_dir: &CacheDirArgs) -> anyhow::Result<OpenSpec> {
+    let server = &args.server;
+    let read = |flag, path: &Option<PathBuf>| {
+        let path = path.as_deref();
+        path.map(|path| read_pem(flag, path)).transpose()
+    };
+    let certificate = read("--cert", &server.cert)?;
+    let key = read("--key", &server.key)?.or_else(|| certificate.clone());
+    Ok(OpenSpec {
+        user: UserSpec {
+            environment: Environment::current(),
+            origin: args.origin().to_string_lossy().into_owned(),
+            headers: args.headers.clone(),
+            netrc: environment::netrc(),
+            certificate: certificate.zip(key),
+        },
+        server: ServerSpec {
+            trusted: read("--cacert", &server.cacert)?,
+            allow_insecure_redirects: args.allow_insecure_redirects,
+            endpoint_url: args.endpoint_url.clone(),
+            hosts_dir: args.hosts_dir.clone(),
+            mirror_urls: server.mirror_urls.clone(),
+            via: server.via.clone().map(|via| (via, server.via_credentials)),
+            connections: args.connections,
+            timeout: Duration::from_secs(args.timeout),
+            retries: args.retries,
+            revalidation: Revalidation::default(),
+            chunk_len: args.chunk_size.0,
+            min_speed: args.min_speed.0,
+            min_speed_wait: Duration::from_secs(args.min_speed_wait),
+        },
+        archive: ArchiveSpec {
+            compression: args.compression,
+            platform: args.platform.clone(),
+            expected_sha256: args.expect_sha256,
+            ignore_zeros: args.ignore_zeros,
+            allow_truncated: args.allow_truncated,
+            max_entries: args.max_entries,
+            memory: args.memory.0,
+            index_memory: args.index_memory.0,
+            ..ArchiveSpec::default()
+        },
+        cache: CacheSpec {
+            directory: cache_dir.directory().ok(),
+            ..CacheSpec::default()
+        },
+    })
+}
+
+/// As [`spec`], with the size of the cache that the environment names.
+pub(crate) fn spec_with_cache_size(
+    args: &SourceArgs,
+    cache_dir: &CacheDirArgs,
+) -> anyhow::Result<OpenSpec> {
+    let mut spec = spec(args, cache_dir)?;
+    let limit_bytes = environment::cache_size().map_err(UsageError)?;
+    spec.cache.enclosing_archives = DiskCacheMode::Enabled { limit_bytes };
+    Ok(spec)
+}
+
+/// As [`spec`], with the caches of a verb that accepts trees of the origin `least_origin`.
+fn cached_spec(
+    args: &SourceArgs,
+    cache: &CacheArgs,
+    least_origin: TreeOrigin,
+) -> anyhow::Result<OpenSpec> {
+    let mut spec = spec(args, &cache.saved.cache_dir)?;
+    spec.server.revalidation = if cache.offline {
         Revalidation::Never
     } else {
         Revalidation::UnlessUnreachable
     };
-    cache.saved.apply(context, least_origin);
-    context.enclosing_disk_cache = if cache.no_disk_cache {
+    cache.saved.apply(&mut spec.cache, least_origin);
+    spec.cache.enclosing_archives = if cache.no_disk_cache {
         DiskCacheMode::Disabled
     } else {
         DiskCacheMode::Enabled {
             limit_bytes: cache.cache_size.map(|size| size.0),
         }
     };
+    Ok(spec)
 }
 
 /// Shows the progress of indexing until the returned value is dropped.
@@ -91,87 +162,6 @@ fn start_indexing_progress(total_bytes: Option<u64>, stats: &Arc<Stats>) -> Box<
         stats: Arc::clone(stats),
     };
     Box::new(progress::start(options, false))
-}
-
-fn source_options(args: &SourceArgs, stats: &Arc<Stats>) -> anyhow::Result<source::Options> {
-    let headers = UserHeaders::new(&args.headers).map_err(anyhow::Error::msg)?;
-    Ok(source::Options {
-        identity: Arc::new(Identity {
-            headers: headers.load().map_err(anyhow::Error::msg)?,
-            reload: headers.loader(),
-            netrc: environment::netrc(),
-            certificate: load_client_certificate(args)?,
-        }),
-        allow_insecure_redirects: args.allow_insecure_redirects,
-        endpoint_url: args.endpoint_url.clone(),
-        hosts_dir: args.hosts_dir.clone(),
-        certificates: load_certificates(args.server.cacert.as_deref())?,
-        mirror_urls: args.server.mirror_urls.clone(),
-        via: parse_via(args)?,
-        connections: args.connections,
-        timeout: Duration::from_secs(args.timeout),
-        retry: Retry::with_limit(args.retries),
-        stats: Arc::clone(stats),
-        ..source::Options::default()
-    })
-}
-
-fn parse_via(args: &SourceArgs) -> anyhow::Result<Option<Via>> {
-    let prefix = args.server.via.as_deref();
-    let via = prefix.map(|prefix| Via::new(prefix, args.server.via_credentials));
-    let via = via.transpose();
-    via.map_err(|error| UsageError(format!("--via: {error}")).into())
-}
-
-fn scan_options(args: &SourceArgs) -> scan::Options {
-    let mut options = scan::Options {
-        compression: args.compression,
-        tar: tar::Options {
-            ignore_zeros: args.ignore_zeros,
-            accepts_empty: false,
-            limits: tar::Limits {
-                entries: args.max_entries.unwrap_or(u64::MAX),
-                ..tar::Limits::default()
-            },
-        },
-        allow_truncated: args.allow_truncated,
-        connections: args.connections,
-        chunk_len: args.chunk_size.0,
-        min_speed: fetch::MinSpeed {
-            bytes_per_second: args.min_speed.0,
-            wait: Duration::from_secs(args.min_speed_wait),
-        },
-        workers: processors(),
-        ..scan::Options::default()
-    };
-    options.set_memory(args.memory.0);
-    options
-}
-
-fn load_certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
-    let Some(path) = file else {
-        return Ok(Certificates::default());
-    };
-    let pem = read_pem("--cacert", path)?;
-    Certificates::from_pem(&pem).with_context(|| format!("--cacert {}", path.display()))
-}
-
-fn load_client_certificate(args: &SourceArgs) -> anyhow::Result<Option<ClientCertificate>> {
-    let Some(certificate) = &args.server.cert else {
-        return Ok(None);
-    };
-    let certificates = read_pem("--cert", certificate)?;
-    let (flag, file) = match &args.server.key {
-        Some(key) => ("--key", key),
-        None => ("--cert", certificate),
-    };
-    let loaded = ClientCertificate::from_pem(&certificates, &read_pem(flag, file)?);
-    let (flag, file) = match loaded {
-        Err(ClientCertificateError::Certificate(_)) => ("--cert", certificate),
-        _ => (flag, file),
-    };
-    let loaded = loaded.with_context(|| format!("{flag} {}", file.display()));
-    loaded.map(Some)
 }
 
 /// Reads the file at `path`, which `flag` names.
@@ -226,10 +216,8 @@ pub(crate) fn tree_context(
     least_origin: TreeOrigin,
     quiet: bool,
 ) -> anyhow::Result<(Runtime, TreeSpec, OpenContext)> {
-    let (tree, cache_dir) = (layers.tree(args), &cache.saved.cache_dir);
-    let opened = context_without_cache_size(args, cache_dir, &Arc::default(), quiet);
-    let (network, mut context) = opened?;
-    apply_cache_flags(&mut context, cache, least_origin);
+    let (tree, spec) = (layers.tree(args), cached_spec(args, cache, least_origin)?);
+    let (network, context) = start(&spec, args, &Arc::default(), quiet)?;
     ensure!(
         tree.is_layered() || !tree.source.is_stdin(),
         "standard input can only be materialized"
@@ -303,42 +291,22 @@ fn mount_context(
     stats: &Arc<Stats>,
     quiet: bool,
 ) -> anyhow::Result<(Runtime, OpenContext)> {
-    let cache_dir = &args.cache.saved.cache_dir;
-    let opened = context_without_cache_size(&args.source, cache_dir, stats, quiet);
-    let (network, mut context) = opened?;
     let is_copied = args.copy_to.is_some();
     let least_origin = if is_copied {
         TreeOrigin::WRITTEN
     } else {
         TreeOrigin::SHOWN
     };
-    apply_cache_flags(&mut context, &args.cache, least_origin);
-    context.archive.disk_cache = context.enclosing_disk_cache;
+    let mut spec = cached_spec(&args.source, &args.cache, least_origin)?;
+    spec.cache.archives = spec.cache.enclosing_archives;
     // `--prefetch all` fetches everything, so the scan does it on its way.
-    context.archive.scan.allow_skipping = args.prefetch.prefetch != Mode::All;
+    spec.archive.allow_skipping = args.prefetch.prefetch != Mode::All;
     // The copy contains files from an earlier scan.
-    context.archive.should_rescan_unproven = is_copied;
-    context.archive.should_log_problems = true;
-    context.shown_version.clone_from(&args.shown_version);
+    spec.archive.should_rescan_unproven = is_copied;
+    spec.archive.should_log_problems = true;
+    spec.archive.shown_version.clone_from(&args.shown_version);
     if args.shown_version.is_some() && !args.cache.offline {
-        context.source.revalidation = Revalidation::UnlessLate;
+        spec.server.revalidation = Revalidation::UnlessLate;
     }
-    Ok((network, context))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cli::args::parse_source;
-
-    // Promises: limit-metadata
-    #[test]
-    fn metadata_bytes_limit_grows_with_memory() {
-        let kept = |flags: &[&str]| {
-            let source = parse_source(&[flags, &["a.tar"]].concat());
-            scan_options(&source).tar.limits.metadata_bytes
-        };
-        assert_eq!(kept(&[]), tar::Limits::default().metadata_bytes);
-        assert_eq!(kept(&["--memory=1GiB"]), 2 << 30);
-    }
+    start(&spec, &args.source, stats, quiet)
 }

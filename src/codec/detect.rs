@@ -2,10 +2,12 @@
 
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::tar_checksum;
 
 /// A compression format.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, thiserror::Error, Serialize, Deserialize)]
 pub enum Compression {
     /// None: packed bytes are plain bytes.
     #[default]

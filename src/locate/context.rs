@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::error::{Error, MAX_PARTS};
@@ -53,7 +54,7 @@ pub fn start_network() -> io::Result<Runtime> {
 }
 
 /// Which published indexes are used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct PublishedIndexChoice {
     /// The weakest origin of a tree that is accepted. A name with a digest raises it to that of a manifest.
     pub least_origin: TreeOrigin,

@@ -18,6 +18,7 @@ mod directory;
 mod error;
 mod glob;
 mod hint;
+mod open_spec;
 mod publish;
 mod published;
 mod spec;
@@ -26,4 +27,5 @@ pub use context::{OpenContext, ProgressFn, PublishedIndexChoice, Sources, start_
 pub use directory::SourceArchives;
 pub use error::Error;
 pub use hint::{describe, unwrap_transparent};
+pub use open_spec::{ArchiveSpec, CacheSpec, OpenSpec, OpenSpecError, ServerSpec, UserSpec};
 pub use spec::{SourceSpec, TreeSpec};

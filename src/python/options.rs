@@ -16,14 +16,13 @@ use super::process::{call, resources, runtime};
 use crate::archive::scan::MIN_MEMORY;
 use crate::archive::{DiskCacheMode, TreeOrigin};
 use crate::base::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
-use crate::base::environment;
+use crate::base::environment::{self, Environment};
 use crate::base::size::Size;
-use crate::base::thread::processors;
-use crate::index::MemoryLimit;
-use crate::locate::{OpenContext, PublishedIndexChoice, SourceSpec};
+use crate::locate::{
+    OpenContext, OpenSpec, OpenSpecError, PublishedIndexChoice, SourceSpec, UserSpec,
+};
 use crate::source::{
-    self, CONNECTIONS, Certificates, ClientCertificate, HeaderLoader, Identity, RETRIES, Retry,
-    Revalidation, TIMEOUT_SECONDS, UserHeaders, Via,
+    self, CONNECTIONS, HeaderLoader, RETRIES, Revalidation, TIMEOUT_SECONDS, UserHeaders,
 };
 
 /// Settings to open `spec` by `options` and the environment, as for the command line. An option that is `None` has no effect.
@@ -32,46 +31,55 @@ pub(super) fn context(
     spec: &SourceSpec,
     options: &Bound<'_, PyDict>,
 ) -> PyResult<OpenContext> {
-    let mut context = OpenContext::new(runtime(py)?.clone());
-    context.headers_origin = spec.origin().to_string_lossy().into_owned();
-    context.source.revalidation = Revalidation::UnlessUnreachable;
-    context.archive.scan.allow_skipping = true;
-    context.archive.scan.workers = processors();
-    context.published_index.least_origin = TreeOrigin::SHOWN;
-    context.published_index.is_searched_early = true;
+    let mut described = OpenSpec::default();
+    described.user.environment = Environment::current();
+    described.user.origin = spec.origin().to_string_lossy().into_owned();
+    described.user.netrc = environment::netrc();
+    described.server.revalidation = Revalidation::UnlessUnreachable;
+    described.archive.allow_skipping = true;
+    let cache = &mut described.cache;
+    cache.directory = environment::cache_dir();
+    cache.published_index.least_origin = TreeOrigin::SHOWN;
+    cache.published_index.is_searched_early = true;
     let option = |name: &'static str| -> PyResult<_> {
         let value = options.get_item(name)?.filter(|value| !value.is_none());
         Ok(value.map(|value| NamedOption(name, value)))
     };
-    identity(&mut context.source).netrc = environment::netrc();
-    let start_dir = option("start_dir")?.map(|option| option.1.extract::<PathBuf>());
-    let start_dir = start_dir.transpose()?.unwrap_or_default();
-    set_headers(&mut context.source, py, option("headers")?, start_dir)?;
-    set_certificate(&mut context.source, option("cert")?, option("key")?)?;
-    context.archive.cache_dir = environment::cache_dir();
     if let Some(size) = environment::variable(environment::CACHE_SIZE)
         && option("cache_size")?.is_none_or(|option| option.is_bool(true))
     {
         let size = PyString::new(py, &size.to_string_lossy()).into_any();
         let limit_bytes = Some(NamedOption(environment::CACHE_SIZE, size).size()?);
-        context.enclosing_disk_cache = DiskCacheMode::Enabled { limit_bytes };
+        cache.enclosing_archives = DiskCacheMode::Enabled { limit_bytes };
     }
+    set_certificate(&mut described.user, option("cert")?, option("key")?)?;
     for (name, value) in options {
         if value.is_none() {
             continue;
         }
         let option = NamedOption(&name.extract::<String>()?, value);
-        let is_known =
-            option.set_source(&mut context.source)? || option.set_archive(&mut context)?;
-        if !is_known {
+        if !option.set_server(&mut described)? && !option.set_archive(&mut described)? {
             return Err(option.invalid("there is no such option"));
         }
     }
-    if context.archive.cache_dir.is_none() {
-        context.enclosing_disk_cache = DiskCacheMode::Disabled;
+    let cache = &mut described.cache;
+    if cache.directory.is_none() {
+        cache.enclosing_archives = DiskCacheMode::Disabled;
     }
-    context.archive.scan.connections = context.source.connections;
-    context.archive.disk_cache = context.enclosing_disk_cache;
+    cache.archives = cache.enclosing_archives;
+    let context = described.context(runtime(py)?.clone(), &Arc::default());
+    let mut context = context.map_err(|error| {
+        let name = match &error {
+            OpenSpecError::Headers(_) => "",
+            OpenSpecError::Trusted(_) => "cacert: ",
+            OpenSpecError::Client(_) => "cert: ",
+            OpenSpecError::Via(_) => "via: ",
+        };
+        exception(py, INVALID, &format!("{name}{error}"))
+    })?;
+    let start_dir = option("start_dir")?.map(|option| option.1.extract::<PathBuf>());
+    let start_dir = start_dir.transpose()?.unwrap_or_default();
+    set_headers(&mut context.source, py, option("headers")?, start_dir)?;
     context.archive.resources = Some(resources(py, &context.archive)?);
     Ok(context)
 }
@@ -80,24 +88,21 @@ pub(super) fn context(
 struct NamedOption<'a, 'py>(&'a str, Bound<'py, PyAny>);
 
 impl NamedOption<'_, '_> {
-    fn set_source(&self, source: &mut source::Options) -> PyResult<bool> {
+    fn set_server(&self, spec: &mut OpenSpec) -> PyResult<bool> {
         let Self(name, value) = self;
+        let server = &mut spec.server;
         match *name {
-            "netrc" => {
-                identity(source).netrc = Some(value.extract()?);
-            }
-            "endpoint_url" => source.endpoint_url = Some(value.extract()?),
-            "mirrors" => source.mirror_urls = value.extract()?,
-            "hosts_dir" => source.hosts_dir = value.extract()?,
-            "via" => source.via = Some(self.checked(Via::new(value.extract()?, false))?),
-            "allow_insecure_redirects" => source.allow_insecure_redirects = value.extract()?,
-            "cacert" => {
-                source.certificates = self.checked(Certificates::from_pem(&self.read_file()?))?;
-            }
+            "netrc" => spec.user.netrc = Some(value.extract()?),
+            "endpoint_url" => server.endpoint_url = Some(value.extract()?),
+            "mirrors" => server.mirror_urls = value.extract()?,
+            "hosts_dir" => server.hosts_dir = value.extract()?,
+            "via" => server.via = Some((value.extract()?, false)),
+            "allow_insecure_redirects" => server.allow_insecure_redirects = value.extract()?,
+            "cacert" => server.trusted = Some(self.read_file()?),
             "connections" => {
                 let connections = value.extract().ok();
                 let number = |&connections: &usize| connections as u64;
-                source.connections = self.in_range(connections, number, &CONNECTIONS)?;
+                server.connections = self.in_range(connections, number, &CONNECTIONS)?;
             }
             "timeout" => {
                 let timeout = value.extract().ok().map(Duration::try_from_secs_f64);
@@ -105,58 +110,60 @@ impl NamedOption<'_, '_> {
                 let timeout = timeout
                     .and_then(Result::ok)
                     .filter(|timeout| *timeout <= max_timeout);
-                source.timeout = self.in_range(timeout, Duration::as_secs, &TIMEOUT_SECONDS)?;
+                server.timeout = self.in_range(timeout, Duration::as_secs, &TIMEOUT_SECONDS)?;
             }
             "retries" => {
                 let retries =
                     self.in_range(value.extract().ok(), |&n: &u32| u64::from(n), &RETRIES)?;
-                source.retry = Retry::with_limit(Some(retries));
+                server.retries = Some(retries);
             }
-            "offline" if value.is_truthy()? => source.revalidation = Revalidation::Never,
+            "offline" if value.is_truthy()? => server.revalidation = Revalidation::Never,
             "headers" | "cert" | "key" | "offline" | "start_dir" => {}
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    fn set_archive(&self, context: &mut OpenContext) -> PyResult<bool> {
+    fn set_archive(&self, spec: &mut OpenSpec) -> PyResult<bool> {
         let Self(name, value) = self;
-        let scan = &mut context.archive.scan;
+        let (archive, cache) = (&mut spec.archive, &mut spec.cache);
         match *name {
-            "memory" => scan.set_memory(self.checked(Size(self.size()?).at_least(MIN_MEMORY))?.0),
-            "index_memory" => context.archive.index_memory = MemoryLimit::new(self.size()?),
+            "memory" => {
+                archive.memory = self.checked(Size(self.size()?).at_least(MIN_MEMORY))?.0;
+            }
+            "index_memory" => archive.index_memory = self.size()?,
             "cache_dir" | "cache_size" if self.is_bool(true) => {}
-            "cache_dir" if self.is_bool(false) => context.archive.cache_dir = None,
-            "cache_dir" => context.archive.cache_dir = Some(value.extract()?),
+            "cache_dir" if self.is_bool(false) => cache.directory = None,
+            "cache_dir" => cache.directory = Some(value.extract()?),
             "cache_size" if self.is_bool(false) => {
-                context.enclosing_disk_cache = DiskCacheMode::Disabled;
+                cache.enclosing_archives = DiskCacheMode::Disabled;
             }
             "cache_size" => {
                 let limit_bytes = Some(self.size()?);
-                context.enclosing_disk_cache = DiskCacheMode::Enabled { limit_bytes };
+                cache.enclosing_archives = DiskCacheMode::Enabled { limit_bytes };
             }
-            "compression" => scan.compression = Some(self.parsed()?),
-            "ignore_zeros" => scan.tar.ignore_zeros = value.extract()?,
-            "allow_truncated" => scan.allow_truncated = value.extract()?,
-            "max_entries" => scan.tar.limits.entries = value.extract()?,
-            "sha256" => context.expected_sha256 = Some(self.parsed()?),
-            "platform" => context.platform = Some(self.parsed()?),
+            "compression" => archive.compression = Some(self.parsed()?),
+            "ignore_zeros" => archive.ignore_zeros = value.extract()?,
+            "allow_truncated" => archive.allow_truncated = value.extract()?,
+            "max_entries" => archive.max_entries = Some(value.extract()?),
+            "sha256" => archive.expected_sha256 = Some(self.parsed()?),
+            "platform" => archive.platform = Some(self.parsed()?),
             "index" if value.is_instance_of::<PyBool>() => {
                 let is_searched: bool = value.extract()?;
                 if !is_searched {
-                    context.published_index.least_origin = TreeOrigin::Archive;
+                    cache.published_index.least_origin = TreeOrigin::Archive;
                 }
             }
             "index" => {
                 let path: PathBuf = value.extract()?;
                 let (location, file) = PublishedIndexChoice::place_of(&path);
-                context.published_index = PublishedIndexChoice {
+                cache.published_index = PublishedIndexChoice {
                     is_required: location.is_some(),
                     least_origin: TreeOrigin::User,
                     location,
                     ..PublishedIndexChoice::default()
                 };
-                context.archive.index_file = file;
+                cache.index_file = file;
             }
             _ => return Ok(false),
         }
@@ -210,11 +217,6 @@ impl NamedOption<'_, '_> {
     }
 }
 
-/// The identity of `source`, which is not shared yet.
-fn identity(source: &mut source::Options) -> &mut Identity {
-    Arc::make_mut(&mut source.identity)
-}
-
 /// Sets the headers in `value`, a mapping or a function that returns one, and after them those of the environment.
 /// They are loaded again when the server refuses them.
 fn set_headers(
@@ -232,7 +234,8 @@ fn set_headers(
     };
     let (headers, environment) = parse(py).map_err(invalid)?;
     let own = call(py, move || environment.load())?.map_err(invalid)?;
-    let identity = identity(source);
+    // Not shared yet.
+    let identity = Arc::make_mut(&mut source.identity);
     identity.headers = [headers?, own.clone()].concat();
     identity.reload = Some(HeaderLoader::new(move || {
         let parsed = Python::try_attach(&parse).transpose()?;
@@ -260,7 +263,7 @@ fn environment_headers(py: Python<'_>, start_dir: &Path) -> Result<UserHeaders, 
 
 /// Sets the client's certificate, with the key of its own file unless `key` names another one.
 fn set_certificate(
-    source: &mut source::Options,
+    user: &mut UserSpec,
     cert: Option<NamedOption<'_, '_>>,
     key: Option<NamedOption<'_, '_>>,
 ) -> PyResult<()> {
@@ -270,8 +273,8 @@ fn set_certificate(
     let pem = cert.read_file()?;
     // A pipe cannot be read twice.
     let key = key.map(|key| key.read_file()).transpose()?;
-    let loaded = ClientCertificate::from_pem(&pem, key.as_ref().unwrap_or(&pem));
-    identity(source).certificate = Some(cert.checked(loaded)?);
+    let key = key.unwrap_or_else(|| pem.clone());
+    user.certificate = Some((pem, key));
     Ok(())
 }
 

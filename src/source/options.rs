@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::location::may_identify;
@@ -40,7 +41,7 @@ const REVALIDATION_TIMEOUT: Duration = Duration::from_secs(10);
 const TAKEOVER_REVALIDATION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Whether the server must answer before a source is open, if a saved index has its version.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Revalidation {
     /// It must.
     #[default]

@@ -94,6 +94,7 @@ const LAYERS: &[Layer] = &[
             "source",
             "codec",
             "tar",
+            "fetch",
             "index",
             "archive",
             "layers",

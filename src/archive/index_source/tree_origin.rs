@@ -1,10 +1,12 @@
 //! The origin of a tree: the party that vouches for it.
 
+use serde::{Deserialize, Serialize};
+
 /// The party that vouches for a tree, from the weakest to the strongest.
 ///
 /// A run accepts an origin and those that are stronger. The writer of an index chooses names, links, owners and modes, and
 /// with decoder windows also contents.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
 pub enum TreeOrigin {
     /// All who can write beside the archive, or attach an artifact to its image.
     Publisher,

@@ -10,7 +10,7 @@ use crate::cli::environment;
 use tarfs::Sha256;
 use tarfs::archive::TreeOrigin;
 use tarfs::internal::size::Size;
-use tarfs::locate::{OpenContext, PublishedIndexChoice};
+use tarfs::locate::{CacheSpec, PublishedIndexChoice};
 
 /// Location of the cache.
 #[derive(Args, Clone, Debug, Default)]
@@ -65,8 +65,8 @@ pub(crate) struct SavedIndexArgs {
 }
 
 impl SavedIndexArgs {
-    /// Sets which indexes `context` uses: those of the origin `least`, which the verb accepts, or a stronger one.
-    pub(crate) fn apply(&self, context: &mut OpenContext, least: TreeOrigin) {
+    /// Sets which indexes are used: those of the origin `least`, which the verb accepts, or a stronger one.
+    pub(crate) fn apply(&self, cache: &mut CacheSpec, least: TreeOrigin) {
         let index = self.index.as_deref();
         let (location, file) = index.map(PublishedIndexChoice::place_of).unzip();
         let (mut location, mut file) = (location.flatten(), file.flatten());
@@ -74,8 +74,8 @@ impl SavedIndexArgs {
             let pinned = file.take().map(|path| path.to_string_lossy().into_owned());
             location = location.or(pinned);
         }
-        context.archive.index_file = file;
-        context.published_index = PublishedIndexChoice {
+        cache.index_file = file;
+        cache.published_index = PublishedIndexChoice {
             least_origin: match (&self.index, self.no_published_index) {
                 (Some(_), _) => TreeOrigin::User,
                 (None, true) => TreeOrigin::Archive,

@@ -5,15 +5,17 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::authorizer::HeaderLoader;
 use crate::base::bounded_read::{MAX_SETTINGS_BYTES, read_text};
-use crate::base::environment;
+use crate::base::environment::{Environment, HEADERS};
 
 /// A header, `NAME: VALUE`, or `@FILE` with one header per line.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HeaderArg(Arg);
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Arg {
     Inline(Header),
     File(PathBuf),
@@ -32,7 +34,7 @@ impl FromStr for HeaderArg {
 }
 
 /// A `NAME: VALUE` pair.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Header {
     name: String,
     /// The part after it, without surrounding spaces.
@@ -70,19 +72,18 @@ impl fmt::Debug for Header {
 pub struct UserHeaders(Vec<HeaderArg>);
 
 impl UserHeaders {
-    /// The headers `args`, and after them those of the environment.
+    /// The headers `args`, and after them those of `environment`.
     ///
     /// # Errors
     /// The variable has an invalid line. The text names no value.
-    pub fn new(args: &[HeaderArg]) -> Result<Self, String> {
+    pub fn new(args: &[HeaderArg], environment: &Environment) -> Result<Self, String> {
         let mut args = args.to_vec();
-        if let Some(text) = environment::variable(environment::HEADERS) {
-            let name = environment::HEADERS;
-            let text = text.into_os_string().into_string();
-            let text = text.map_err(|_| format!("{name} is not UTF-8"))?;
-            args.extend(Self::parse(&text, Path::new(""))?.0);
+        if let Some(text) = environment.variable(HEADERS) {
+            let text = text.to_str();
+            let text = text.ok_or_else(|| format!("{HEADERS} is not UTF-8"))?;
+            args.extend(parse_lines::<HeaderArg>(text, HEADERS)?);
         }
-        Ok(Self(args))
+        Ok(Self(args).below(environment.directory()))
     }
 
     /// Parses `text`, a value of `TARFS_HEADERS`. Its files are relative to `directory`.
@@ -90,13 +91,17 @@ impl UserHeaders {
     /// # Errors
     /// It has an invalid line. The error names no value.
     pub fn parse(text: &str, directory: &Path) -> Result<Self, String> {
-        let mut args: Vec<HeaderArg> = parse_lines(text, environment::HEADERS)?;
-        for HeaderArg(arg) in &mut args {
+        Ok(Self(parse_lines(text, HEADERS)?).below(directory))
+    }
+
+    /// These, with files relative to `directory`.
+    fn below(mut self, directory: &Path) -> Self {
+        for HeaderArg(arg) in &mut self.0 {
             if let Arg::File(path) = arg {
                 *path = directory.join(&*path);
             }
         }
-        Ok(Self(args))
+        self
     }
 
     /// Whether some are in a pipe, which cannot be read again.
@@ -127,16 +132,10 @@ impl UserHeaders {
     }
 
     /// Returns a loader of all headers if some are in regular files, which another program may renew.
-    pub fn loader(mut self) -> Option<HeaderLoader> {
-        let (mut has_file, has_pipe) = (false, self.has_pipe());
-        for HeaderArg(arg) in &mut self.0 {
-            if let Arg::File(path) = arg {
-                has_file = true;
-                // A mount changes its directory.
-                *path = std::path::absolute(&path).ok()?;
-            }
-        }
-        (has_file && !has_pipe).then(|| HeaderLoader::new(move || self.load()))
+    pub fn loader(self) -> Option<HeaderLoader> {
+        let is_file = |HeaderArg(arg): &_| matches!(arg, Arg::File(_));
+        let has_file = self.0.iter().any(is_file);
+        (has_file && !self.has_pipe()).then(|| HeaderLoader::new(move || self.load()))
     }
 }
 

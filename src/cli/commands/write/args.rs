@@ -128,13 +128,10 @@ impl ArchiveArgs {
         stats: &Arc<Stats>,
         quiet: bool,
     ) -> anyhow::Result<(Runtime, OpenContext)> {
-        let cache_dir = &self.saved.cache_dir;
-        let (network, mut context) = open_archive::open_context(source, cache_dir, stats, quiet)?;
-        self.saved.apply(&mut context, TreeOrigin::WRITTEN);
-        if let Some(size) = self.max_unpacked_size {
-            context.archive.scan.tar.limits.size = size.0;
-        }
-        Ok((network, context))
+        let mut spec = open_archive::spec_with_cache_size(source, &self.saved.cache_dir)?;
+        self.saved.apply(&mut spec.cache, TreeOrigin::WRITTEN);
+        spec.archive.max_unpacked_len = self.max_unpacked_size.map(|size| size.0);
+        open_archive::start(&spec, source, stats, quiet)
     }
 }
 
