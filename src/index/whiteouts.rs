@@ -1,5 +1,7 @@
 //! The formats of whiteouts in layers; pure.
 
+use serde::{Deserialize, Serialize};
+
 use super::tree::{Entry, EntryKind};
 use crate::tar::Device;
 
@@ -9,7 +11,7 @@ const WHITEOUT_PREFIX: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// How a layer marks entries of lower layers as removed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum WhiteoutFormat {
     /// The image specification: `.wh.NAME` hides NAME, `.wh..wh..opq` all of lower layers in its directory.
     #[default]

@@ -5,14 +5,10 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use super::volume_key::VolumeKey;
 use crate::archive::Volume;
 use crate::base::sync::Mutex;
 use crate::locate::Error;
-
-/// Key of a tree. Two mounts of one key share it: their location, their options that change the tree, and the rights by
-/// which they open it are equal. The key is a digest of these, because some are secret.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct VolumeKey(pub [u8; 32]);
 
 /// The trees that mounts have open. A tree is closed with its last mount.
 #[derive(Debug, Default)]

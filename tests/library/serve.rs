@@ -6,7 +6,7 @@ use std::thread;
 
 use tarfs::archive::Volume;
 use tarfs::internal::environment::Environment;
-use tarfs::locate::Error;
+use tarfs::locate::{Error, OpenSpec, SourceSpec};
 use tarfs::serve::{VolumeKey, VolumeTable};
 use tarfs::source;
 
@@ -16,9 +16,12 @@ use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
-const KEY: VolumeKey = VolumeKey([1; 32]);
-const OTHER_KEY: VolumeKey = VolumeKey([2; 32]);
 const CALLERS: usize = 20;
+
+fn key(source: &str) -> VolumeKey {
+    let key = VolumeKey::new(&SourceSpec::from(source).into(), &OpenSpec::default());
+    key.expect("no standard input")
+}
 
 fn open(env: &TestEnv) -> Arc<dyn Volume> {
     Arc::new(env.open_with(&env.options_without_disk_cache()))
@@ -37,7 +40,7 @@ fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
                 opened.fetch_add(1, Ordering::SeqCst);
                 Ok(open(&env))
             };
-            table.open(KEY, counted).expect("opened")
+            table.open(key("a.tar"), counted).expect("opened")
         };
         let threads: Vec<_> = (0..CALLERS).map(|_| scope.spawn(mount)).collect();
         let volumes = threads
@@ -46,7 +49,9 @@ fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
         volumes.collect()
     });
     assert_eq!(opened.load(Ordering::SeqCst), 1);
-    let other = table.open(OTHER_KEY, || Ok(open(&env))).expect("opened");
+    let other = table
+        .open(key("other.tar"), || Ok(open(&env)))
+        .expect("opened");
     assert_eq!(table.open_count(), 2);
     drop(other);
     assert_eq!(table.open_count(), 1);
@@ -60,7 +65,9 @@ fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
         assert!(bytes == *content);
     }
     assert_eq!(table.open_count(), 0);
-    table.open(KEY, || Ok(open(&env))).expect("opened again");
+    table
+        .open(key("a.tar"), || Ok(open(&env)))
+        .expect("opened again");
 }
 
 #[test]
@@ -72,7 +79,7 @@ fn callers_that_wait_for_a_failed_attempt_share_its_error() {
         Err(Error::Empty)
     };
     thread::scope(|scope| {
-        let callers = (0..CALLERS).map(|_| scope.spawn(|| table.open(KEY, fail)));
+        let callers = (0..CALLERS).map(|_| scope.spawn(|| table.open(key("a.tar"), fail)));
         for caller in callers.collect::<Vec<_>>() {
             let error = caller.join().expect("no panic").expect_err("refused");
             assert!(matches!(&*error, Error::Empty), "{error}");
@@ -80,7 +87,9 @@ fn callers_that_wait_for_a_failed_attempt_share_its_error() {
     });
     assert_eq!(attempts.load(Ordering::SeqCst), 1);
     assert_eq!(table.opening_count(), 0);
-    table.open(KEY, fail_at_once).expect_err("tried again");
+    table
+        .open(key("a.tar"), fail_at_once)
+        .expect_err("tried again");
 }
 
 fn fail_at_once() -> Result<Arc<dyn Volume>, Error> {
@@ -102,15 +111,17 @@ fn archive_whose_scan_failed_is_opened_again() {
             tarfs::archive::Archive::open_early(source, &options, env.network.handle(), &stats);
         Ok(Arc::new(archive.expect("begun")) as Arc<dyn Volume>)
     };
-    let first = table.open(KEY, open_early).expect("begun");
+    let first = table.open(key("a.tar"), open_early).expect("begun");
     let (sender, ended) = std::sync::mpsc::channel();
     let done = tarfs::archive::Callback::new(move || sender.send(()).unwrap_or_default());
     first.on_available(tarfs::archive::WaitFor::End, done);
     ended.recv().expect("the scan ends");
     env.server.serve(PATH, Resource::new(packed).etag("\"2\""));
-    let second = table.open(KEY, open_early).expect("begun");
+    let second = table.open(key("a.tar"), open_early).expect("begun");
     assert!(!Arc::ptr_eq(&first, &second));
-    let third = table.open(KEY, || Err(Error::Empty)).expect("shared");
+    let third = table
+        .open(key("a.tar"), || Err(Error::Empty))
+        .expect("shared");
     assert!(Arc::ptr_eq(&second, &third));
 }
 

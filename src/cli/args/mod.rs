@@ -24,8 +24,6 @@ pub(crate) use prefetch::{Mode, PrefetchArgs};
 pub(crate) use shard::ShardArg;
 pub(crate) use size::{count_parser, seconds_parser};
 pub(crate) use source::SourceArgs;
-#[cfg(test)]
-pub(crate) use source::tests::parse_source;
 pub(crate) use tarfs::internal::size::Size;
 pub(crate) use walk::{JobsArg, LinkFlags, TreeArgs};
 pub(crate) use xattrs::{XattrArgs, glob_parser};

@@ -140,21 +140,3 @@ impl SourceArgs {
         other.unwrap_or_else(|| self.source.origin())
     }
 }
-
-#[cfg(test)]
-pub(super) mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct TestCommand {
-        #[command(flatten)]
-        source: SourceArgs,
-    }
-
-    /// Parses `words`, the arguments after the program's name.
-    pub(crate) fn parse_source(words: &[&str]) -> SourceArgs {
-        TestCommand::parse_from([&["tarfs"], words].concat()).source
-    }
-}

@@ -1,0 +1,189 @@
+//! Key of a tree that mounts may share.
+
+use std::ffi::OsStr;
+
+use crate::base::environment::Environment;
+use crate::locate::{ArchiveSpec, OpenSpec, ServerSpec, TreeSpec};
+
+/// First letters of the names of variables that say by whose rights, from where and how a SOURCE is read. Programs that
+/// find credentials may read others too, but then the first mount decides.
+const PREFIXES: [&str; 9] = [
+    "AWS_",
+    "AZURE_",
+    "CLOUDSDK_",
+    "DOCKER_",
+    "GCE_",
+    "GOOGLE_",
+    "IDENTITY_",
+    "SSL_CERT_",
+    "STORAGE_",
+];
+
+/// Other such variables, in capitals.
+const NAMES: [&str; 11] = [
+    "ALL_PROXY",
+    "HOME",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "PATH",
+    "REGISTRY_AUTH_FILE",
+    "REQUEST_METHOD",
+    "TARFS_HEADERS",
+    "XDG_CONFIG_HOME",
+    "XDG_RUNTIME_DIR",
+];
+
+/// Key of a tree. Two mounts of one key share it: their location, their options that change the tree, and the rights by
+/// which they open it are equal. The key is a digest of these, because some are secret.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct VolumeKey([u8; 32]);
+
+impl VolumeKey {
+    /// The key of `tree`, which is opened as `spec` says. `None` for standard input, which only one can read.
+    pub fn new(tree: &TreeSpec, spec: &OpenSpec) -> Option<Self> {
+        if tree.sources().any(|source| source.is_stdin()) {
+            return None;
+        }
+        let names: Vec<_> = tree
+            .sources()
+            .map(|source| source.absolute().to_string())
+            .collect();
+        let mut spec = spec.clone();
+        spec.user.environment = relevant(&spec.user.environment);
+        // These change only how fast the tree is there.
+        let (server, archive) = (ServerSpec::default(), ArchiveSpec::default());
+        spec.server = ServerSpec {
+            connections: server.connections,
+            timeout: server.timeout,
+            retries: server.retries,
+            revalidation: server.revalidation,
+            chunk_len: server.chunk_len,
+            min_speed: server.min_speed,
+            min_speed_wait: server.min_speed_wait,
+            ..spec.server
+        };
+        spec.archive = ArchiveSpec {
+            memory: archive.memory,
+            index_memory: archive.index_memory,
+            allow_skipping: archive.allow_skipping,
+            should_log_problems: archive.should_log_problems,
+            shown_version: archive.shown_version,
+            ..spec.archive
+        };
+        let described = serde_json::to_vec(&(names, tree.whiteouts, spec)).ok()?;
+        Some(Self(blake3::hash(&described).into()))
+    }
+}
+
+/// The part of `environment` that says how a SOURCE is read. The directory counts only if a path begins in it.
+fn relevant(environment: &Environment) -> Environment {
+    let is_relevant = |name: &OsStr| {
+        let name = name.to_string_lossy().to_ascii_uppercase();
+        NAMES.contains(&&*name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    let variables = environment.variables();
+    let variables = variables.filter(|(name, value)| is_relevant(name) && !value.is_empty());
+    let variables: Vec<_> = variables
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    let names_files = |name: &OsStr| {
+        let name = name.to_string_lossy();
+        let ends = [
+            "FILE",
+            "DIR",
+            "PATH",
+            "CONFIG",
+            "BUNDLE",
+            "CREDENTIALS",
+            "HEADERS",
+        ];
+        name != "PATH" && ends.iter().any(|end| name.ends_with(end))
+    };
+    let mut files = variables.iter().filter(|(name, _)| names_files(name));
+    let is_relative = |value: &OsStr| !value.as_encoded_bytes().starts_with(b"/");
+    let has_relative = files.any(|(_, value)| is_relative(value));
+    let directory = if has_relative {
+        environment.directory().to_owned()
+    } else {
+        "/".into()
+    };
+    Environment::new(variables, directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::locate::SourceSpec;
+
+    fn key(
+        source: &str,
+        variables: &[(&str, &str)],
+        change: impl FnOnce(&mut OpenSpec),
+    ) -> VolumeKey {
+        let variables = variables.iter();
+        let variables = variables.map(|&(name, value)| (name.into(), value.into()));
+        let mut spec = OpenSpec::default();
+        spec.user.environment = Environment::new(variables, "/work".into());
+        change(&mut spec);
+        let key = VolumeKey::new(&SourceSpec::from(source).into(), &spec);
+        key.expect("no standard input")
+    }
+
+    fn unchanged(_: &mut OpenSpec) {}
+
+    #[test]
+    fn mounts_with_other_rights_or_trees_have_other_keys() {
+        let url = "https://h/a.tar";
+        let plain = key(url, &[], unchanged);
+        for other in [
+            key("https://h/b.tar", &[], unchanged),
+            key("https://me:pw@h/a.tar", &[], unchanged),
+            key(url, &[("AWS_PROFILE", "other")], unchanged),
+            key(url, &[("https_proxy", "http://p")], unchanged),
+            key(url, &[], |spec| {
+                spec.user
+                    .headers
+                    .push("A: secret".parse().expect("a header"));
+            }),
+            key(url, &[], |spec| spec.user.netrc = Some("/netrc".into())),
+            key(url, &[], |spec| spec.archive.ignore_zeros = true),
+            key(url, &[], |spec| {
+                spec.server.mirror_urls.push("https://m".to_owned())
+            }),
+            key(url, &[], |spec| {
+                spec.cache.index_file = Some("/a.idx".into())
+            }),
+        ] {
+            assert_ne!(plain, other);
+        }
+    }
+
+    #[test]
+    fn jobs_of_one_user_have_one_key() {
+        let url = "https://h/a.tar";
+        let job = |id| {
+            key(
+                url,
+                &[("HOME", "/home/a"), ("SLURM_JOB_ID", id), ("PWD", id)],
+                unchanged,
+            )
+        };
+        assert_eq!(job("1"), job("2"));
+        let quick =
+            |spec: &mut OpenSpec| (spec.server.connections, spec.archive.memory) = (3, 1 << 30);
+        assert_eq!(key(url, &[], quick), key(url, &[], unchanged));
+    }
+
+    #[test]
+    fn directory_counts_if_a_file_is_relative() {
+        let place = |directory: &str, file: &str| {
+            key("s3://b/a.tar", &[], |spec| {
+                let variables = [("AWS_CONFIG_FILE".into(), file.into())];
+                spec.user.environment = Environment::new(variables, directory.into());
+            })
+        };
+        assert_eq!(place("/one", "/etc/aws"), place("/two", "/etc/aws"));
+        assert_ne!(place("/one", "aws"), place("/two", "aws"));
+    }
+}
