@@ -27,7 +27,8 @@ pub const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
 pub struct Environment {
     /// Names and values, in the order of the names.
     variables: Vec<(OsString, OsString)>,
-    directory: PathBuf,
+    /// A path, which need not be UTF-8, as serde's paths must be.
+    directory: OsString,
 }
 
 impl Environment {
@@ -45,8 +46,15 @@ impl Environment {
         variables.sort_unstable();
         Self {
             variables,
-            directory,
+            directory: directory.into(),
         }
+    }
+
+    /// As it is without the variable `name`.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.variables.retain(|(found, _)| found != name);
+        self
     }
 
     /// Returns the variable `name`, unless it is unset or empty.
@@ -75,7 +83,7 @@ impl Environment {
 
     /// The directory in which relative paths begin.
     pub(crate) fn directory(&self) -> &Path {
-        &self.directory
+        Path::new(&self.directory)
     }
 }
 

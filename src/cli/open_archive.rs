@@ -83,14 +83,14 @@ fn spec(args: &SourceArgs, cache_dir: &CacheDirArgs) -> anyhow::Result<OpenSpec>
             environment: Environment::current(),
             origin: args.origin().to_string_lossy().into_owned(),
             headers: args.headers.clone(),
-            netrc: environment::netrc(),
+            netrc: environment::netrc().map(Into::into),
             certificate: certificate.zip(key),
         },
         server: ServerSpec {
             trusted: read("--cacert", &server.cacert)?,
             allow_insecure_redirects: args.allow_insecure_redirects,
             endpoint_url: args.endpoint_url.clone(),
-            hosts_dir: args.hosts_dir.clone(),
+            hosts_dir: args.hosts_dir.clone().into(),
             mirror_urls: server.mirror_urls.clone(),
             via: server.via.clone().map(|via| (via, server.via_credentials)),
             connections: args.connections,
@@ -113,7 +113,7 @@ fn spec(args: &SourceArgs, cache_dir: &CacheDirArgs) -> anyhow::Result<OpenSpec>
             ..ArchiveSpec::default()
         },
         cache: CacheSpec {
-            directory: cache_dir.directory().ok(),
+            directory: cache_dir.directory().ok().map(Into::into),
             ..CacheSpec::default()
         },
     })

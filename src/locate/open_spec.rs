@@ -1,5 +1,6 @@
 //! Description of how a SOURCE is opened, which another process of its user can carry out.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -47,7 +48,7 @@ pub struct UserSpec {
     /// Headers in their order, and after them those of the environment.
     pub headers: Vec<HeaderArg>,
     /// File with passwords in the format of netrc.
-    pub netrc: Option<PathBuf>,
+    pub netrc: Option<OsString>,
     /// Client certificate and its private key, in PEM.
     pub certificate: Option<(Vec<u8>, Vec<u8>)>,
 }
@@ -69,7 +70,7 @@ pub struct ServerSpec {
     /// Endpoint of the object store, in place of the cloud's.
     pub endpoint_url: Option<String>,
     /// Directory with containerd's `HOST/hosts.toml` of registries.
-    pub hosts_dir: PathBuf,
+    pub hosts_dir: OsString,
     /// URLs of the same bytes, which are also read.
     pub mirror_urls: Vec<String>,
     /// URL of a caching proxy, and whether it receives credentials.
@@ -97,7 +98,7 @@ impl Default for ServerSpec {
             trusted: None,
             allow_insecure_redirects: false,
             endpoint_url: None,
-            hosts_dir: options.hosts_dir,
+            hosts_dir: options.hosts_dir.into(),
             mirror_urls: Vec::new(),
             via: None,
             connections: options.connections,
@@ -167,13 +168,13 @@ impl Default for ArchiveSpec {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CacheSpec {
     /// Directory for saved indexes and decoded data.
-    pub directory: Option<PathBuf>,
+    pub directory: Option<OsString>,
     /// Whether decoded data of the archives is kept.
     pub archives: DiskCacheMode,
     /// Whether decoded data of enclosing archives is kept.
     pub enclosing_archives: DiskCacheMode,
     /// Index file to use; no other index is searched for.
-    pub index_file: Option<PathBuf>,
+    pub index_file: Option<OsString>,
     /// Which published indexes are used.
     pub published_index: PublishedIndexChoice,
 }
@@ -208,6 +209,20 @@ pub enum OpenSpecError {
 }
 
 impl OpenSpec {
+    /// It with absolute paths, which mean the same in another process.
+    #[must_use]
+    pub fn absolute(mut self) -> Self {
+        let directory = self.user.environment.directory().to_owned();
+        let absolute = |path: OsString| directory.join(path).into_os_string();
+        let headers = self.user.headers.into_iter();
+        self.user.headers = headers.map(|header| header.below(&directory)).collect();
+        self.user.netrc = self.user.netrc.map(absolute);
+        self.server.hosts_dir = absolute(self.server.hosts_dir);
+        self.cache.directory = self.cache.directory.map(absolute);
+        self.cache.index_file = self.cache.index_file.map(absolute);
+        self
+    }
+
     /// Settings of an opening, whose requests `network` carries out and `stats` counts. Reads the files of headers.
     ///
     /// # Errors
@@ -228,8 +243,8 @@ impl OpenSpec {
             headers_origin: user.origin.clone(),
             archive: OpenOptions {
                 scan: self.scan_options(),
-                cache_dir: cache.directory.clone(),
-                index_file: cache.index_file.clone(),
+                cache_dir: cache.directory.clone().map(PathBuf::from),
+                index_file: cache.index_file.clone().map(PathBuf::from),
                 index_memory: MemoryLimit::new(archive.index_memory),
                 disk_cache: cache.archives,
                 should_rescan_unproven: archive.should_rescan_unproven,
@@ -260,12 +275,12 @@ impl OpenSpec {
             identity: Arc::new(Identity {
                 headers: headers.load().map_err(OpenSpecError::Headers)?,
                 reload: headers.loader(),
-                netrc: user.netrc.clone(),
+                netrc: user.netrc.clone().map(PathBuf::from),
                 certificate: client.transpose().map_err(OpenSpecError::Client)?,
             }),
             allow_insecure_redirects: server.allow_insecure_redirects,
             endpoint_url: server.endpoint_url.clone(),
-            hosts_dir: server.hosts_dir.clone(),
+            hosts_dir: PathBuf::from(&server.hosts_dir),
             certificates: trusted.unwrap_or_default(),
             mirror_urls: server.mirror_urls.clone(),
             via: via.transpose().map_err(OpenSpecError::Via)?,
@@ -313,7 +328,6 @@ impl OpenSpec {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
     use std::os::unix::ffi::OsStringExt;
 
     use super::*;
@@ -341,10 +355,10 @@ mod tests {
         let name = OsString::from_vec(b"A\xff".to_vec());
         let spec = OpenSpec {
             user: UserSpec {
-                environment: Environment::new([(name.clone(), "secret".into())], "/d".into()),
+                environment: Environment::new([(name.clone(), "secret".into())], name.into()),
                 headers: vec!["A: secret".parse().expect("a header")],
                 certificate: Some((b"secret".to_vec(), Vec::new())),
-                netrc: Some(PathBuf::from(name)),
+                netrc: Some(name.clone()),
                 ..UserSpec::default()
             },
             ..OpenSpec::default()

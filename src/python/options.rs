@@ -32,13 +32,14 @@ pub(super) fn context(
     options: &Bound<'_, PyDict>,
 ) -> PyResult<OpenContext> {
     let mut described = OpenSpec::default();
-    described.user.environment = Environment::current();
+    // Its headers are read as Python has them, and files of them without the interpreter's lock.
+    described.user.environment = Environment::current().without(environment::HEADERS);
     described.user.origin = spec.origin().to_string_lossy().into_owned();
-    described.user.netrc = environment::netrc();
+    described.user.netrc = environment::netrc().map(Into::into);
     described.server.revalidation = Revalidation::UnlessUnreachable;
     described.archive.allow_skipping = true;
     let cache = &mut described.cache;
-    cache.directory = environment::cache_dir();
+    cache.directory = environment::cache_dir().map(Into::into);
     cache.published_index.least_origin = TreeOrigin::SHOWN;
     cache.published_index.is_searched_early = true;
     let option = |name: &'static str| -> PyResult<_> {
@@ -163,7 +164,7 @@ impl NamedOption<'_, '_> {
                     location,
                     ..PublishedIndexChoice::default()
                 };
-                cache.index_file = file;
+                cache.index_file = file.map(Into::into);
             }
             _ => return Ok(false),
         }

@@ -3,7 +3,8 @@
 use std::ffi::OsStr;
 
 use crate::base::environment::Environment;
-use crate::locate::{ArchiveSpec, OpenSpec, ServerSpec, TreeSpec};
+use crate::locate::{ArchiveSpec, OpenSpec, ServerSpec, SourceSpec, TreeSpec};
+use crate::source::Revalidation;
 
 /// First letters of the names of variables that say by whose rights, from where and how a SOURCE is read. Programs that
 /// find credentials may read others too, but then the first mount decides.
@@ -40,16 +41,19 @@ const NAMES: [&str; 11] = [
 pub struct VolumeKey([u8; 32]);
 
 impl VolumeKey {
-    /// The key of `tree`, which is opened as `spec` says. `None` for standard input, which only one can read.
+    /// The key of `tree`, which is opened as `spec` says. `None` if nobody else may use it: it is standard input, which
+    /// only one can read, or continues an earlier mount.
     pub fn new(tree: &TreeSpec, spec: &OpenSpec) -> Option<Self> {
-        if tree.sources().any(|source| source.is_stdin()) {
+        let has_stdin = tree.sources().any(SourceSpec::is_stdin);
+        if has_stdin || spec.archive.shown_version.is_some() {
             return None;
         }
         let names: Vec<_> = tree
             .sources()
             .map(|source| source.absolute().to_string())
             .collect();
-        let mut spec = spec.clone();
+        let mut spec = spec.clone().absolute();
+        let is_offline = spec.server.revalidation == Revalidation::Never;
         spec.user.environment = relevant(&spec.user.environment);
         // These change only how fast the tree is there.
         let (server, archive) = (ServerSpec::default(), ArchiveSpec::default());
@@ -64,14 +68,11 @@ impl VolumeKey {
             ..spec.server
         };
         spec.archive = ArchiveSpec {
-            memory: archive.memory,
-            index_memory: archive.index_memory,
             allow_skipping: archive.allow_skipping,
             should_log_problems: archive.should_log_problems,
-            shown_version: archive.shown_version,
             ..spec.archive
         };
-        let described = serde_json::to_vec(&(names, tree.whiteouts, spec)).ok()?;
+        let described = serde_json::to_vec(&(names, tree.whiteouts, is_offline, spec)).ok()?;
         Some(Self(blake3::hash(&described).into()))
     }
 }
@@ -114,7 +115,6 @@ fn relevant(environment: &Environment) -> Environment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::locate::SourceSpec;
 
     fn key(
         source: &str,
@@ -149,6 +149,9 @@ mod tests {
             key(url, &[], |spec| spec.user.netrc = Some("/netrc".into())),
             key(url, &[], |spec| spec.archive.ignore_zeros = true),
             key(url, &[], |spec| {
+                spec.server.revalidation = Revalidation::Never
+            }),
+            key(url, &[], |spec| {
                 spec.server.mirror_urls.push("https://m".to_owned())
             }),
             key(url, &[], |spec| {
@@ -170,9 +173,21 @@ mod tests {
             )
         };
         assert_eq!(job("1"), job("2"));
-        let quick =
-            |spec: &mut OpenSpec| (spec.server.connections, spec.archive.memory) = (3, 1 << 30);
+        let quick = |spec: &mut OpenSpec| {
+            (spec.server.connections, spec.archive.allow_skipping) = (3, true)
+        };
         assert_eq!(key(url, &[], quick), key(url, &[], unchanged));
+    }
+
+    #[test]
+    fn relative_paths_of_two_directories_have_two_keys() {
+        let place = |directory: &str| {
+            key("https://h/a.tar", &[], |spec| {
+                spec.user.environment = Environment::new([], directory.into());
+                spec.user.headers.push("@token".parse().expect("a file"));
+            })
+        };
+        assert_ne!(place("/one"), place("/two"));
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl SavedIndexArgs {
             let pinned = file.take().map(|path| path.to_string_lossy().into_owned());
             location = location.or(pinned);
         }
-        cache.index_file = file;
+        cache.index_file = file.map(Into::into);
         cache.published_index = PublishedIndexChoice {
             least_origin: match (&self.index, self.no_published_index) {
                 (Some(_), _) => TreeOrigin::User,

@@ -1,5 +1,6 @@
 //! Headers of the user for the archive's host, often credentials.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,8 @@ pub struct HeaderArg(Arg);
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Arg {
     Inline(Header),
-    File(PathBuf),
+    /// A path, which need not be UTF-8, as serde's paths must be.
+    File(OsString),
 }
 
 impl FromStr for HeaderArg {
@@ -30,6 +32,16 @@ impl FromStr for HeaderArg {
             Some(path) => Arg::File(path.into()),
             None => Arg::Inline(text.parse()?),
         }))
+    }
+}
+
+impl HeaderArg {
+    /// It with an absolute path, if it has one, which is relative to `directory`.
+    pub(crate) fn below(self, directory: &Path) -> Self {
+        Self(match self.0 {
+            Arg::File(path) => Arg::File(directory.join(path).into()),
+            inline @ Arg::Inline(_) => inline,
+        })
     }
 }
 
@@ -69,7 +81,11 @@ impl fmt::Debug for Header {
 
 /// All headers of the user: those of flags, then those of `TARFS_HEADERS`.
 #[derive(Clone, Debug)]
-pub struct UserHeaders(Vec<HeaderArg>);
+pub struct UserHeaders {
+    args: Vec<HeaderArg>,
+    /// Directory of relative paths.
+    directory: PathBuf,
+}
 
 impl UserHeaders {
     /// The headers `args`, and after them those of `environment`.
@@ -83,7 +99,8 @@ impl UserHeaders {
             let text = text.ok_or_else(|| format!("{HEADERS} is not UTF-8"))?;
             args.extend(parse_lines::<HeaderArg>(text, HEADERS)?);
         }
-        Ok(Self(args).below(environment.directory()))
+        let directory = environment.directory().to_owned();
+        Ok(Self { args, directory })
     }
 
     /// Parses `text`, a value of `TARFS_HEADERS`. Its files are relative to `directory`.
@@ -91,26 +108,25 @@ impl UserHeaders {
     /// # Errors
     /// It has an invalid line. The error names no value.
     pub fn parse(text: &str, directory: &Path) -> Result<Self, String> {
-        Ok(Self(parse_lines(text, HEADERS)?).below(directory))
-    }
-
-    /// These, with files relative to `directory`.
-    fn below(mut self, directory: &Path) -> Self {
-        for HeaderArg(arg) in &mut self.0 {
-            if let Arg::File(path) = arg {
-                *path = directory.join(&*path);
-            }
-        }
-        self
+        Ok(Self {
+            args: parse_lines(text, HEADERS)?,
+            directory: directory.to_owned(),
+        })
     }
 
     /// Whether some are in a pipe, which cannot be read again.
     pub fn has_pipe(&self) -> bool {
-        let is_pipe = |HeaderArg(arg): &_| match arg {
-            Arg::File(path) => path.exists() && !path.is_file(),
-            Arg::Inline(_) => false,
-        };
-        self.0.iter().any(is_pipe)
+        self.files().any(|path| {
+            let path = self.directory.join(path);
+            path.exists() && !path.is_file()
+        })
+    }
+
+    fn files(&self) -> impl Iterator<Item = &OsString> {
+        self.args.iter().filter_map(|HeaderArg(arg)| match arg {
+            Arg::File(path) => Some(path),
+            Arg::Inline(_) => None,
+        })
     }
 
     /// Loads all headers in their order, those of a file in its place.
@@ -119,10 +135,10 @@ impl UserHeaders {
     /// A file cannot be read, is longer than 16 MiB, or has an invalid line.
     pub fn load(&self) -> Result<Vec<(String, String)>, String> {
         let mut headers = Vec::new();
-        for HeaderArg(arg) in &self.0 {
+        for HeaderArg(arg) in &self.args {
             match arg {
                 Arg::Inline(header) => headers.push(header.clone()),
-                Arg::File(path) => headers.extend(read_file(path)?),
+                Arg::File(path) => headers.extend(self.read_file(Path::new(path))?),
             }
         }
         let pairs = headers
@@ -131,20 +147,20 @@ impl UserHeaders {
         Ok(pairs.collect())
     }
 
+    /// Reads the headers in the file at `path`, one per line, like curl.
+    fn read_file(&self, path: &Path) -> Result<Vec<Header>, String> {
+        let name = path.display();
+        let file = File::open(self.directory.join(path));
+        let read = file.and_then(|file| read_text(file, MAX_SETTINGS_BYTES));
+        let text = read.map_err(|error| format!("cannot read the headers in {name}: {error}"))?;
+        parse_lines(&text, &name.to_string())
+    }
+
     /// Returns a loader of all headers if some are in regular files, which another program may renew.
     pub fn loader(self) -> Option<HeaderLoader> {
-        let is_file = |HeaderArg(arg): &_| matches!(arg, Arg::File(_));
-        let has_file = self.0.iter().any(is_file);
+        let has_file = self.files().next().is_some();
         (has_file && !self.has_pipe()).then(|| HeaderLoader::new(move || self.load()))
     }
-}
-
-/// Reads the headers in the file at `path`, one per line, like curl.
-fn read_file(path: &Path) -> Result<Vec<Header>, String> {
-    let name = path.display();
-    let read = File::open(path).and_then(|file| read_text(file, MAX_SETTINGS_BYTES));
-    let text = read.map_err(|error| format!("cannot read the headers in {name}: {error}"))?;
-    parse_lines(&text, &name.to_string())
 }
 
 /// Parses the lines of `text` that are not blank or comments. Errors name `place` and the line.
