@@ -41,8 +41,8 @@ const NAMES: [&str; 11] = [
 pub struct VolumeKey([u8; 32]);
 
 impl VolumeKey {
-    /// The key of `tree`, which is opened as `spec` says. `None` if nobody else may use it: it is standard input, which
-    /// only one can read, or continues an earlier mount.
+    /// The key of `tree`, which is opened as `spec` says. `None` for standard input, which one process can read, and for a
+    /// tree that continues an earlier mount.
     pub fn new(tree: &TreeSpec, spec: &OpenSpec) -> Option<Self> {
         let has_stdin = tree.sources().any(SourceSpec::is_stdin);
         if has_stdin || spec.archive.shown_version.is_some() {

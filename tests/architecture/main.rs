@@ -105,7 +105,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "serve",
-        imports: &["base", "archive", "locate"],
+        imports: &["base", "source", "archive", "locate"],
     },
     Layer {
         name: "python",

@@ -26,7 +26,9 @@ use tarfs::archive::{
     Archive, BuiltIndex, Callback, IndexGuard, IsWanted, MemoryUse, ReadError, ReadReply, Volume,
     WaitFor,
 };
-use tarfs::fuse::{Force, Mount, MountOptions, NewMount, Subtree, TarFilesystem, UnmountError};
+use tarfs::fuse::{
+    Force, Mount, MountOptions, NewMount, Subtree, TarFilesystem, UnmountError, is_mounted,
+};
 use tarfs::index::{Builder, Index, Ino, LazyIndex, Options, Origin};
 use tarfs::internal::thread::Thread;
 use tarfs::materialize::{Materializer, Options as MaterializeOptions, XattrFilter};
@@ -690,15 +692,30 @@ fn users_of_a_new_mount_wait_until_it_is_served() {
     let options = MountOptions::default();
     let mount = NewMount::on(directory.path(), "sample", &options);
     let mount = mount.expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
-    let device = mount.device.try_clone().expect("a descriptor");
-    let given = NewMount { device, ..mount };
     let file = directory.path().join("file");
-    let user = Thread::spawn("user", move || fs::metadata(file).expect("served").len());
+    let (started, start) = mpsc::channel();
+    let user = Thread::spawn("user", move || {
+        started.send(()).expect("received");
+        fs::metadata(file).expect("served").len()
+    });
+    start.recv().expect("started");
     let content = Arc::new(one_file().content(ReplyTiming::AtOnce));
     let tree = TarFilesystem::new(content, Subtree::WHOLE, &options, Arc::default());
-    let served = Mount::serve(tree, given, || {}).expect("served");
+    let served = Mount::serve(tree, mount, || {}).expect("served");
     assert!(user.expect("a thread").join() > 0);
     drop(served);
+}
+
+// Promises: start-answers
+#[test]
+fn new_mount_without_a_server_is_unmounted() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mount = NewMount::on(directory.path(), "sample", &MountOptions::default());
+    let mount = mount.expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
+    let target = mount.target.clone();
+    assert!(is_mounted(target.device));
+    drop(mount);
+    assert!(!is_mounted(target.device));
 }
 
 #[test]

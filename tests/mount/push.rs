@@ -153,9 +153,16 @@ fn files_are_pushed_to_each_mount_of_an_archive_until_it_ends() {
     let counts = [&first.archive.stats().served_lookups, &stats.served_lookups].map(Counter::get);
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
     drop(second);
+    // From now on one mount gets pushes.
+    let before = first.count(|stats| &stats.pushed_bytes);
+    let len: u64 = (3..1000)
+        .map(|number| small_content(number).len() as u64)
+        .sum();
     for number in 3..1000 {
         first.read(number);
     }
+    let pushed = first.count(|stats| &stats.pushed_bytes) - before;
+    assert!(pushed <= len, "{pushed} of {len}");
     assert_eq!(first.archive.stats().failed_reads.get(), 0);
 }
 

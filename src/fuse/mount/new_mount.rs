@@ -3,14 +3,15 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use super::error::MountError;
+use super::error::{MountError, UnmountError};
 use super::mountinfo;
 use super::namespace::OpenNamespace;
 use super::options::MountOptions;
+use super::pinned::UnmountMode;
 use super::syscalls::{self, Connection, TARFS_FS_TYPE};
 use super::target::MountTarget;
 
-/// A mount that no process serves yet. Its users wait. The process that made it may give it to another one.
+/// A mount that no process serves yet. Its users wait. Dropping it unmounts, unless it was [given](Self::give) away.
 #[derive(Debug)]
 pub struct NewMount {
     /// The mount's place.
@@ -19,6 +20,23 @@ pub struct NewMount {
     pub device: OwnedFd,
     /// The mount's root, which keeps the mount in use. `None` if mount(2) or the helper mounted it.
     pub root: Option<OwnedFd>,
+    guard: UnmountGuard,
+}
+
+/// Unmounts the mount when dropped, if it is still there.
+#[derive(Debug)]
+struct UnmountGuard(Option<MountTarget>);
+
+impl Drop for UnmountGuard {
+    fn drop(&mut self) {
+        let target = self.0.take();
+        let unmounted = target.map(|target| target.unmount(UnmountMode::Force, None));
+        if let Some(Err(error)) = unmounted
+            && !matches!(error, UnmountError::NotMounted(_))
+        {
+            tracing::warn!(%error, "cannot unmount");
+        }
+    }
 }
 
 impl NewMount {
@@ -31,25 +49,33 @@ impl NewMount {
         let source = options.fsname.as_deref().unwrap_or(source);
         let Connection { device, root } = syscalls::mount(&mountpoint, source, options)?;
         // Fail if the table cannot be read, because a later cleanup needs it, too.
+        let path = mountpoint.path();
         let found = if let Some(root) = &root {
-            mountinfo::find_by_root(root, TARFS_FS_TYPE)?
+            mountinfo::find_by_root(root, TARFS_FS_TYPE)
         } else {
-            let path = mountpoint.path()?;
-            let number = mountinfo::device_at(&path, TARFS_FS_TYPE)?;
-            number.map(|number| (number, path))
+            let number = path
+                .as_ref()
+                .map(|path| mountinfo::device_at(path, TARFS_FS_TYPE));
+            match (&path, number) {
+                (Ok(path), Ok(number)) => number.map(|found| Some((found?, path.clone()))),
+                _ => Ok(None),
+            }
         };
-        let (number, mountpoint) = found.ok_or(MountError::NotReady)?;
+        let found = found
+            .map_err(MountError::from)
+            .and_then(|found| found.ok_or(MountError::NotReady));
+        let (number, mountpoint) = found.inspect_err(|_| {
+            if let Ok(path) = &path {
+                syscalls::unmount_or_warn(TARFS_FS_TYPE, path, None);
+            }
+        })?;
         let target = MountTarget {
             mountpoint,
             device: number,
             overlay: None,
             namespace: None,
         };
-        Ok(Self {
-            target,
-            device,
-            root,
-        })
+        Ok(Self::new(target, device, root))
     }
 
     /// As [`on`](Self::on), in another mount namespace.
@@ -70,10 +96,21 @@ impl NewMount {
             namespace: Some(namespace.namespace.clone()),
         };
         namespace.attach(root.try_clone()?, mountpoint)?;
-        Ok(Self {
+        Ok(Self::new(target, device, Some(root)))
+    }
+
+    fn new(target: MountTarget, device: OwnedFd, root: Option<OwnedFd>) -> Self {
+        Self {
+            guard: UnmountGuard(Some(target.clone())),
             target,
             device,
-            root: Some(root),
-        })
+            root,
+        }
+    }
+
+    /// Gives it to the process that serves it, which unmounts it.
+    pub fn give(mut self) -> (MountTarget, OwnedFd, Option<OwnedFd>) {
+        self.guard.0 = None;
+        (self.target, self.device, self.root)
     }
 }

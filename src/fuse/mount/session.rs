@@ -130,11 +130,7 @@ impl Mount {
         mount: NewMount,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        let NewMount {
-            target,
-            device,
-            root,
-        } = mount;
+        let (target, device, root) = mount.give();
         let session = |filesystem| Session::from_fd(filesystem, device, SESSION_ACL, config());
         Self::serve_session(filesystem, &target, root, session, on_end)
     }

@@ -1,5 +1,6 @@
 //! Proxies that an environment names.
 
+use std::fmt;
 use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
@@ -10,13 +11,22 @@ use crate::base::environment::Environment;
 /// URLs of two hosts that no list of exceptions names.
 const ANY_URLS: [&str; 2] = ["http://name.invalid", "https://name.invalid"];
 
+/// Schemes of proxies.
+const SCHEMES: [&str; 6] = ["http", "https", "socks4", "socks4a", "socks5", "socks5h"];
+
 /// Proxies for the schemes `http` and `https`.
-#[derive(Debug)]
 pub(super) struct Proxies {
     http: Option<Url>,
     https: Option<Url>,
     /// Decides which hosts are asked through a proxy.
     matcher: Matcher,
+}
+
+impl fmt::Debug for Proxies {
+    /// Omits users and passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.matcher.fmt(f)
+    }
 }
 
 impl Proxies {
@@ -32,7 +42,10 @@ impl Proxies {
             capital.or_else(|| environment.text(name))
         };
         let all = variable("all_proxy");
-        let of_scheme = |name| parse(&variable(name).or_else(|| all.clone())?);
+        let of_scheme = |name| {
+            let own = variable(name).and_then(|text| parse(&text));
+            own.or_else(|| parse(all.as_deref()?))
+        };
         let (http, https) = (of_scheme("http_proxy"), of_scheme("https_proxy"));
         let text = |url: &Option<Url>| url.as_ref().map(Url::to_string).unwrap_or_default();
         let matcher = Matcher::builder()
@@ -73,7 +86,8 @@ fn parse(text: &str) -> Option<Url> {
     } else {
         format!("http://{text}")
     };
-    Url::parse(&text).ok().filter(Url::has_host)
+    let url = Url::parse(&text).ok().filter(Url::has_host)?;
+    SCHEMES.contains(&url.scheme()).then_some(url)
 }
 
 #[cfg(test)]
@@ -104,6 +118,13 @@ mod tests {
             Some("http://c/")
         );
         assert_eq!(proxy_of("https://h", &capitals), None);
+        let unusable = [("http_proxy", "ftp://x"), ("all_proxy", "http://b")];
+        assert_eq!(
+            proxy_of("http://h", &unusable).as_deref(),
+            Some("http://b/")
+        );
+        let shown = format!("{:?}", proxies(&[("all_proxy", "http://u:secret@b")]));
+        assert!(!shown.contains("secret"), "{shown}");
     }
 
     // Promises: proxy-environment
