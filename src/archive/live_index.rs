@@ -242,7 +242,11 @@ impl LiveIndex {
     }
 
     pub(super) fn watch(&self, watcher: Watcher) {
-        self.watchers.lock().push(watcher);
+        let mut watchers = self.watchers.lock();
+        // Nothing changes after the scan, which drops the watchers at its end.
+        if !self.is_scan_over() {
+            watchers.push(watcher);
+        }
     }
 
     /// Changes the builder, if there is one still, without readers. `change` must be short.
@@ -327,6 +331,7 @@ impl LiveIndex {
         waiters.is_scan_over = true;
         let due = std::mem::take(&mut waiters.callbacks);
         drop(waiters);
+        drop(std::mem::take(&mut *self.watchers.lock()));
         self.run_callbacks(due);
     }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::options::PageCache;
 use crate::base::sync::Mutex;
@@ -11,6 +12,8 @@ use crate::index::{Index, Ino};
 #[derive(Debug, Default)]
 pub(super) struct PageCaches {
     all: Mutex<Arc<[Arc<dyn PageCache>]>>,
+    /// Their number, so that a lookup takes no lock.
+    count: AtomicUsize,
 }
 
 impl PageCaches {
@@ -18,10 +21,12 @@ impl PageCaches {
         let mut all = self.all.lock();
         let kept = all.iter().filter(|pages| pages.is_open()).cloned();
         *all = kept.chain([pages]).collect();
+        self.count.store(all.len(), Ordering::Relaxed);
     }
 
+    /// Whether there are none. Those of mounts that have ended may still count.
     pub(super) fn is_empty(&self) -> bool {
-        self.open().is_empty()
+        self.count.load(Ordering::Relaxed) == 0
     }
 
     /// Those of mounts that have not ended. Without the lock, because a store may wait for a reader.
@@ -30,6 +35,7 @@ impl PageCaches {
         if !all.iter().all(|pages| pages.is_open()) {
             let kept = all.iter().filter(|pages| pages.is_open()).cloned();
             *all = kept.collect();
+            self.count.store(all.len(), Ordering::Relaxed);
         }
         Arc::clone(&all)
     }
@@ -37,7 +43,7 @@ impl PageCaches {
 
 impl PageCache for PageCaches {
     fn is_open(&self) -> bool {
-        !self.is_empty()
+        !self.open().is_empty()
     }
 
     fn can_store(&self, ino: Ino) -> bool {
@@ -78,7 +84,7 @@ impl PageCache for PageCaches {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64};
 
     use super::*;
 
@@ -137,6 +143,6 @@ mod tests {
         for cache in &all {
             cache.is_closed.store(true, Ordering::Relaxed);
         }
-        assert!(caches.is_empty());
+        assert!(!caches.is_open() && caches.is_empty());
     }
 }
