@@ -355,7 +355,7 @@ mod tests {
         let name = OsString::from_vec(b"A\xff".to_vec());
         let spec = OpenSpec {
             user: UserSpec {
-                environment: Environment::new([(name.clone(), "secret".into())], name.into()),
+                environment: Environment::new([(name.clone(), "secret".into())], "/".into()),
                 headers: vec!["A: secret".parse().expect("a header")],
                 certificate: Some((b"secret".to_vec(), Vec::new())),
                 netrc: Some(name.clone()),

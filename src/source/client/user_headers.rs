@@ -183,7 +183,8 @@ mod tests {
     }
 
     fn load(args: &[HeaderArg]) -> Result<Vec<(String, String)>, String> {
-        UserHeaders(args.to_vec()).load()
+        let environment = Environment::new([], "/".into());
+        UserHeaders::new(args, &environment)?.load()
     }
 
     #[test]
@@ -205,7 +206,7 @@ mod tests {
         let path = directory.path().join("headers");
         let text = "# who asks\r\n\r\nAuthorization: Bearer x\r\n\n  B: 2  \n";
         std::fs::write(&path, text).expect("written");
-        let headers = load(&[arg("A: 1"), HeaderArg(Arg::File(path)), arg("C:3")]);
+        let headers = load(&[arg("A: 1"), HeaderArg(Arg::File(path.into())), arg("C:3")]);
         let expected = [
             ("A", "1"),
             ("Authorization", "Bearer x"),
@@ -225,7 +226,7 @@ mod tests {
         let path = directory.path().join("headers");
         for (text, line) in [("A: 1\nsecret\n", 2), ("\nmy secret: 1\n", 2)] {
             std::fs::write(&path, text).expect("written");
-            let message = load(&[HeaderArg(Arg::File(path.clone()))]).expect_err("malformed");
+            let message = load(&[HeaderArg(Arg::File(path.clone().into()))]).expect_err("malformed");
             assert!(message.contains(&format!("line {line}: ")), "{message}");
             assert!(!message.contains("secret"), "{message}");
         }
