@@ -115,9 +115,10 @@ pub use base::stats::Stats;
 #[doc(hidden)]
 pub mod internal {
     pub use crate::base::{
-        bounded_read, buffer_pool, descriptor_limit, environment, error_chain, escape, free_list,
-        lock, memory_reclaim, passwd, publish, redact, regular_file, resolve, rooted, shared_dir,
-        size, span_hash, stats, sync, thread, time, trusted_dir, xattr::posix_acl,
+        bounded_read, buffer_pool, descriptor_limit, directory, environment, error_chain, escape,
+        free_list, lock, memory_reclaim, passwd, periodic, publish, redact, regular_file, resolve,
+        rooted, shared_dir, size, span_hash, stats, sync, thread, time, trusted_dir,
+        xattr::posix_acl,
     };
     pub use crate::cache::{
         DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, QueueTimeout, ReadRate,

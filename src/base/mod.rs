@@ -23,7 +23,7 @@ pub(crate) use file::{
     AttributeTarget, chmod, foreign_command, mount_point, random_reads, retention,
 };
 pub use file::{
-    bounded_read, descriptor_limit, lock, publish, regular_file, shared_dir, trusted_dir,
+    bounded_read, descriptor_limit, directory, lock, publish, regular_file, shared_dir, trusted_dir,
 };
 pub use hash::span_hash;
 pub(crate) use hash::{read_overlapped, sha256, tar_checksum};
@@ -32,4 +32,4 @@ pub use memory::{buffer_pool, free_list, reclaim as memory_reclaim};
 pub(crate) use path::{NAME_MAX, archive_path, glob};
 pub use path::{resolve, rooted};
 pub(crate) use threads::{once_job, thread_pool};
-pub use threads::{sync, thread};
+pub use threads::{periodic, sync, thread};

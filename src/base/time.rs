@@ -1,7 +1,7 @@
 //! Times of files, and in text; pure.
 
 use std::fmt;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const DAY_SECONDS: i64 = 86_400;
 
@@ -128,6 +128,12 @@ impl Civil {
 /// Converts the nanoseconds of a file time. Their type is signed in some APIs (under Miri in libc's).
 pub fn nanoseconds(part: impl TryInto<u64>) -> u64 {
     part.try_into().unwrap_or_default()
+}
+
+/// Seconds from the start of 1970 to `time`.
+pub fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }
 
 /// Converts to [`SystemTime`]; a time out of its range becomes 1970.

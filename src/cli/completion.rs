@@ -6,14 +6,14 @@ use std::os::unix::ffi::OsStrExt;
 use clap_complete::engine::CompletionCandidate;
 use tarfs::fuse::MountOptions;
 
-use super::daemon::control_socket;
 use super::environment;
+use tarfs::serve;
 
 /// Mountpoints of the mounts that this user may query.
 pub(crate) fn mountpoints() -> Vec<CompletionCandidate> {
     environment::runtime_dirs()
         .iter()
-        .filter_map(|directory| control_socket::list_statuses(directory).ok())
+        .filter_map(|directory| serve::list_statuses(directory).ok())
         .flatten()
         .map(|status| CompletionCandidate::new(OsStr::from_bytes(status.mountpoint_bytes())))
         .collect()

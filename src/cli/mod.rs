@@ -8,12 +8,10 @@ mod completion;
 mod daemon;
 mod environment;
 mod exit_status;
-mod files;
 mod help;
 mod malloc;
 mod mount_helper;
 mod open_archive;
-mod periodic;
 mod shards;
 mod ui;
 

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,12 +11,9 @@ use anyhow::{Context, ensure};
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, CacheDirArgs, LayerArgs, Mode, MountArgs, SourceArgs};
-use crate::cli::daemon::opened_archive::OpenedArchive;
-use crate::cli::daemon::prefetch;
 use crate::cli::ui::output::{self, UsageError};
 use crate::cli::ui::progress::{self, ProgressOptions, Work};
 use tarfs::Stats;
-use tarfs::archive::directory::ArchiveDirectory;
 use tarfs::archive::{Archive, DiskCacheMode, TreeOrigin, Volume};
 use tarfs::image::Image;
 use tarfs::index::store::RowsToLoad;
@@ -24,8 +21,9 @@ use tarfs::internal::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
 use tarfs::internal::environment::{self, Environment};
 use tarfs::locate::{
     self, ArchiveSpec, CacheSpec, OpenContext, OpenSpec, OpenSpecError, ProgressFn, ServerSpec,
-    SourceSpec, TreeSpec, UserSpec,
+    TreeSpec, UserSpec,
 };
+use tarfs::serve::{MountSpec, Opened, PrefetchSpec};
 use tarfs::source::{ClientCertificateError, Revalidation};
 
 /// Starts the threads for the network, and returns the settings with which a verb opens SOURCE. All other work has
@@ -225,88 +223,50 @@ pub(crate) fn tree_context(
     Ok((network, tree, context))
 }
 
-pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<OpenedArchive> {
-    // A mount leaves its current directory, and its status should show paths that are valid everywhere.
-    let tree = args.layers.tree(&args.source).absolute();
-    let is_layered = tree.is_layered();
-    let is_early = !args.waits_for_index() && (!is_layered || tree.may_be_artifact());
-    let shows_progress = args.waits_for_index() || is_layered;
-    let quiet = !(args.foreground || shows_progress && io::stderr().is_terminal());
-    let (network, context) = mount_context(args, &stats, quiet)?;
-    if tree.source.is_place() {
-        return open_directory(args, &tree.source, context, (stats, network));
-    }
-    let retry_forever = &context.archive.scan.retry_forever;
-    if args.shown_version.is_some() && !is_layered {
-        // Callers wait, but the supervisor does not count the time of an outage.
-        retry_forever.enable();
-    }
-    let volume = if is_early {
-        let volume = context.open_early(&tree)?;
-        // No user waits at the terminal any more. The mount works again when the network does.
-        retry_forever.enable();
-        volume
-    } else {
-        context.open(&tree)?
-    };
-    for note in foreign_tree_notes(&*volume) {
-        tracing::warn!("{note}");
-    }
-    let (recording, prefetch_notes) = prefetch::start(&args.prefetch, &context, &volume)?;
-    let (name, has_disk_cache) = (tree.source.redacted(), !args.cache.no_disk_cache);
-    Ok(OpenedArchive {
-        prefetch_notes,
-        recording,
-        ..OpenedArchive::new(name, &volume, is_layered, has_disk_cache, (stats, network))
-    })
-}
-
-/// Lists the archives of the place `spec`. They are opened when they are used.
-fn open_directory(
-    args: &MountArgs,
-    spec: &SourceSpec,
-    context: OpenContext,
-    process: (Arc<Stats>, Runtime),
-) -> anyhow::Result<OpenedArchive> {
-    let context = OpenContext {
-        progress: None,
-        ..context
-    };
-    let archives = context.open_archives(spec, args.prefetch.prefetch.into())?;
-    let listing = archives.listing();
-    listing
-        .notes
-        .iter()
-        .for_each(|note| tracing::warn!("{note}"));
-    let root = Arc::clone(&archives.root) as Arc<dyn Volume>;
-    let (name, has_disk_cache) = (spec.redacted(), !args.cache.no_disk_cache);
-    Ok(OpenedArchive {
-        directory: Some(Arc::new(archives)),
-        ..OpenedArchive::new(name, &root, false, has_disk_cache, process)
-    })
-}
-
-fn mount_context(
-    args: &MountArgs,
-    stats: &Arc<Stats>,
-    quiet: bool,
-) -> anyhow::Result<(Runtime, OpenContext)> {
+/// The description of the mount of `args`, with absolute paths, because a mount leaves its current directory.
+pub(crate) fn mount_spec(args: &MountArgs) -> anyhow::Result<MountSpec> {
     let is_copied = args.copy_to.is_some();
     let least_origin = if is_copied {
         TreeOrigin::WRITTEN
     } else {
         TreeOrigin::SHOWN
     };
-    let mut spec = cached_spec(&args.source, &args.cache, least_origin)?;
-    spec.cache.archives = spec.cache.enclosing_archives;
+    let mut open = cached_spec(&args.source, &args.cache, least_origin)?;
+    open.cache.archives = open.cache.enclosing_archives;
     // `--prefetch all` fetches everything, so the scan does it on its way.
-    spec.archive.allow_skipping = args.prefetch.prefetch != Mode::All;
+    open.archive.allow_skipping = args.prefetch.prefetch != Mode::All;
     // The copy contains files from an earlier scan.
-    spec.archive.should_rescan_unproven = is_copied;
-    spec.archive.should_log_problems = true;
-    spec.archive.shown_version.clone_from(&args.shown_version);
-    if args.shown_version.is_some() && !args.cache.offline {
-        spec.server.revalidation = Revalidation::UnlessLate;
-    }
-    start(&spec, &args.source, stats, quiet)
+    open.archive.should_rescan_unproven = is_copied;
+    open.archive.should_log_problems = true;
+    let record = args.prefetch.record.as_ref().map(path::absolute);
+    Ok(MountSpec {
+        tree: args.layers.tree(&args.source).absolute(),
+        open: open.absolute(),
+        root: args.root.clone().unwrap_or_default(),
+        strip_components: args.strip_components,
+        waits_for_index: args.waits_for_index(),
+        options: args.mount_options()?,
+        xattrs: args.xattrs.filter(),
+        is_writable: args.writable,
+        prefetch: PrefetchSpec {
+            mode: args.prefetch.prefetch.into(),
+            bytes_per_second: args.prefetch.prefetch_rate.map(|rate| rate.0),
+            replay: args.prefetch.replay.clone(),
+            record: record.transpose()?.map(Into::into),
+        },
+        idle_timeout: Duration::from_secs(args.idle_timeout),
+    })
+}
+
+/// Opens the tree of `spec` for a mount. Returns it with the threads of its network.
+pub(crate) fn open_for_mount(
+    args: &MountArgs,
+    spec: &MountSpec,
+    stats: &Arc<Stats>,
+) -> anyhow::Result<(Runtime, Opened)> {
+    let is_layered = spec.tree.is_layered();
+    let shows_progress = (spec.waits_for_index || is_layered) && io::stderr().is_terminal();
+    let quiet = !(args.foreground || shows_progress);
+    let (network, context) = start(&spec.open, &args.source, stats, quiet)?;
+    Ok((network, Opened::open(spec, context)?))
 }

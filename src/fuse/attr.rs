@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use fuser::{FileAttr, FileType, INodeNo};
+use serde::{Deserialize, Serialize};
 
 use crate::base::time::system_time;
 use crate::index::{Entry, EntryKind};
@@ -14,7 +15,7 @@ const BLOCK_BYTES: u64 = 512;
 pub(super) const BLKSIZE: u32 = 4096;
 
 /// The owners and modes that a mount shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Ownership {
     /// Owner of every entry.
     pub uid: Option<u32>,

@@ -9,12 +9,14 @@ use super::config::Config;
 use super::error::{Cause, Error};
 use super::layout::Layout;
 use crate::base::extent::{Extent, Packed};
+use serde::{Deserialize, Serialize};
+
 use crate::base::sha256::Sha256;
 use crate::source::documents::{Descriptor, Platform};
 use crate::source::{self, Slice, Source};
 
 /// How an image is stored.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Transport {
     /// An OCI image layout in a directory.
     Oci,

@@ -6,6 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{self, Path, PathBuf};
 use std::slice;
 
+use serde::{Deserialize, Serialize};
+
 use super::glob;
 use crate::base::redact::has_scheme;
 use crate::image::Transport;
@@ -20,7 +22,7 @@ const REGISTRY_SCHEMES: [&str; 2] = ["oci", "docker"];
 
 /// A parsed SOURCE: an archive, a part of another source, or an image. Every text is valid. Without a known
 /// prefix it is a path or a URL, so a file `tar:name` is `./tar:name`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum SourceSpec {
     /// A path, a URL, or `-` for standard input.
     Plain(OsString),
@@ -407,7 +409,7 @@ fn make_path_absolute(location: &mut OsString) {
 }
 
 /// SOURCE with the layers over it, which form one tree.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TreeSpec {
     /// The lowest layer or layers.
     pub source: SourceSpec,

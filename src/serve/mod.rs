@@ -1,7 +1,34 @@
-//! Serving: trees that the mounts of one process share.
+//! Serving: mounts, the trees that they share, and what other processes ask about them.
 
+pub mod access_profile;
+mod control_socket;
+mod copy;
+mod failure;
+mod metrics_server;
+mod mount_spec;
+mod opened;
+mod prefetch;
+mod prometheus;
+mod served_mount;
+mod status;
 mod volume_key;
 mod volume_table;
 
+pub use control_socket::{
+    ControlSocket, Request, Response, UmountOutcome, create_private_dir, find_status,
+    list_statuses, request_index, request_umount, wait_for_exit,
+};
+pub use copy::MountCopy;
+pub use failure::Failure;
+pub use metrics_server::MetricsListener;
+pub use mount_spec::MountSpec;
+pub use opened::Opened;
+pub use prefetch::PrefetchSpec;
+pub use prometheus::{Figure, figures};
+pub use served_mount::{MountOrigin, ServedMount};
+pub use status::{
+    CopyProgress, FailedRead, IndexState, OverlayStatus, Phase, PrefetchStatus, Status,
+    format_device,
+};
 pub use volume_key::VolumeKey;
 pub use volume_table::{SharedVolume, VolumeTable};

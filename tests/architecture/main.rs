@@ -105,7 +105,16 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "serve",
-        imports: &["base", "source", "archive", "locate"],
+        imports: &[
+            "base",
+            "source",
+            "fetch",
+            "index",
+            "archive",
+            "fuse",
+            "materialize",
+            "locate",
+        ],
     },
     Layer {
         name: "python",
@@ -126,7 +135,6 @@ const LAYERS: &[Layer] = &[
             "source",
             "codec",
             "tar",
-            "fetch",
             "index",
             "archive",
             "layers",
@@ -137,6 +145,7 @@ const LAYERS: &[Layer] = &[
             "change",
             "materialize",
             "locate",
+            "serve",
         ],
     },
 ];

@@ -2,11 +2,13 @@
 
 use std::{fmt, io};
 
+use serde::{Deserialize, Serialize};
+
 use super::access_log::AccessedRange;
 use crate::index::{Index, Ino};
 
 /// Data that is prefetched.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub enum PrefetchMode {
     /// Prefetches nothing.
     Off,

@@ -4,6 +4,7 @@ mod attributes;
 pub mod bounded_read;
 pub(crate) mod chmod;
 pub mod descriptor_limit;
+pub mod directory;
 pub(crate) mod foreign_command;
 pub mod lock;
 pub(crate) mod mount_point;

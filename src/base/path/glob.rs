@@ -5,8 +5,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A parsed pattern.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<u8>", into = "Vec<u8>")]
 pub struct Glob {
     pattern: Vec<u8>,
     tokens: Vec<Token>,
@@ -16,6 +19,19 @@ impl fmt::Debug for Glob {
     /// Writes the pattern, so that equal patterns have the same text in every process.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\"", self.pattern.escape_ascii())
+    }
+}
+
+impl From<Vec<u8>> for Glob {
+    /// As [`new`](Self::new).
+    fn from(pattern: Vec<u8>) -> Self {
+        Self::new(&pattern)
+    }
+}
+
+impl From<Glob> for Vec<u8> {
+    fn from(glob: Glob) -> Self {
+        glob.pattern
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync as primitives;
 
 pub(crate) mod once_job;
+pub mod periodic;
 pub mod sync;
 pub mod thread;
 pub(crate) mod thread_pool;

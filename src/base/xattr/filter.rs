@@ -1,5 +1,7 @@
 //! Selection of extended attributes and ACLs by name, as GNU tar's options select them; pure.
 
+use serde::{Deserialize, Serialize};
+
 use super::posix_acl;
 use crate::base::path::glob::Glob;
 
@@ -9,7 +11,7 @@ const SECURITY_LABELS: [&[u8]; 3] = [b"security.selinux", b"security.ima", b"sec
 const TRUSTED_NAMESPACE: &[u8] = b"trusted.";
 
 /// Selection of extended attributes by name; by default all but `security.{selinux,ima,evm}` and `trusted.*`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct XattrFilter {
     /// When not empty, only attributes that one of these matches are selected. ACLs are not compared.
     pub include: Vec<Glob>,

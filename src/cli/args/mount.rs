@@ -3,10 +3,8 @@
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 
@@ -16,9 +14,7 @@ use super::{
 };
 use crate::cli::completion;
 use crate::cli::ui::output::UsageError;
-use tarfs::archive::Volume;
-use tarfs::fuse::{MountOptions, Subtree};
-use tarfs::index::Index;
+use tarfs::fuse::MountOptions;
 
 /// Arguments of `tarfs mount`.
 #[derive(Clone, Debug, Args)]
@@ -55,9 +51,6 @@ pub(crate) struct MountArgs {
           value_parser = seconds_parser(1..=86_400),
           help_heading = heading::PROCESS, hide_short_help = true)]
     pub restart_timeout: u64,
-    /// Version of the archive that a successor must serve, because the kernel has seen it.
-    #[arg(skip)]
-    pub shown_version: Option<String>,
     /// Stay in the foreground instead of returning once the mount is ready
     #[arg(short, long, help_heading = heading::PROCESS)]
     pub foreground: bool,
@@ -184,14 +177,5 @@ impl MountArgs {
             || self.root.is_some()
             || self.strip_components > 0
             || self.layers.is_set()
-    }
-
-    pub(crate) fn view(&self, content: &dyn Volume) -> anyhow::Result<Subtree> {
-        let root = self.root.as_deref().unwrap_or_default();
-        let compared = content.compare_path_blocking(root.as_bytes(), true);
-        compared
-            .with_context(|| format!("cannot follow the links of --root {}", root.display()))?;
-        let find = |index: &Index| Subtree::new(index, root.as_bytes(), self.strip_components);
-        Ok(content.index().read(find)??)
     }
 }

@@ -20,12 +20,12 @@ use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
 use super::write::materialize::{self, MaterializeOptions};
 use crate::cli::args::{CacheDirArgs, QuietArg, SourceArgs};
-use crate::cli::files::create_missing_dir;
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
 use tarfs::image::{self, Config, SeccompProfile, User, VOLUMES_DIR};
 use tarfs::internal::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
+use tarfs::internal::directory::create_missing_dir;
 use tarfs::internal::error_chain::error_chain;
 use tarfs::internal::escape::escape;
 use tarfs::internal::publish::random_suffix;

@@ -11,9 +11,10 @@ use serde::Serialize;
 
 use crate::cli::args::{self, CacheDirArgs, JsonArg, Size};
 use crate::cli::ui::output;
-use crate::cli::ui::units::{format_age, format_bytes, format_version, unix_seconds};
+use crate::cli::ui::units::{format_age, format_bytes, format_version};
 use tarfs::archive::cache_inventory::{self, CacheEntry, Kind};
 use tarfs::internal::escape::{bytes_unless_utf8, escape};
+use tarfs::internal::time::unix_seconds;
 
 /// Arguments of `tarfs cache`.
 #[derive(Debug, Args)]

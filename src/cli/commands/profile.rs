@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 
 use crate::cli::args::Size;
-use crate::cli::daemon::access_profile::{
-    MAX_PROFILE_BYTES, ProfileRange, merge_profiles, parse_profile,
-};
 use crate::cli::ui::output;
 use tarfs::internal::bounded_read::read_text;
 use tarfs::internal::publish::publish_private;
+use tarfs::serve::access_profile::{
+    MAX_PROFILE_BYTES, ProfileRange, merge_profiles, parse_profile,
+};
 
 /// Arguments of `tarfs profile`.
 #[derive(clap::Args, Debug)]

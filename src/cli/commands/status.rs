@@ -12,14 +12,13 @@ use clap_complete::engine::ArgValueCandidates;
 
 use crate::cli::args::JsonArg;
 use crate::cli::completion;
-use crate::cli::daemon::control_socket::{self, CopyProgress, IndexState, Phase, Status};
-use crate::cli::daemon::prometheus::figures;
 use crate::cli::environment;
 use crate::cli::exit_status;
 use crate::cli::ui::output;
 use crate::cli::ui::units::{format_age, format_bytes, format_version};
 use tarfs::fuse;
 use tarfs::internal::escape::{escape, escape_controls};
+use tarfs::serve::{self, CopyProgress, IndexState, Phase, Status, figures};
 
 /// Shows the state of one mount, or of all mounts of this user.
 #[derive(Clone, Debug, Args)]
@@ -102,10 +101,10 @@ fn find_statuses(mountpoint: Option<&Path>) -> (Vec<Status>, ExitCode) {
     let (mut statuses, mut code) = (Vec::new(), ExitCode::SUCCESS);
     for directory in environment::runtime_dirs() {
         let found = match mountpoint {
-            None => control_socket::list_statuses(&directory),
+            None => serve::list_statuses(&directory),
             Some(mountpoint) => {
                 let is_wanted = |status: &Status| status.is_mounted_on(mountpoint);
-                control_socket::find_status(&directory, is_wanted).map(Vec::from_iter)
+                serve::find_status(&directory, is_wanted).map(Vec::from_iter)
             }
         };
         match found {
@@ -289,16 +288,28 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
-    use crate::cli::daemon::control_socket::OverlayStatus;
+
+    fn example() -> Status {
+        let text = concat!(
+            r#"{"source":"http://host/a.tar","mountpoint":"/mnt","pid":7,"since_unix_seconds":1000,"#,
+            r#""version":"3 bytes","entries":2,"index":{"phase":"complete","scanned_bytes":7,"of_bytes":7},"#,
+            r#""resident_bytes":20971520,"memory":{"budget_bytes":134217728,"spans_bytes":41943040,"#,
+            r#""reads_bytes":5,"decoders_bytes":6,"index_bytes":12345},"disk_cache":{"held_bytes":31457280,"#,
+            r#""all_bytes":52428800,"limit_bytes":73400320},"prefetch":{"what":"all","state":"running","#,
+            r#""done_spans":3,"total_spans":7,"replayed_spans":1,"replay_spans":2},"#,
+            r#""metrics":"http://127.0.0.1:9469/metrics","counters":{"scans":1},"damaged_members":2,"#,
+            r#""damaged":["a/c: cut"],"notes":["stored"],"#,
+            r#""errors":[{"last_unix_seconds":1000,"count":3,"path":"a/b","reason":"cut"}]}"#,
+        );
+        serde_json::from_str(text).expect("a status")
+    }
     use tarfs::fuse::DirectoryStatus;
+    use tarfs::serve::OverlayStatus;
 
     // Promises: status-shows
     #[test]
     fn status_shows_what_a_user_wants_first() {
-        let status = Status {
-            pid: 7,
-            ..Status::example()
-        };
+        let status = example();
         let now = UNIX_EPOCH + Duration::from_secs(1300);
         let summary = "/mnt
   source               http://host/a.tar
@@ -333,7 +344,7 @@ mod tests {
     // Promises: status-shows
     #[test]
     fn names_in_a_status_reach_no_terminal_raw() {
-        let mut status = Status::example();
+        let mut status = example();
         status.source = "http://host/\u{1b}[31m\na.tar".to_owned();
         let text = to_text(&status, true, UNIX_EPOCH);
         assert!(
@@ -354,7 +365,7 @@ mod tests {
                 total_bytes: 20 << 20,
                 failures: 0,
             }),
-            ..Status::example()
+            ..example()
         };
         let text = to_text(&status, false, UNIX_EPOCH);
         let line = "\n  copy                 writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
@@ -371,7 +382,7 @@ mod tests {
         };
         let status = Status {
             directory: Some(directory),
-            ..Status::example()
+            ..example()
         };
         let text = to_text(&status, false, UNIX_EPOCH);
         let line = "\n  archives             7, 2 of them open, 1 failed\n";
@@ -388,7 +399,7 @@ mod tests {
             });
             let status = Status {
                 writable,
-                ..Status::example()
+                ..example()
             };
             to_text(&status, false, UNIX_EPOCH)
         };

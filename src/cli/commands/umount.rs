@@ -13,10 +13,10 @@ use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 
 use crate::cli::completion;
-use crate::cli::daemon::control_socket::{self, Status, UmountOutcome};
 use crate::cli::environment;
 use crate::cli::ui::output;
 use tarfs::fuse::{self, Force};
+use tarfs::serve::{self, Status, UmountOutcome};
 
 /// Unmounts archives and waits until their processes have ended.
 #[derive(Clone, Debug, Args)]
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
 fn all_mountpoints() -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for directory in environment::runtime_dirs() {
-        let statuses = control_socket::list_statuses(&directory);
+        let statuses = serve::list_statuses(&directory);
         let name = directory.display();
         let statuses = statuses.with_context(|| format!("cannot look for mounts in {name}"))?;
         // Others are in another mount namespace, or have no mountpoint any more.
@@ -92,7 +92,7 @@ fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
     // Only the mount on top is meant.
     let top = fuse::top_mount(&mountpoint).unwrap_or_default();
     for directory in environment::runtime_dirs() {
-        match control_socket::request_umount(&directory, &mountpoint, lazy) {
+        match serve::request_umount(&directory, &mountpoint, lazy) {
             Ok(Some(UmountOutcome::Failed { error, hint })) => {
                 return Err(match hint {
                     Some(hint) => anyhow!("{error} ({hint})"),
@@ -124,7 +124,7 @@ fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
 
 /// Whether a process without any mount left has ended.
 fn has_ended(process: Option<&OwnedFd>) -> anyhow::Result<bool> {
-    let ends = |process| control_socket::wait_for_exit(process, LAST_MOUNT_TIMEOUT);
+    let ends = |process| serve::wait_for_exit(process, LAST_MOUNT_TIMEOUT);
     Ok(process.map_or(Ok(true), ends)?)
 }
 

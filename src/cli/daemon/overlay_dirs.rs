@@ -21,18 +21,18 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-use super::control_socket::OverlayStatus;
 use super::scratch_dir::remove_scratch;
 use super::supervisor::{SupervisorLink, TakeoverState};
 use crate::cli::args::MountArgs;
 use crate::cli::environment;
-use crate::cli::files::create_missing_dir;
 use tarfs::fuse::{
     LOWER_DIR_NAME, Mount, MountOptions, MountTarget, SCRATCH_PREFIX, SuperblockWatch, UpperDirs,
 };
+use tarfs::internal::directory::create_missing_dir;
 use tarfs::internal::lock::{LockHolder, LockKind, lock as lock_file};
 use tarfs::internal::publish::random_suffix;
 use tarfs::layers::WhiteoutFormat;
+use tarfs::serve::OverlayStatus;
 
 /// Time for which a dead process may still hold its lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -104,17 +104,6 @@ pub(crate) fn ensure_restart_possible(args: &MountArgs, is_possible: bool) -> an
         "--restart with --writable needs Linux 6.9 or later and a source that identifies each version reliably"
     );
     Ok(())
-}
-
-/// Returns the options of the read-only mount below the overlay. With them, the kernel finds the mount's
-/// ACLs. They admit the same callers as the overlay does, if this user may decide that.
-pub(crate) fn lower_options(options: &MountOptions) -> MountOptions {
-    let is_root = rustix::process::geteuid().is_root();
-    MountOptions {
-        allow_other: is_root,
-        default_permissions: is_root || options.default_permissions,
-        ..options.clone()
-    }
 }
 
 impl ScratchDir {

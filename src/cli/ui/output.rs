@@ -17,8 +17,8 @@ use tarfs::index::Index;
 use tarfs::internal::escape::{escape_controls, escape_json};
 use tarfs::internal::redact::redact_urls;
 pub(crate) use tarfs::locate::describe;
-use tarfs::locate::unwrap_transparent;
-use tarfs::{archive, locate, materialize, source};
+use tarfs::serve::Failure;
+use tarfs::{archive, locate, materialize};
 
 /// Bytes of contents that are written to standard output at once.
 const OUTPUT_BUFFER_BYTES: usize = 1 << 20;
@@ -96,24 +96,15 @@ pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
         "{prefix}tarfs: {}",
         escape_controls(&describe(&**error))
     ));
-    let is_locate_usage = error
-        .downcast_ref()
-        .is_some_and(locate::Error::is_usage_error);
-    ExitCode::from(if is_locate_usage || error.is::<UsageError>() {
+    let located: Option<&locate::Error> = error.downcast_ref();
+    let failure: Option<&Failure> = error.downcast_ref();
+    let is_usage_error = located.is_some_and(locate::Error::is_usage_error)
+        || failure.is_some_and(|failure| failure.is_usage_error)
+        || error.is::<UsageError>();
+    ExitCode::from(if is_usage_error {
         exit_status::USAGE
     } else {
         exit_status::FAILURE
-    })
-}
-
-/// Whether an error is a temporary outage of a source.
-pub(crate) fn is_outage(error: &anyhow::Error) -> bool {
-    error.chain().map(unwrap_transparent).any(|cause| {
-        let source = match cause.downcast_ref() {
-            Some(archive::Error::Source(error)) => Some(error),
-            _ => cause.downcast_ref::<source::Error>(),
-        };
-        source.is_some_and(|error| error.cause.is_outage())
     })
 }
 

@@ -9,8 +9,8 @@ use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::logging;
 use super::output::print_error;
 use super::units::format_bytes;
-use crate::cli::periodic::PeriodicThread;
 use tarfs::Stats;
+use tarfs::internal::periodic::PeriodicThread;
 
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 

@@ -39,12 +39,6 @@ pub(crate) fn format_age(seconds: u64, now: SystemTime) -> String {
     }
 }
 
-/// Seconds from the start of 1970 to `time`.
-pub(crate) fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
-}
-
 /// Formats the fingerprint of an archive: its length with a unit, and the time of a file instead of its numbers.
 pub(crate) fn format_version(fingerprint: &str) -> String {
     let part = |word: &str| {

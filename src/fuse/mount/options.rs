@@ -1,9 +1,11 @@
 //! The mount options of `-o`; pure.
 
+use serde::{Deserialize, Serialize};
+
 use crate::fuse::attr::Ownership;
 
 /// Options of a mount. The default is `ro,nosuid,nodev`, for this user alone, without permission checks.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is an option of mount(8), in its own word"

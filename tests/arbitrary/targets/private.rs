@@ -3,16 +3,9 @@
 use std::sync::LazyLock;
 
 use tarfs::index::{Builder, Index, Options, Origin};
+use tarfs::serve::access_profile;
 use tarfs::tar::{Member, MemberKind};
 use tarfs::{Extent, Plain};
-
-#[path = "../../../src/cli/daemon/access_profile.rs"]
-#[allow(
-    dead_code,
-    clippy::pedantic,
-    reason = "the program's, and looked at there"
-)]
-mod profile_file;
 
 #[path = "../../../src/cli/daemon/supervisor/protocol.rs"]
 #[allow(
@@ -38,7 +31,7 @@ pub(crate) const NAMES: [&[u8]; 4] = [b"a", b"dir/b c", b"gr\xfcn\n", b"dir/\\"]
 pub(super) fn profile(bytes: &[u8]) {
     static INDEX: LazyLock<Index> = LazyLock::new(index);
     let text = String::from_utf8_lossy(bytes);
-    let Ok(found) = profile_file::resolve_profile(&text, &INDEX) else {
+    let Ok(found) = access_profile::resolve_profile(&text, &INDEX) else {
         return;
     };
     assert!(found.ranges.len() + found.missing_ranges <= bytes.len());
@@ -46,15 +39,15 @@ pub(super) fn profile(bytes: &[u8]) {
         let size = INDEX.entry(range.ino).expect("of the archive").size();
         assert!(range.len <= size.saturating_sub(range.offset));
     }
-    let parsed = profile_file::parse_profile(&text).expect("resolved before");
+    let parsed = access_profile::parse_profile(&text).expect("resolved before");
     let parsed: Vec<_> = parsed.collect::<Result<_, _>>().expect("resolved before");
     let merged =
-        profile_file::merge_profiles(vec![parsed.clone(), parsed], 1000).expect("few ranges");
-    let merged = profile_file::parse_profile(&merged).expect("just written");
+        access_profile::merge_profiles(vec![parsed.clone(), parsed], 1000).expect("few ranges");
+    let merged = access_profile::parse_profile(&merged).expect("just written");
     let lens = merged.map(|range| range.expect("just written").len);
     assert!(lens.sum::<u64>() <= 1000);
-    let again = profile_file::format_profile(&INDEX, &found.ranges);
-    let again = profile_file::resolve_profile(&again, &INDEX).expect("just written");
+    let again = access_profile::format_profile(&INDEX, &found.ranges);
+    let again = access_profile::resolve_profile(&again, &INDEX).expect("just written");
     assert_eq!((again.missing_ranges, again.ranges), (0, found.ranges));
 }
 

@@ -16,7 +16,6 @@ use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 use crate::cli::args::{SourceArgs, TreeArgs};
-use crate::cli::daemon::control_socket;
 use crate::cli::environment;
 use crate::cli::exit_status;
 use crate::cli::open_archive;
@@ -29,6 +28,7 @@ use tarfs::index::{Index, LazyIndex, MemoryLimit, ShardPlan};
 use tarfs::internal::escape::escape;
 use tarfs::internal::resolve::without_dots;
 use tarfs::locate::SourceSpec;
+use tarfs::serve;
 use tarfs::source::local_path;
 use tarfs::tree::{
     DirectoryTree, FileKind, FollowedLinks, IndexTree, Item, Name, OpenDirectory, ResolvedFile,
@@ -321,7 +321,7 @@ fn mounted_index(directory: &Path, starts: &[StartPoint], args: &TreeArgs) -> Op
     let limit = MemoryLimit::new(args.source.index_memory.0);
     let directories = environment::runtime_dirs();
     let index = directories.iter().find_map(|sockets| {
-        let index = control_socket::request_index(sockets, device, &limit);
+        let index = serve::request_index(sockets, device, &limit);
         let index = index.inspect_err(|error| tracing::debug!(%error, "the mount is walked"));
         index.ok().flatten()
     })?;

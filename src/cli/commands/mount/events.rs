@@ -7,14 +7,14 @@ use signal_hook::iterator::{Handle, Signals};
 use tokio::sync::oneshot;
 
 use super::process_mode::{ProcessMode, report_scan_end};
-use super::status::{ServeState, build_status};
 use crate::cli::commands::status as status_text;
-use crate::cli::daemon::control_socket::{Phase, Request, Response, Status};
-use crate::cli::daemon::sd_notify;
-use crate::cli::ui::cleanup_on_signal;
+use crate::cli::daemon::overlay_dirs::OverlayDirs;
+use crate::cli::daemon::sd_notify::{self, ServiceManager};
+use crate::cli::ui::{cleanup_on_signal, panic_hook};
 use tarfs::fuse::{Force, Mount, UnmountError};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::internal::thread::Thread;
+use tarfs::serve::{Phase, Request, Response, ServedMount, Status};
 
 type ResponseFn = Box<dyn FnOnce(Response) + Send>;
 
@@ -27,26 +27,38 @@ pub(super) enum Event {
     MountEnded,
 }
 
+/// State of the serving process.
+struct ServeState<'a> {
+    mount: &'a ServedMount,
+    /// URL of the metrics.
+    metrics: Option<&'a str>,
+    manager: Option<ServiceManager>,
+    /// Whether damaged members were reported before the process left the terminal.
+    is_reported: bool,
+}
+
 /// Leaves the terminal as `mode` says, and handles events until the mount is gone. On an error, drops `inbox`
 /// first, because the control socket would wait for a client, and the client for a response.
 pub(super) fn handle_events(
     inbox: Receiver<Event>,
     mode: ProcessMode,
-    mut state: ServeState<'_>,
+    (mount, writable, metrics): (&ServedMount, Option<&OverlayDirs>, Option<&str>),
 ) -> anyhow::Result<()> {
-    state.is_reported = mode.report_to_terminal(state.opened);
-    state.manager = mode.enter()?;
+    let state = ServeState {
+        mount,
+        metrics,
+        is_reported: mode.report_to_terminal(&mount.opened),
+        manager: mode.enter()?,
+    };
     tracing::info!(
-        source = state.opened.location,
-        mountpoint = %state.mount.target.mountpoint.display(),
+        source = mount.opened.location,
+        mountpoint = %mount.mount.target.mountpoint.display(),
         "mounted"
     );
     let has_ended = event_loop(inbox, &state);
-    if let (true, Some(writable)) = (has_ended, state.writable) {
+    if let (true, Some(writable)) = (has_ended, writable) {
         writable.mark_lower_ended();
     }
-    // Fails pending reads now instead of when the connection is aborted.
-    state.opened.content.close();
     if let Some(manager) = &state.manager {
         manager.notify("STOPPING=1");
     }
@@ -57,23 +69,23 @@ pub(super) fn handle_events(
 /// Handles events until the mount is gone, then refuses the others. Returns whether the connection ended.
 #[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
 fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
-    let mount = state.mount;
+    let mount = &state.mount.mount;
     let mut signal_force = Force::No;
     while let Some(event) = next_event(&inbox, state) {
         match event {
             Event::MountEnded => return true,
             Event::ScanEnded => {
                 if !state.is_reported {
-                    report_scan_end(state.opened);
+                    report_scan_end(&state.mount.opened);
                 }
-                if let Some(copy) = state.copy
-                    && copy.start(state.opened, state.root).is_err()
-                {
+                if state.mount.start_copy().is_err() {
                     tracing::debug!("no copy; the status shows the reason");
                 }
             }
             Event::Request(Request::Status, answer) => {
-                let status = build_status(state);
+                let panics = &state.mount.opened.stats.panics;
+                panics.record_max(panic_hook::count());
+                let status = state.mount.status(state.metrics);
                 answer(Response::Status(Box::new(status)));
             }
             Event::Request(Request::Index, answer) => answer(index_response(state)),
@@ -110,8 +122,8 @@ fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> 
         return inbox.recv().ok();
     };
     loop {
-        let index = state.opened.index();
-        let location = &state.opened.location;
+        let index = state.mount.opened.index();
+        let location = &state.mount.opened.location;
         let is_sent = manager.notify_status(&format!(
             "{location}: {}",
             status_text::format_index(&index)
@@ -129,12 +141,8 @@ fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> 
 
 /// The index, if it is complete and says all that the mount shows.
 fn index_response(state: &ServeState<'_>) -> Response {
-    let index = state.opened.content.complete_index();
-    match index.filter(|_| state.shows_index) {
-        Some(index) => {
-            state.opened.stats.sent_indexes.increment();
-            Response::Index(index)
-        }
+    match state.mount.shown_index() {
+        Some(index) => Response::Index(index),
         None => Response::Error {
             error: "the mount shows something else than a complete index".to_owned(),
             hint: None,

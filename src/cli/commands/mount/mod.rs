@@ -1,44 +1,37 @@
 //! `tarfs mount`: mounts an archive and serves it in the background.
 
-mod copy;
 mod events;
 mod process_mode;
 mod start;
-mod status;
 
-use std::any::Any;
-use std::cell::OnceCell;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::Context;
+use tokio::runtime::Runtime;
 
 use crate::cli::args::MountArgs;
-use crate::cli::daemon::control_socket::{self, ControlSocket};
 use crate::cli::daemon::daemonize::{self, LogTarget};
 use crate::cli::daemon::inherited_fds::InheritedFds;
-use crate::cli::daemon::metrics_server::MetricsListener;
-use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::overlay_dirs::{self, OverlayDirs};
 use crate::cli::daemon::privileges;
 use crate::cli::daemon::sd_notify::ServiceManager;
 use crate::cli::daemon::supervisor::{self, SupervisorLink, TakeoverState};
 use crate::cli::environment::{self, Role};
 use crate::cli::open_archive;
-use crate::cli::ui::output;
-use copy::MountCopy;
 use events::{Event, SignalWatch, handle_events, request_status, send_and_wait, send_event};
 use process_mode::ProcessMode;
 use start::make_mount;
-use status::ServeState;
 use tarfs::Stats;
 use tarfs::archive::{Callback, WaitFor};
-use tarfs::fuse::{Mount, MountOptions, OpenNamespace, Ownership};
-use tarfs::index::Ino;
+use tarfs::fuse::{Mount, OpenNamespace};
 use tarfs::internal::thread::Thread;
 use tarfs::internal::trusted_dir::TrustedDir;
+use tarfs::serve::{
+    ControlSocket, Failure, MetricsListener, MountCopy, MountSpec, Opened, create_private_dir,
+};
 
 /// Timeout for the mount's threads to exit after the unmount.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
@@ -97,13 +90,7 @@ fn run_successor(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<Ex
         ProcessMode::Detached
     };
     let takeover = SupervisorLink::receive_takeover()?;
-    // The kernel knows this archive's files already, so the index must be complete before its next request.
-    let args = MountArgs {
-        wait_index: true,
-        shown_version: Some(takeover.version.clone()),
-        ..args.clone()
-    };
-    let served = serve(&args, Some(takeover), mode);
+    let served = serve(args, Some(takeover), mode);
     if let (Err(error), false) = (&served, args.foreground) {
         // In the foreground, `run`'s caller prints the error.
         tracing::error!("{error:#}");
@@ -117,7 +104,10 @@ fn serve(
     mode: ProcessMode,
 ) -> anyhow::Result<ExitCode> {
     crate::cli::malloc::return_freed_memory();
-    let options = args.mount_options()?;
+    let mut spec = open_archive::mount_spec(args)?;
+    if let Some(takeover) = &takeover {
+        spec = spec.continuing(&takeover.version);
+    }
     let namespace = args.namespace.as_deref();
     let namespace = namespace.map(OpenNamespace::open).transpose()?;
     if let Some(namespace) = &namespace {
@@ -144,30 +134,17 @@ fn serve(
     if let ProcessMode::Foreground(_, Some(manager)) = &mode {
         manager.notify_status("reading the archive");
     }
-    let opened = open_reporting_outages(args, takeover.as_ref())?;
-    let result = mount_and_serve(
+    let (network, opened) = open_reporting_outages(args, &spec, takeover.as_ref())?;
+    let place = (namespace, writable, copy);
+    mount_and_serve(
         args,
-        &opened,
-        (&options, namespace, writable),
+        &spec,
+        (opened, network),
+        place,
         takeover,
         metrics,
-        copy.as_ref(),
         mode,
-    );
-    if let Some(copy) = &copy {
-        copy.stop();
-    }
-    if result.is_ok() {
-        force_exit_after(THREAD_EXIT_TIMEOUT);
-    }
-    // Writes the recorded files to disk.
-    drop(opened.recording);
-    // No caller is left to wait for requests in flight, such as those of a scan.
-    opened.network.shutdown_background();
-    // Joins the threads of the copy, which are not blocked any more.
-    drop(copy);
-    // Joins scans, which do not wait for a server any more.
-    drop(result?);
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -195,16 +172,19 @@ fn force_exit_after(timeout: Duration) {
 /// Opens the archive. For a successor, also reports outages of its source to the supervisor.
 fn open_reporting_outages(
     args: &MountArgs,
+    spec: &MountSpec,
     takeover: Option<&TakeoverState>,
-) -> anyhow::Result<OpenedArchive> {
+) -> anyhow::Result<(Runtime, Opened)> {
     let stats = Arc::new(Stats::default());
     let supervisor = takeover.map(|takeover| &takeover.supervisor);
     let _watch = supervisor
         .map(|supervisor| supervisor.watch_reachability(&stats))
         .transpose()?;
-    let opened = open_archive::open_for_mount(args, stats);
+    let opened = open_archive::open_for_mount(args, spec, &stats);
     if let (Err(error), Some(supervisor)) = (&opened, supervisor)
-        && output::is_outage(error)
+        && error
+            .downcast_ref()
+            .is_some_and(|error: &Failure| error.is_outage)
     {
         supervisor.report_unreachable();
     }
@@ -217,49 +197,43 @@ fn create_directories(args: &MountArgs) {
     if let Ok(cache_dir) = args.cache.saved.cache_dir.directory() {
         drop(TrustedDir::create(&cache_dir));
     }
-    drop(control_socket::create_private_dir(
-        &environment::runtime_dir(),
-    ));
+    drop(create_private_dir(&environment::runtime_dir()));
 }
 
-/// Serves the mount until it is gone. Returns the archives of a directory, for which their scans wait.
+/// Serves the mount until it is gone.
 fn mount_and_serve(
     args: &MountArgs,
-    opened: &OpenedArchive,
-    (options, namespace, writable): (&MountOptions, Option<OpenNamespace>, Option<OverlayDirs>),
+    spec: &MountSpec,
+    (opened, network): (Opened, Runtime),
+    (namespace, writable, copy): (
+        Option<OpenNamespace>,
+        Option<OverlayDirs>,
+        Option<MountCopy>,
+    ),
     takeover: Option<TakeoverState>,
     metrics: Option<MetricsListener>,
-    copy: Option<&MountCopy>,
     mode: ProcessMode,
-) -> anyhow::Result<Option<Arc<dyn Any + Send + Sync>>> {
-    let view = args.view(&*opened.content)?;
-    let root = view.root;
+) -> anyhow::Result<()> {
     let (events, inbox) = mpsc::channel();
     // Until here, a signal ends the process, because there is nothing to clean up.
     let _signals = SignalWatch::start(events.clone())?;
     let metrics_url = metrics.as_ref().map(MetricsListener::url);
     let asking = events.clone();
     let _metrics = metrics
-        .map(|metrics| metrics.serve(opened.network.handle(), move || request_status(&asking)))
+        .map(|metrics| metrics.serve(network.handle(), move || request_status(&asking)))
         .transpose()?;
     let scanned = events.clone();
     let then = Callback::new(move || send_event(&scanned, Event::ScanEnded));
-    opened.content.on_available(WaitFor::End, then);
+    opened.volume.on_available(WaitFor::End, then);
     let ended = events.clone();
     let ended = move || send_event(&ended, Event::MountEnded);
-    let has_own_attributes =
-        options.ownership != Ownership::default() || !args.xattrs.filter().acls;
-    let shows_index = opened.directory.is_none() && root == Ino::ROOT && !has_own_attributes;
     let is_successor = takeover.is_some();
-    let options = (options, namespace, writable.as_ref());
+    let place = (namespace, writable.as_ref(), copy);
     // The supervisor takes the end of its link for the death of this process.
-    let (_supervisor, mount) = make_mount(args, opened, view, options, takeover, copy, ended)?;
+    let (_supervisor, mount) = make_mount(args, spec, opened, place, takeover, ended)?;
     if is_successor {
         // Relative paths are valid until here.
         std::env::set_current_dir("/").context("cannot leave the directory")?;
-    }
-    if let Some(copy) = copy {
-        copy.start(opened, root)?;
     }
     let control = ControlSocket::serve(&environment::runtime_dir(), move |request| {
         send_and_wait(&events, request)
@@ -267,18 +241,16 @@ fn mount_and_serve(
     let _control = control
         .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
         .ok();
-    let state = ServeState {
-        mount: &mount,
-        opened,
-        copy,
-        writable: writable.as_ref(),
-        root,
-        shows_index,
-        metrics_url,
-        manager: None,
-        is_reported: false,
-        left_out_xattrs: OnceCell::new(),
-    };
-    handle_events(inbox, mode, state)?;
-    Ok(mount.archives())
+    handle_events(
+        inbox,
+        mode,
+        (&mount, writable.as_ref(), metrics_url.as_deref()),
+    )?;
+    let left = mount.end();
+    force_exit_after(THREAD_EXIT_TIMEOUT);
+    // No caller is left to wait for requests in flight, such as those of a scan.
+    network.shutdown_background();
+    // Joins the threads of copy and scans, which do not wait for a server any more.
+    drop(left);
+    Ok(())
 }

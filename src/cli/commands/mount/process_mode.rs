@@ -5,12 +5,11 @@ use std::io::{IsTerminal, stderr};
 use anyhow::Context;
 
 use crate::cli::commands::status as status_text;
-use crate::cli::daemon::control_socket::Phase;
 use crate::cli::daemon::daemonize::{self, LogTarget};
 use crate::cli::daemon::inherited_fds::InheritedFds;
-use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::sd_notify::ServiceManager;
 use crate::cli::ui::{logging, output};
+use tarfs::serve::{Opened, Phase};
 
 /// Where the serving process runs once the mount is ready.
 pub(super) enum ProcessMode {
@@ -24,7 +23,7 @@ pub(super) enum ProcessMode {
 
 impl ProcessMode {
     /// Reports that listings wait for the index, or how its scan ended, if it has. Returns whether it has.
-    pub(super) fn report_to_terminal(&self, opened: &OpenedArchive) -> bool {
+    pub(super) fn report_to_terminal(&self, opened: &Opened) -> bool {
         match self {
             Self::Detached => return false,
             Self::Foreground(..) => {}
@@ -67,7 +66,7 @@ impl ProcessMode {
 }
 
 /// Logs the scan's error and the number of damaged members, and the first ones unless they are logged.
-pub(super) fn report_scan_end(opened: &OpenedArchive) {
+pub(super) fn report_scan_end(opened: &Opened) {
     if let Some(failure) = opened.index().failure {
         tracing::error!(
             failure,

@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use super::args::{AtomicArg, DryRunArg, ExistingArgs, SelectionArgs, WriteArgs};
 use super::output::{Output, Stream};
 use crate::cli::daemon::inherited_fds::raise_open_file_limit;
-use crate::cli::files::{create_missing_dir, resolve_destination};
+use tarfs::internal::directory::{create_missing_dir, resolve_destination};
 use tarfs::materialize::{self, Materializer, Options, Staging};
 use tarfs::source::{local_path, redact};
 

@@ -12,7 +12,6 @@ use anyhow::bail;
 
 use super::args::WriteArgs;
 use crate::cli::exit_status;
-use crate::cli::periodic::PeriodicThread;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
 use crate::cli::ui::progress::{self, ProgressOptions, Work};
@@ -20,6 +19,7 @@ use tarfs::ArchivePath;
 use tarfs::Stats;
 use tarfs::internal::error_chain::error_chain;
 use tarfs::internal::escape::escape;
+use tarfs::internal::periodic::PeriodicThread;
 use tarfs::materialize::{self, Cause, Materializer, Options, Problem, Reporter, Staging, Summary};
 use tarfs::tree::remove_tree;
 

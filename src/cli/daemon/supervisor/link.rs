@@ -14,9 +14,9 @@ use super::process::{self, Output, dup_stdin};
 use super::protocol::{self, Packet, SessionState};
 use crate::cli::daemon::sd_notify::ServiceManager;
 use crate::cli::environment::Role;
-use crate::cli::periodic::PeriodicThread;
 use tarfs::Stats;
 use tarfs::fuse::{InheritedSession, MountTarget, SuperblockWatch};
+use tarfs::internal::periodic::PeriodicThread;
 
 /// Interval at which a successor checks whether the source is reachable.
 const REACHABILITY_INTERVAL: Duration = Duration::from_millis(250);

@@ -1,4 +1,4 @@
-//! Files and directories that flags name.
+//! Directories that users name.
 
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
@@ -6,7 +6,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Resolves symbolic links in `directory`, which may not exist yet.
-pub(crate) fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
+///
+/// # Errors
+/// If its parent does not exist.
+pub fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
     match std::fs::canonicalize(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let directory = std::path::absolute(directory)?;
@@ -19,7 +22,10 @@ pub(crate) fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
 }
 
 /// Creates a directory, unless something is there. Returns whether it did.
-pub(crate) fn create_missing_dir(path: &Path, mode: u32) -> io::Result<bool> {
+///
+/// # Errors
+/// If it cannot be created.
+pub fn create_missing_dir(path: &Path, mode: u32) -> io::Result<bool> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
         made => made.map(|()| true),

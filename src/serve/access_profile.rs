@@ -7,42 +7,52 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
-use tarfs::ArchivePath;
-use tarfs::archive::{AccessedRange, MAX_ACCESSED_RANGES};
-use tarfs::index::Index;
-use tarfs::internal::escape::escape;
+use crate::archive::{AccessedRange, MAX_ACCESSED_RANGES};
+use crate::base::archive_path::ArchivePath;
+use crate::base::escape::escape;
+use crate::index::Index;
 
 const HEADER_LINE: &str = "# tarfs profile 1";
 
 /// Maximum length of a profile, in bytes.
-pub(crate) const MAX_PROFILE_BYTES: usize = 64 << 20;
+pub const MAX_PROFILE_BYTES: usize = 64 << 20;
 
+/// A profile is unusable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum ProfileError {
+pub enum ProfileError {
+    /// It is of another format.
     #[error("not a profile: its first line is not `{HEADER_LINE}`")]
     NotAProfile,
+    /// A line is malformed.
     #[error("line {0} of the profile is not an offset, a length and a path")]
     InvalidLine(usize),
+    /// It is too long.
     #[error("together they have more than {MAX_ACCESSED_RANGES} ranges (cut them with --max-size)")]
     TooManyRanges,
 }
 
+/// A range of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct ProfileRange {
+pub struct ProfileRange {
+    /// The file.
     pub path: ArchivePath,
+    /// Offset of its first byte.
     pub offset: u64,
+    /// Number of bytes.
     pub len: u64,
 }
 
 /// A profile's ranges, in its order, resolved in an archive.
 #[derive(PartialEq, Eq, Debug)]
-pub(crate) struct ResolvedProfile {
+pub struct ResolvedProfile {
+    /// Its ranges.
     pub ranges: Vec<AccessedRange>,
     /// Number of ranges in files that the archive does not have.
     pub missing_ranges: usize,
 }
 
-pub(crate) fn format_profile(index: &Index, ranges: &[AccessedRange]) -> String {
+/// The profile of `ranges` of files of `index`.
+pub fn format_profile(index: &Index, ranges: &[AccessedRange]) -> String {
     let mut text = format!("{HEADER_LINE}\n");
     for range in ranges {
         if let Some(path) = index.path(range.ino) {
@@ -58,10 +68,11 @@ fn push_range(text: &mut String, path: &ArchivePath, (offset, len): (u64, u64)) 
     debug_assert!(written.is_ok(), "a String takes everything");
 }
 
-pub(crate) fn resolve_profile(
-    profile: &str,
-    index: &Index,
-) -> Result<ResolvedProfile, ProfileError> {
+/// Looks up the files of `profile` in `index`.
+///
+/// # Errors
+/// If it is no profile.
+pub fn resolve_profile(profile: &str, index: &Index) -> Result<ResolvedProfile, ProfileError> {
     let mut found = ResolvedProfile {
         ranges: Vec::new(),
         missing_ranges: 0,
@@ -81,7 +92,10 @@ pub(crate) fn resolve_profile(
 }
 
 /// Parses `profile`, one range at a time. Ignores ranges beyond [`MAX_ACCESSED_RANGES`].
-pub(crate) fn parse_profile(
+///
+/// # Errors
+/// If it is of another format. A malformed line is an error of that item.
+pub fn parse_profile(
     profile: &str,
 ) -> Result<impl Iterator<Item = Result<ProfileRange, ProfileError>>, ProfileError> {
     let mut lines = (1..).zip(profile.lines());
@@ -103,9 +117,11 @@ fn parse_range(line: &str) -> Option<ProfileRange> {
 }
 
 /// Merges `profiles` into one of at most `max_bytes` bytes of files. Sorts the ranges by the number of bytes
-/// before them in their own profiles. Bytes that several ranges contain come once, where they come first. More than
-/// [`MAX_ACCESSED_RANGES`] ranges are an error.
-pub(crate) fn merge_profiles(
+/// before them in their own profiles. Bytes that several ranges contain come once, where they come first.
+///
+/// # Errors
+/// With more than [`MAX_ACCESSED_RANGES`] ranges.
+pub fn merge_profiles(
     profiles: Vec<Vec<ProfileRange>>,
     max_bytes: u64,
 ) -> Result<String, ProfileError> {
@@ -202,10 +218,10 @@ fn unescape(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::extent::{Extent, Plain};
+    use crate::index::{Builder, Ino, Options, Origin};
+    use crate::tar::{Member, MemberKind};
     use proptest::prelude::*;
-    use tarfs::index::{Builder, Ino, Options, Origin};
-    use tarfs::tar::{Member, MemberKind};
-    use tarfs::{Extent, Plain};
 
     /// Returns an index of files of 100 bytes.
     fn index(names: &[&[u8]]) -> Index {

@@ -13,9 +13,9 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::messages::{Request, Response};
 use super::{IO_TIMEOUT, create_private_dir, send_line, socket_name};
-use tarfs::index::{LazyIndex, format};
-use tarfs::internal::publish::publish;
-use tarfs::internal::thread::Thread;
+use crate::base::publish::publish;
+use crate::base::thread::Thread;
+use crate::index::{LazyIndex, format};
 
 /// Maximum length of a request, far above the longest that exists.
 const MAX_REQUEST_BYTES: u64 = 4096;
@@ -23,7 +23,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Control socket of this process's mount; removed when dropped.
 #[derive(Debug)]
-pub(crate) struct ControlSocket {
+pub struct ControlSocket {
     pub(super) path: PathBuf,
     listener: Arc<UnixListener>,
     is_stopping: Arc<AtomicBool>,
@@ -32,7 +32,10 @@ pub(crate) struct ControlSocket {
 
 impl ControlSocket {
     /// Listens in `directory`, which it creates if needed, and answers one connection at a time on a thread.
-    pub(crate) fn serve(
+    ///
+    /// # Errors
+    /// If the directory is not of this user alone, or the socket cannot be made.
+    pub fn serve(
         directory: &Path,
         handle_request: impl FnMut(Request) -> Response + Send + 'static,
     ) -> io::Result<Self> {

@@ -1,4 +1,4 @@
-//! Requests to the process of a mount, and its responses.
+//! Status of a mount, as other processes get it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,55 +7,15 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use tarfs::archive::{DiskCacheUsage, MemoryUse};
-use tarfs::fuse::{DirectoryStatus, TopMount};
-use tarfs::index::LazyIndex;
+use crate::archive::{DiskCacheUsage, MemoryUse};
+use crate::fuse::{DirectoryStatus, TopMount, top_mount};
 
-/// Maximum length of a response. A status with all its errors takes a tenth of it.
-pub(super) const MAX_RESPONSE_BYTES: u64 = 16 << 20;
-
-/// Maximum length of a text in a status, in bytes. All texts together stay below [`MAX_RESPONSE_BYTES`].
+/// Maximum length of a text, in bytes. All texts together stay below the maximum of a response.
 pub(super) const MAX_TEXT_BYTES: usize = 2048;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(tag = "verb", rename_all = "lowercase")]
-pub(crate) enum Request {
-    Status,
-    Umount {
-        /// Even if the mount is in use.
-        #[serde(default)]
-        force: bool,
-    },
-    Index,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum Response {
-    Status(Box<Status>),
-    /// An index file follows, of this length.
-    IndexFollows {
-        index_bytes: u64,
-    },
-    /// To send as the two parts of [`Self::IndexFollows`].
-    #[serde(skip)]
-    Index(LazyIndex),
-    /// The mount is gone, and its process ends.
-    Unmounted {
-        unmounted: String,
-        /// A bind mount, an overlay or another mount namespace still uses it, so its process continues.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        elsewhere: bool,
-    },
-    Error {
-        error: String,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        hint: Option<String>,
-    },
-}
-
+/// Status of a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Status {
+pub struct Status {
     /// The archive's location, without secrets.
     pub source: String,
     /// The layers, from the bottom, if there are several.
@@ -77,23 +37,33 @@ pub(crate) struct Status {
     /// Whether nothing is mounted there any more, although the mount is still in use.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detached: bool,
+    /// Process that serves it.
     pub pid: u32,
+    /// When it was mounted, in seconds since 1970.
     pub since_unix_seconds: u64,
+    /// Pinned version of the archive, or of each layer.
     pub version: String,
+    /// Number of entries.
     pub entries: u64,
+    /// Progress of the index.
     pub index: IndexState,
+    /// Resident memory of the process.
     pub resident_bytes: u64,
+    /// Use of the budget.
     pub memory: MemoryUse,
     /// Use of disk by decoded data; `None` without a disk cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_cache: Option<DiskCacheUsage>,
+    /// Progress of prefetch.
     #[serde(default)]
     pub prefetch: PrefetchStatus,
     /// Numbers of archives, if SOURCE is a directory of them. The index is then that of an empty tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<DirectoryStatus>,
+    /// Progress of the copy, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<CopyProgress>,
+    /// The overlay, if it is writable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writable: Option<OverlayStatus>,
     /// URL of these figures for Prometheus, if there is one.
@@ -113,8 +83,10 @@ pub(crate) struct Status {
     pub errors: Vec<FailedRead>,
 }
 
+/// Progress of an index.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct IndexState {
+pub struct IndexState {
+    /// Where it is.
     pub phase: Phase,
     /// Compressed bytes that were scanned; 0 for a saved index.
     pub scanned_bytes: u64,
@@ -126,16 +98,21 @@ pub(crate) struct IndexState {
     pub failure: Option<String>,
 }
 
+/// Phase of an index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Phase {
+pub enum Phase {
+    /// The archive is being read.
     Scanning,
+    /// All entries are known.
     Complete,
+    /// It stays incomplete.
     Failed,
 }
 
+/// Progress of prefetch.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub(crate) struct PrefetchStatus {
+pub struct PrefetchStatus {
     /// `none`, `ahead` or `all`, as in `--prefetch`.
     pub what: String,
     /// State of `all`: `off` (not requested), `running`, `complete` (all is cached), `full` (no space for
@@ -143,22 +120,28 @@ pub(crate) struct PrefetchStatus {
     pub state: String,
     /// Spans that `all` has decoded or found in the cache.
     pub done_spans: u64,
+    /// Spans of the archive.
     pub total_spans: u64,
     /// Spans of the profile that were decoded or found in the cache.
     pub replayed_spans: u64,
+    /// Spans of the profile.
     pub replay_spans: u64,
 }
 
+/// Progress of a copy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct CopyProgress {
+pub struct CopyProgress {
+    /// Its directory.
     pub directory: String,
     /// `waiting` for the index, `writing`, `retrying`, `complete`, `incomplete` or `stopped`.
     pub state: String,
     /// Complete regular files.
     pub files: u64,
+    /// Regular files that it is to have.
     pub total_files: u64,
     /// Stored bytes of complete files.
     pub bytes: u64,
+    /// Stored bytes that it is to have.
     pub total_bytes: u64,
     /// Entries that could not be written, or that another process has changed.
     pub failures: u64,
@@ -166,7 +149,7 @@ pub(crate) struct CopyProgress {
 
 /// Location of the files that are written to a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct OverlayStatus {
+pub struct OverlayStatus {
     /// Directory with new and changed files.
     pub upper: String,
     /// Whether it is removed with the mount.
@@ -175,13 +158,16 @@ pub(crate) struct OverlayStatus {
     pub by: String,
 }
 
+/// A failed read.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct FailedRead {
+pub struct FailedRead {
     /// Time of the last failure, in seconds since 1970.
     pub last_unix_seconds: u64,
     /// Number of failures in a row.
     pub count: u64,
+    /// Path in the archive.
     pub path: String,
+    /// The reason.
     pub reason: String,
 }
 
@@ -200,14 +186,15 @@ impl Status {
         }
     }
 
-    pub(crate) fn mountpoint_bytes(&self) -> &[u8] {
+    /// The mountpoint, in any encoding.
+    pub fn mountpoint_bytes(&self) -> &[u8] {
         let bytes = self.mountpoint_bytes.as_deref();
         bytes.unwrap_or(self.mountpoint.as_bytes())
     }
 
     /// Whether this mount is on `mountpoint` for this process. Without a mount table, compares the paths.
-    pub(crate) fn is_mounted_on(&self, mountpoint: &Path) -> bool {
-        self.matches_top_mount(mountpoint, &tarfs::fuse::top_mount(mountpoint))
+    pub fn is_mounted_on(&self, mountpoint: &Path) -> bool {
+        self.matches_top_mount(mountpoint, &top_mount(mountpoint))
     }
 
     pub(super) fn matches_top_mount(
@@ -240,7 +227,7 @@ fn truncate_text(text: &mut String) {
 }
 
 /// Formats a device number as the kernel's mount table does.
-pub(crate) fn format_device((major, minor): (u32, u32)) -> String {
+pub fn format_device((major, minor): (u32, u32)) -> String {
     format!("{major}:{minor}")
 }
 
@@ -250,7 +237,7 @@ mod tests {
 
     impl Status {
         pub(crate) fn example() -> Self {
-            let stats = tarfs::Stats::default();
+            let stats = crate::Stats::default();
             stats.scans.increment();
             let counters = stats.snapshot().into_iter();
             Self {

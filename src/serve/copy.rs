@@ -1,21 +1,21 @@
-//! `tarfs mount --copy-to`: the copy on disk, for the mount and its status.
+//! The copy of a mount's tree on disk, for the mount and its status.
 
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use anyhow::ensure;
+use super::failure::Failure;
+use super::opened::Opened;
+use super::status::CopyProgress;
+use crate::base::directory::resolve_destination;
+use crate::fuse::{self, BackingFiles, Mount};
+use crate::index::Ino;
+use crate::materialize::XattrFilter;
+use crate::materialize::{BackgroundCopy, CopyState, RunningCopy};
 
-use crate::cli::daemon::control_socket::CopyProgress;
-use crate::cli::daemon::opened_archive::OpenedArchive;
-use crate::cli::files::resolve_destination;
-use tarfs::fuse::{self, BackingFiles, Mount};
-use tarfs::index::Ino;
-use tarfs::materialize::XattrFilter;
-use tarfs::materialize::{BackgroundCopy, CopyState, RunningCopy};
-
+/// The copy of a mount's tree on disk.
 #[derive(Debug)]
-pub(crate) struct MountCopy {
+pub struct MountCopy {
     background: Arc<BackgroundCopy>,
     /// Set once the index is complete.
     running: OnceLock<RunningCopy>,
@@ -23,50 +23,53 @@ pub(crate) struct MountCopy {
 
 impl MountCopy {
     /// Opens `directory` for the copy of the mount on `mountpoint`. `xattrs` selects the attributes.
-    pub(crate) fn open(
-        directory: &Path,
-        mountpoint: &Path,
-        xattrs: XattrFilter,
-    ) -> anyhow::Result<Self> {
-        let mountpoint = fuse::canonical_mountpoint(mountpoint)?;
+    ///
+    /// # Errors
+    /// If the directory cannot be used, or it and the mount hide each other.
+    pub fn open(directory: &Path, mountpoint: &Path, xattrs: XattrFilter) -> Result<Self, Failure> {
+        let mountpoint = fuse::canonical_mountpoint(mountpoint);
+        let mountpoint = mountpoint.map_err(|error| Failure::of(&error))?;
         let copy = resolve_destination(directory).unwrap_or_else(|_| directory.to_owned());
-        ensure!(
-            !copy.starts_with(&mountpoint) && !mountpoint.starts_with(&copy),
-            "{}: the copy and the mount on {} would hide each other (name a directory beside it)",
-            copy.display(),
-            mountpoint.display()
-        );
-        let background = BackgroundCopy::open(directory, xattrs)?;
+        if copy.starts_with(&mountpoint) || mountpoint.starts_with(&copy) {
+            let (copy, mountpoint) = (copy.display(), mountpoint.display());
+            return Err(Failure::new(format!(
+                "{copy}: the copy and the mount on {mountpoint} would hide each other (name a directory beside it)"
+            )));
+        }
+        let background = BackgroundCopy::open(directory, xattrs);
+        let background = background.map_err(|error| Failure::of(&error))?;
         Ok(Self {
             background,
             running: OnceLock::new(),
         })
     }
 
-    pub(crate) fn backing_files(&self) -> Arc<dyn BackingFiles> {
+    pub(super) fn backing_files(&self) -> Arc<dyn BackingFiles> {
         Arc::new(CopyBackingFiles(Arc::clone(&self.background)))
     }
 
     /// Starts to write the tree below `root`, once, if the index is complete. Dropping `self` stops it.
-    pub(crate) fn start(&self, opened: &OpenedArchive, root: Ino) -> anyhow::Result<()> {
-        let Some(index) = opened.content.complete_index() else {
+    pub(super) fn start(&self, opened: &Opened, root: Ino) -> Result<(), Failure> {
+        let Some(index) = opened.volume.complete_index() else {
             return Ok(());
         };
         if self.running.get().is_some() {
             return Ok(());
         }
-        let volume = Arc::clone(&opened.content);
-        let running = (self.background).start(&index, root, volume, &opened.stats)?;
+        let volume = Arc::clone(&opened.volume);
+        let running = (self.background).start(&index, root, volume, &opened.stats);
+        let running = running.map_err(|error| Failure::of(&error))?;
         // Cannot fail, because only this method sets it.
         drop(self.running.set(running));
         Ok(())
     }
 
-    pub(crate) fn stop(&self) {
+    /// Ends it soon.
+    pub fn stop(&self) {
         self.background.cancel();
     }
 
-    pub(crate) fn progress(&self) -> CopyProgress {
+    pub(super) fn progress(&self) -> CopyProgress {
         let progress = self.background.progress();
         CopyProgress {
             directory: self.background.directory().to_string_lossy().into_owned(),
@@ -87,7 +90,7 @@ impl MountCopy {
         }
     }
 
-    pub(crate) fn notes(&self, mount: &Mount) -> Vec<String> {
+    pub(super) fn notes(&self, mount: &Mount) -> Vec<String> {
         let copy = self.background.progress().note;
         let copy = copy.map(|note| format!("copy: {note}"));
         let refusal = mount.passthrough_disabled_reason();

@@ -1,42 +1,55 @@
 //! Prefetch, and the profiles that --record writes and --replay reads.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
 
 use super::access_profile::{self, MAX_PROFILE_BYTES};
-use crate::cli::args::PrefetchArgs;
-use crate::cli::environment::{self, Role};
-use crate::cli::periodic::PeriodicThread;
-use tarfs::Packed;
-use tarfs::Stats;
-use tarfs::archive::{AccessedRange, PrefetchOptions, Profile, Volume};
-use tarfs::fetch;
-use tarfs::internal::bounded_read::read_text;
-use tarfs::internal::buffer_pool::BufferPool;
-use tarfs::internal::publish::publish_private;
-use tarfs::internal::sync::Mutex;
-use tarfs::locate::{OpenContext, SourceSpec};
-use tarfs::source::{self, Revalidation};
+use super::failure::Failure;
+use crate::archive::{AccessedRange, PrefetchMode, PrefetchOptions, Profile, Volume};
+use crate::base::bounded_read::read_text;
+use crate::base::buffer_pool::BufferPool;
+use crate::base::extent::Packed;
+use crate::base::periodic::PeriodicThread;
+use crate::base::publish::publish_private;
+use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
+use crate::fetch;
+use crate::locate::{OpenContext, SourceSpec};
+use crate::source::{self, Revalidation};
 
 /// Interval at which new reads are written to the recording.
 const RECORDING_INTERVAL: Duration = Duration::from_secs(3);
 
-/// Returns notes for the user; called for each status.
-pub(crate) type NotesFn = Box<dyn Fn() -> Vec<String>>;
+/// Prefetch of a mount, with the profiles that it reads and writes.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct PrefetchSpec {
+    /// Data that is prefetched.
+    pub mode: PrefetchMode,
+    /// Maximum number of bytes fetched per second; `None` is unlimited.
+    pub bytes_per_second: Option<u64>,
+    /// Path or URL of the profile to prefetch.
+    pub replay: Option<String>,
+    /// File for the profile of the mount's reads.
+    pub record: Option<OsString>,
+}
+
+/// Notes for the user, which may become more.
+pub(super) type Notes = Arc<Mutex<Vec<String>>>;
 
 /// Starts prefetch, replay and recording. Returns the recording, if any, and notes.
-pub(crate) fn start(
-    args: &PrefetchArgs,
+pub(super) fn start(
+    spec: &PrefetchSpec,
     context: &OpenContext,
     volume: &Arc<dyn Volume>,
-) -> anyhow::Result<(Option<PeriodicThread>, NotesFn)> {
-    let notes = Arc::<Mutex<Vec<String>>>::default();
-    let replay = args.replay.as_deref().and_then(|location| {
+) -> Result<(Option<PeriodicThread>, Notes), Failure> {
+    let notes = Notes::default();
+    let replay = spec.replay.as_deref().and_then(|location| {
         // A profile is only a hint, so its errors become notes.
         match fetch_profile(location, context) {
             Ok(text) => Some(resolve_replay(
@@ -45,27 +58,32 @@ pub(crate) fn start(
                 Arc::clone(&notes),
             )),
             Err(error) => {
-                add_note(&notes, format!("nothing is replayed: {error:#}"));
+                add_note(&notes, format!("nothing is replayed: {error}"));
                 None
             }
         }
     });
     let options = PrefetchOptions {
-        mode: args.prefetch.into(),
-        bytes_per_second: args.prefetch_rate.map(|rate| rate.0),
+        mode: spec.mode,
+        bytes_per_second: spec.bytes_per_second,
         replay,
-        record: args.record.is_some(),
+        record: spec.record.is_some(),
         other_archives: 0,
     };
     volume
         .start_prefetch(options)
-        .context("cannot start a thread")?;
-    let record = args.record.as_deref();
+        .map_err(|error| no_thread(&error))?;
+    // The kernel has cached what a dead process served, and does not read it again.
+    let is_successor = context.shown_version.is_some();
+    let record = spec.record.as_deref().map(Path::new);
     let recording = record
-        .map(|path| start_recording(path, Arc::clone(volume)))
+        .map(|path| start_recording(path, Arc::clone(volume), is_successor))
         .transpose()?;
-    let read_notes = move || notes.lock().clone();
-    Ok((recording, Box::new(read_notes)))
+    Ok((recording, notes))
+}
+
+fn no_thread(error: &io::Error) -> Failure {
+    Failure::to("cannot start a thread", error)
 }
 
 fn add_note(notes: &Mutex<Vec<String>>, text: String) {
@@ -75,7 +93,7 @@ fn add_note(notes: &Mutex<Vec<String>>, text: String) {
 }
 
 /// Returns the function that finds the files of the profile `text` in an index.
-fn resolve_replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>) -> Profile {
+fn resolve_replay(location: String, text: String, notes: Notes) -> Profile {
     Box::new(
         move |index| match access_profile::resolve_profile(&text, index) {
             Ok(found) => {
@@ -96,7 +114,7 @@ fn resolve_replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>
     )
 }
 
-fn fetch_profile(location: &str, context: &OpenContext) -> anyhow::Result<String> {
+fn fetch_profile(location: &str, context: &OpenContext) -> Result<String, Failure> {
     let stats = Arc::new(Stats::default());
     let mut context = context.clone();
     context.source.stats = Arc::clone(&stats);
@@ -115,29 +133,34 @@ fn fetch_profile(location: &str, context: &OpenContext) -> anyhow::Result<String
     };
     let mut stream = fetch::Stream::start(&context.network, profile, Packed(0), config);
     let mut text = Vec::new();
-    while let Some(chunk) = stream.next()? {
+    while let Some(chunk) = stream.next().map_err(|error| Failure::of(&error))? {
         if text.len() + chunk.len() > MAX_PROFILE_BYTES {
-            bail!(
-                "{} is longer than a profile may be",
-                source::redact(location)
-            );
+            let name = source::redact(location);
+            return Err(Failure::new(format!(
+                "{name} is longer than a profile may be"
+            )));
         }
         text.extend_from_slice(&chunk);
     }
-    String::from_utf8(text).with_context(|| format!("{} is not UTF-8", source::redact(location)))
+    let not_text =
+        |error| Failure::to(format!("{} is not UTF-8", source::redact(location)), &error);
+    String::from_utf8(text).map_err(not_text)
 }
 
-/// Writes the read ranges to the file at `path` until the returned thread is dropped.
-fn start_recording(path: &Path, volume: Arc<dyn Volume>) -> anyhow::Result<PeriodicThread> {
-    // The process changes its current directory.
-    let path = std::path::absolute(path)?;
-    // The kernel has cached what the dead process served, and does not read it again.
-    let earlier = match environment::role() {
-        Some(Role::Successor) => read_earlier_recording(&path, &*volume),
-        _ => Vec::new(),
+/// Writes the read ranges to the file at `path`, after those in it if `continues`, until the returned thread is dropped.
+fn start_recording(
+    path: &Path,
+    volume: Arc<dyn Volume>,
+    continues: bool,
+) -> Result<PeriodicThread, Failure> {
+    let path = path.to_owned();
+    let earlier = if continues {
+        read_earlier_recording(&path, &*volume)
+    } else {
+        Vec::new()
     };
     write_profile(&path, &*volume, &earlier)
-        .with_context(|| format!("cannot write {}", path.display()))?;
+        .map_err(|error| Failure::to(format!("cannot write {}", path.display()), &error))?;
     let mut reads = 0;
     let record = move |_| {
         if let Some((ranges, now)) = volume.accesses_since(reads) {
@@ -148,8 +171,8 @@ fn start_recording(path: &Path, volume: Arc<dyn Volume>) -> anyhow::Result<Perio
             }
         }
     };
-    PeriodicThread::start("tarfs-record", RECORDING_INTERVAL, record)
-        .context("cannot start a thread")
+    let thread = PeriodicThread::start("tarfs-record", RECORDING_INTERVAL, record);
+    thread.map_err(|error| no_thread(&error))
 }
 
 /// Reads the recording of the dead process; empty if that fails.

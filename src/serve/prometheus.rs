@@ -4,19 +4,21 @@
 
 use std::fmt::Write;
 
-use super::control_socket::{Phase, Status};
-use tarfs::internal::stats::{CounterKind, Stats};
+use super::status::{Phase, Status};
+use crate::base::stats::{CounterKind, Stats};
 
-pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A figure of a status.
-pub(crate) struct Figure {
+#[derive(Debug)]
+pub struct Figure {
     /// Name of the metric, without the prefix `tarfs_`.
     metric: &'static str,
     /// Name in `tarfs status --verbose`, of sizes; empty if it is not shown there.
     pub line: &'static str,
     /// One sentence that says what it is.
     help: &'static str,
+    /// The value, in the unit that the metric names.
     pub value: u64,
 }
 
@@ -28,7 +30,7 @@ macro_rules! figures {
 }
 
 /// Returns the figures of `status` that are no counters.
-pub(crate) fn figures(status: &Status) -> Vec<Figure> {
+pub fn figures(status: &Status) -> Vec<Figure> {
     let (memory, prefetch) = (&status.memory, &status.prefetch);
     let mut all = Vec::from(figures! {
         mount_timestamp_seconds: "When it was mounted, in seconds since 1970." = status.since_unix_seconds;
@@ -85,7 +87,7 @@ pub(crate) fn figures(status: &Status) -> Vec<Figure> {
 }
 
 /// Formats the figures of `status`, each with its mountpoint as a label.
-pub(crate) fn render(status: &Status) -> String {
+pub(super) fn render(status: &Status) -> String {
     let mut page = Page {
         text: String::new(),
         mountpoint: escape_label(&status.mountpoint),
@@ -137,7 +139,7 @@ fn escape_label(value: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use tarfs::fuse::DirectoryStatus;
+    use crate::fuse::DirectoryStatus;
 
     use super::*;
 

@@ -7,23 +7,25 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::messages::{MAX_RESPONSE_BYTES, Request, Response, Status, format_device};
+use super::messages::{MAX_RESPONSE_BYTES, Request, Response};
 use super::{IO_TIMEOUT, check_private_dir, send_line, socket_name};
-use tarfs::index::{Index, MemoryLimit, TooMuchMemory, format};
+use crate::index::{Index, MemoryLimit, TooMuchMemory, format};
+use crate::serve::failure::Failure;
+use crate::serve::status::{Status, format_device};
 
 /// Timeout for the statuses of all mounts together.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for a process to exit after its unmount.
 const PROCESS_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Result of a request to unmount.
 #[derive(Debug)]
-pub(crate) enum UmountOutcome {
+pub enum UmountOutcome {
     /// The mount is gone and its process ended.
     ProcessEnded,
     /// The mount is gone, but its process has not ended.
@@ -33,22 +35,30 @@ pub(crate) enum UmountOutcome {
     },
     /// The mount is gone here, but a bind mount, an overlay or a newer mount namespace still uses it.
     InUseElsewhere {
+        /// The process ID in its own PID namespace.
         pid: u32,
     },
     /// Nothing was unmounted, because another mount of the same tree is there, such as a bind mount.
     OtherMount {
+        /// The process ID in its own PID namespace.
         pid: u32,
         /// A descriptor to wait for the end of the process, if available.
         process: Option<OwnedFd>,
     },
+    /// It is still mounted.
     Failed {
+        /// The reason.
         error: String,
+        /// Advice.
         hint: Option<String>,
     },
 }
 
 /// Returns the status of each mount with a socket in `directory`, by mountpoint. Removes other sockets.
-pub(crate) fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
+///
+/// # Errors
+/// If the directory cannot be read, or is not of this user alone.
+pub fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
     let answers = StatusRequests::send(directory)?;
     let mut statuses: Vec<_> = answers.map(|(_, status)| status).collect();
     statuses.sort_by(|one, other| one.mountpoint_bytes().cmp(other.mountpoint_bytes()));
@@ -56,7 +66,10 @@ pub(crate) fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
 }
 
 /// Returns the first status that is `wanted` of the mounts with a socket in `directory`. Does not wait for the others.
-pub(crate) fn find_status(
+///
+/// # Errors
+/// As [`list_statuses`].
+pub fn find_status(
     directory: &Path,
     wanted: impl Fn(&Status) -> bool,
 ) -> io::Result<Option<Status>> {
@@ -126,12 +139,15 @@ impl Iterator for StatusRequests {
 }
 
 /// Asks the process of the top mount on `mountpoint` to unmount, and waits. `None` without a socket.
-pub(crate) fn request_umount(
+///
+/// # Errors
+/// As [`list_statuses`], or if the process stops answering.
+pub fn request_umount(
     directory: &Path,
     mountpoint: &Path,
     force: bool,
 ) -> io::Result<Option<UmountOutcome>> {
-    let top = tarfs::fuse::top_mount(mountpoint);
+    let top = crate::fuse::top_mount(mountpoint);
     let mut answers = StatusRequests::send(directory)?;
     let target = answers.find(|(_, status)| status.matches_top_mount(mountpoint, &top));
     let Some((socket, status)) = target else {
@@ -162,28 +178,32 @@ pub(crate) fn request_umount(
 
 /// Asks the process that serves the file system `device` for its index. `None` without a socket, or if the mount
 /// shows something else than the entries of a complete index.
-pub(crate) fn request_index(
+///
+/// # Errors
+/// As [`list_statuses`], if the index is larger than `limit`, or invalid.
+pub fn request_index(
     directory: &Path,
     device: (u32, u32),
     limit: &MemoryLimit,
-) -> anyhow::Result<Option<Index>> {
+) -> Result<Option<Index>, Failure> {
+    let failed = |error: io::Error| Failure::of(&error);
     let device = format_device(device);
-    let mut answers = StatusRequests::send(directory)?;
+    let mut answers = StatusRequests::send(directory).map_err(failed)?;
     let Some((socket, _)) = answers.find(|(_, status)| status.device.as_ref() == Some(&device))
     else {
         return Ok(None);
     };
-    let mut stream = request(UnixStream::connect(socket)?, Request::Index)?;
-    let Response::IndexFollows { index_bytes } = read_response(&mut stream)? else {
+    let stream = UnixStream::connect(socket).and_then(|stream| request(stream, Request::Index));
+    let mut stream = stream.map_err(failed)?;
+    let Response::IndexFollows { index_bytes } = read_response(&mut stream).map_err(failed)? else {
         return Ok(None);
     };
-    ensure!(
-        index_bytes <= limit.bytes(),
-        TooMuchMemory {
-            limit: limit.bytes()
-        }
-    );
-    Ok(Some(format::read(stream, index_bytes)?))
+    let limit = limit.bytes();
+    if index_bytes > limit {
+        return Err(Failure::of(&TooMuchMemory { limit }));
+    }
+    let index = format::read(stream, index_bytes);
+    Ok(Some(index.map_err(|error| Failure::of(&error))?))
 }
 
 fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
@@ -255,7 +275,10 @@ pub(super) fn open_pidfd(socket: &Path, pid: u32) -> Option<OwnedFd> {
 }
 
 /// Waits until a process has ended; false after the timeout `time`.
-pub(crate) fn wait_for_exit(process: &OwnedFd, time: Duration) -> io::Result<bool> {
+///
+/// # Errors
+/// If the system cannot wait.
+pub fn wait_for_exit(process: &OwnedFd, time: Duration) -> io::Result<bool> {
     let deadline = Timespec::try_from(time).map_err(io::Error::other)?;
     let mut ends = [PollFd::new(process, PollFlags::IN)];
     Ok(poll(&mut ends, Some(&deadline))? > 0)

@@ -20,15 +20,12 @@ use std::time::Duration;
 use rustix::process::geteuid;
 use serde::Serialize;
 
-use crate::cli::files::create_missing_dir;
-pub(crate) use client::{
+use crate::base::directory::create_missing_dir;
+pub use client::{
     UmountOutcome, find_status, list_statuses, request_index, request_umount, wait_for_exit,
 };
-pub(crate) use messages::{
-    CopyProgress, FailedRead, IndexState, OverlayStatus, Phase, PrefetchStatus, Request, Response,
-    Status, format_device,
-};
-pub(crate) use server::ControlSocket;
+pub use messages::{Request, Response};
+pub use server::ControlSocket;
 
 const IO_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -38,7 +35,11 @@ fn send_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()
     stream.write_all(&line)
 }
 
-pub(crate) fn create_private_dir(directory: &Path) -> io::Result<()> {
+/// Creates `directory` for this user alone, if it is missing.
+///
+/// # Errors
+/// If that fails, or others may enter it.
+pub fn create_private_dir(directory: &Path) -> io::Result<()> {
     create_missing_dir(directory, 0o700)?;
     check_private_dir(directory)
 }
@@ -78,11 +79,12 @@ mod tests {
     use std::sync::atomic::Ordering;
     use std::time::Instant;
 
-    use tarfs::internal::thread::Thread;
+    use crate::base::thread::Thread;
 
     use super::client::*;
     use super::messages::*;
     use super::*;
+    use crate::serve::status::{FailedRead, MAX_TEXT_BYTES, Status};
 
     fn private_directory() -> tempfile::TempDir {
         tempfile::Builder::new()

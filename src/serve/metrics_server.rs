@@ -8,7 +8,6 @@ use std::net::{self, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -16,8 +15,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::control_socket::Status;
+use super::failure::Failure;
 use super::prometheus::{CONTENT_TYPE, render};
+use super::status::Status;
 
 /// Maximum length of a request's head. Prometheus sends a few hundred bytes.
 const MAX_HEAD_BYTES: usize = 8 << 10;
@@ -49,27 +49,34 @@ impl Default for Limits {
 
 /// A bound address that is not served yet, so that connections wait.
 #[derive(Debug)]
-pub(crate) struct MetricsListener {
+pub struct MetricsListener {
     listener: net::TcpListener,
     address: SocketAddr,
 }
 
 impl MetricsListener {
     /// Binds `address`; port 0 is any free port.
-    pub(crate) fn bind(address: SocketAddr) -> anyhow::Result<Self> {
-        let listener = net::TcpListener::bind(address)
-            .with_context(|| format!("cannot serve metrics at {address}"))?;
-        let address = listener.local_addr()?;
+    ///
+    /// # Errors
+    /// If it cannot be bound.
+    pub fn bind(address: SocketAddr) -> Result<Self, Failure> {
+        let failed = |error| Failure::to(format!("cannot serve metrics at {address}"), &error);
+        let listener = net::TcpListener::bind(address).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
         Ok(Self { listener, address })
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// URL of the metrics.
+    pub fn url(&self) -> String {
         format!("http://{}{METRICS_PATH}", self.address)
     }
 
     /// Responds on the threads of `network` with the status from `request_status`, until the returned task is dropped. It
     /// accepts connections, and owns their tasks.
-    pub(crate) fn serve(
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn serve(
         self,
         network: &Handle,
         request_status: impl Fn() -> oneshot::Receiver<Status> + Send + Sync + 'static,

@@ -1,23 +1,26 @@
-//! The archive that a mount serves, and its part of the mount's status.
+//! The tree that a mount serves, and its part of the mount's status.
 
+use std::fmt;
 use std::sync::Arc;
 
-use tokio::runtime::Runtime;
-
-use super::control_socket::{IndexState, Phase, PrefetchStatus};
-use super::prefetch::NotesFn;
-use crate::cli::periodic::PeriodicThread;
-use crate::cli::ui::output;
-use tarfs::Stats;
-use tarfs::archive::{
-    Archive, DiskCacheUsage, PrefetchMode, PrefetchProgress, PrefetchState, Volume,
+use super::failure::Failure;
+use super::mount_spec::MountSpec;
+use super::prefetch::{self, Notes};
+use super::status::{IndexState, Phase, PrefetchStatus};
+use crate::archive::directory::ArchiveDirectory;
+use crate::archive::{
+    Archive, DiskCacheMode, DiskCacheUsage, PrefetchMode, PrefetchProgress, PrefetchState, Volume,
 };
-use tarfs::locate::SourceArchives;
+use crate::base::periodic::PeriodicThread;
+use crate::base::stats::Stats;
+use crate::locate::{OpenContext, SourceArchives, describe};
 
 const MAX_NAMED_DAMAGED: usize = 10;
 
-pub(crate) struct OpenedArchive {
-    pub content: Arc<dyn Volume>,
+/// The tree that a mount serves.
+pub struct Opened {
+    /// The tree.
+    pub volume: Arc<dyn Volume>,
     /// SOURCE, absolute and without secrets, which the kernel lists and mount(8) compares with fstab.
     pub name: String,
     /// Location and number of layers, as logs and the status show it.
@@ -28,28 +31,90 @@ pub(crate) struct OpenedArchive {
     pub version: String,
     /// Whether `version` differs for any two contents.
     pub is_strong: bool,
+    /// Counters of its work.
     pub stats: Arc<Stats>,
-    pub has_disk_cache: bool,
+    has_disk_cache: bool,
     /// Notes about the parts of prefetching that are not available.
-    pub prefetch_notes: NotesFn,
+    prefetch_notes: Notes,
     /// The archives, if SOURCE is a directory of archives.
-    pub directory: Option<Arc<SourceArchives>>,
-    /// Recorder of read files, if the user wants one; ends with the mount.
-    pub recording: Option<PeriodicThread>,
-    /// Runtime that reads need. Declared last, so that it is dropped last.
-    pub network: Runtime,
+    pub(super) directory: Option<Arc<SourceArchives>>,
+    /// Recorder of read files, if the user wants one.
+    recording: Option<PeriodicThread>,
 }
 
-impl OpenedArchive {
-    /// Returns `content`, opened from SOURCE `name`, without prefetch.
-    pub(crate) fn new(
-        name: String,
-        content: &Arc<dyn Volume>,
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened")
+            .field("location", &self.location)
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Opened {
+    /// Opens the tree of `spec` with the settings `context`, and starts its prefetch.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or the system cannot start a thread.
+    pub fn open(spec: &MountSpec, context: OpenContext) -> Result<Self, Failure> {
+        if spec.tree.source.is_place() {
+            return Self::open_directory(spec, context);
+        }
+        let (tree, is_layered) = (&spec.tree, spec.tree.is_layered());
+        let stats = Arc::clone(&context.source.stats);
+        let retry_forever = context.archive.scan.retry_forever.clone();
+        if context.shown_version.is_some() && !is_layered {
+            // Callers wait, but the supervisor does not count the time of an outage.
+            retry_forever.enable();
+        }
+        let is_early = !spec.waits_for_index && (!is_layered || tree.may_be_artifact());
+        let volume = if is_early {
+            let volume = context.open_early(tree)?;
+            // No user waits at the terminal any more. The mount works again when the network does.
+            retry_forever.enable();
+            volume
+        } else {
+            context.open(tree)?
+        };
+        let notes = volume.archives().into_iter();
+        for note in notes.filter_map(Archive::foreign_tree_note) {
+            tracing::warn!("{note}");
+        }
+        let (recording, prefetch_notes) = prefetch::start(&spec.prefetch, &context, &volume)?;
+        Ok(Self {
+            prefetch_notes,
+            recording,
+            ..Self::new(spec, &volume, is_layered, stats)
+        })
+    }
+
+    /// Lists the archives of a directory. They are opened when they are used.
+    fn open_directory(spec: &MountSpec, context: OpenContext) -> Result<Self, Failure> {
+        let stats = Arc::clone(&context.source.stats);
+        let context = OpenContext {
+            progress: None,
+            ..context
+        };
+        let archives = context.open_archives(&spec.tree.source, spec.prefetch.mode)?;
+        let listing = archives.listing();
+        listing
+            .notes
+            .iter()
+            .for_each(|note| tracing::warn!("{note}"));
+        let root = Arc::clone(&archives.root) as Arc<dyn Volume>;
+        Ok(Self {
+            directory: Some(Arc::new(archives)),
+            ..Self::new(spec, &root, false, stats)
+        })
+    }
+
+    fn new(
+        spec: &MountSpec,
+        volume: &Arc<dyn Volume>,
         is_layered: bool,
-        has_disk_cache: bool,
-        (stats, network): (Arc<Stats>, Runtime),
+        stats: Arc<Stats>,
     ) -> Self {
-        let archives = content.archives();
+        let archives = volume.archives();
         let sources = archives.iter().map(|archive| archive.source());
         let locations = sources.clone().map(|source| source.location().to_owned());
         let locations: Vec<_> = locations.collect();
@@ -57,27 +122,31 @@ impl OpenedArchive {
             .clone()
             .map(|source| source.fingerprint().to_string());
         Self {
-            name,
+            name: spec.tree.source.redacted(),
             location: display_name(&locations),
             version: versions.collect::<Vec<_>>().join(", "),
             is_strong: sources
                 .clone()
                 .all(|source| source.fingerprint().is_strong()),
             layers: if is_layered { locations } else { Vec::new() },
-            content: Arc::clone(content),
+            volume: Arc::clone(volume),
             stats,
-            has_disk_cache,
-            prefetch_notes: Box::new(Vec::new),
+            has_disk_cache: spec.open.cache.archives != DiskCacheMode::Disabled,
+            prefetch_notes: Notes::default(),
             directory: None,
             recording: None,
-            network,
         }
     }
 
+    /// Writes the last recorded reads to disk.
+    pub(super) fn end_recording(&mut self) {
+        drop(self.recording.take());
+    }
+
     /// Returns notes about degraded operation, for example after the disk cache was lost.
-    pub(crate) fn notes(&self) -> Vec<String> {
+    pub(super) fn notes(&self) -> Vec<String> {
         let mut all = Vec::new();
-        for archive in self.content.archives() {
+        for archive in self.volume.archives() {
             let location = archive.source().location();
             let notes = notes(archive, self.has_disk_cache).into_iter();
             all.extend(notes.map(|note| {
@@ -88,15 +157,15 @@ impl OpenedArchive {
                 }
             }));
         }
-        all.extend((self.prefetch_notes)());
+        all.extend(self.prefetch_notes.lock().iter().cloned());
         all
     }
 
-    /// Returns the progress of the index. Also called when the scan ends.
-    pub(crate) fn index(&self) -> IndexState {
-        let archives = self.content.archives();
+    /// Progress of the index. Also called when the scan ends.
+    pub fn index(&self) -> IndexState {
+        let archives = self.volume.archives();
         let failure = archives.iter().find_map(|archive| archive.failure());
-        let phase = match (&failure, self.content.index().is_complete()) {
+        let phase = match (&failure, self.volume.index().is_complete()) {
             (Some(_), _) => Phase::Failed,
             (None, true) => Phase::Complete,
             (None, false) => Phase::Scanning,
@@ -110,13 +179,13 @@ impl OpenedArchive {
             phase,
             scanned_bytes: stats.map_or(0, |stats| stats.scanned_packed_bytes.get()),
             of_bytes: lens.sum(),
-            failure: failure.map(|failure| output::describe(&*failure)),
+            failure: failure.map(|failure| describe(&*failure)),
         }
     }
 
     /// Returns the number of members that are damaged or missing from the tree, and names the first ones, one per line.
-    pub(crate) fn damage(&self) -> (u64, Vec<String>) {
-        let index = self.content.index();
+    pub fn damage(&self) -> (u64, Vec<String>) {
+        let index = self.volume.index();
         let named = index.problems().iter().take(MAX_NAMED_DAMAGED);
         (
             index.problem_count(),
@@ -124,8 +193,8 @@ impl OpenedArchive {
         )
     }
 
-    pub(crate) fn disk_cache(&self) -> Option<DiskCacheUsage> {
-        let archives = self.content.archives().into_iter();
+    pub(super) fn disk_cache(&self) -> Option<DiskCacheUsage> {
+        let archives = self.volume.archives().into_iter();
         let uses = archives.filter_map(Archive::disk_cache_use);
         uses.reduce(|one, other| DiskCacheUsage {
             held_bytes: one.held_bytes + other.held_bytes,
@@ -135,8 +204,8 @@ impl OpenedArchive {
         })
     }
 
-    pub(crate) fn prefetch(&self) -> PrefetchStatus {
-        let archives = self.content.archives().into_iter();
+    pub(super) fn prefetch(&self) -> PrefetchStatus {
+        let archives = self.volume.archives().into_iter();
         let sum = archives
             .filter_map(Archive::prefetch_progress)
             .reduce(|one, other| PrefetchProgress {

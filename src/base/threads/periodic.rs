@@ -5,11 +5,11 @@ use std::io;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use tarfs::internal::thread::Thread;
+use super::thread::Thread;
 
 /// A thread that repeats its work until this is dropped.
 #[derive(Debug)]
-pub(crate) struct PeriodicThread {
+pub struct PeriodicThread {
     // Declared before the thread, because dropping it ends the thread.
     _stop: Sender<Infallible>,
     _thread: Thread<()>,
@@ -17,7 +17,10 @@ pub(crate) struct PeriodicThread {
 
 impl PeriodicThread {
     /// Calls `work` at each `interval` on a thread called `name`, and at the end once more with true.
-    pub(crate) fn start(
+    ///
+    /// # Errors
+    /// If the system cannot start a thread.
+    pub fn start(
         name: &str,
         interval: Duration,
         mut work: impl FnMut(bool) + Send + 'static,

@@ -1,0 +1,57 @@
+//! Requests to the process of a mount, and its responses.
+
+use serde::{Deserialize, Serialize};
+
+use crate::index::LazyIndex;
+use crate::serve::status::Status;
+
+/// Maximum length of a response. A status with all its errors takes a tenth of it.
+pub(super) const MAX_RESPONSE_BYTES: u64 = 16 << 20;
+
+/// Request to the process of a mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "lowercase")]
+pub enum Request {
+    /// For its [`Status`].
+    Status,
+    /// To unmount.
+    Umount {
+        /// Even if the mount is in use.
+        #[serde(default)]
+        force: bool,
+    },
+    /// For its index.
+    Index,
+}
+
+/// Response of the process of a mount.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Response {
+    /// The status of its mount.
+    Status(Box<Status>),
+    /// An index file follows, of this length.
+    IndexFollows {
+        /// The length.
+        index_bytes: u64,
+    },
+    /// To send as the two parts of [`Self::IndexFollows`].
+    #[serde(skip)]
+    Index(LazyIndex),
+    /// The mount is gone, and its process ends.
+    Unmounted {
+        /// The mountpoint.
+        unmounted: String,
+        /// A bind mount, an overlay or another mount namespace still uses it, so its process continues.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        elsewhere: bool,
+    },
+    /// The request failed.
+    Error {
+        /// The reason.
+        error: String,
+        /// Advice.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hint: Option<String>,
+    },
+}

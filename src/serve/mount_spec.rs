@@ -1,0 +1,93 @@
+//! Description of a mount, by which any process of its user can serve it.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use rustix::process::geteuid;
+use serde::{Deserialize, Serialize};
+
+use super::failure::Failure;
+use super::prefetch::PrefetchSpec;
+use crate::archive::Volume;
+use crate::fuse::{MountOptions, Ownership, Subtree};
+use crate::index::{Index, Ino};
+use crate::locate::{OpenSpec, TreeSpec};
+use crate::materialize::XattrFilter;
+use crate::source::Revalidation;
+
+/// Description of a mount: its tree, and how it is served. It never changes, and a successor of the process that serves
+/// it gets the same. It has secrets, so it is never shown.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct MountSpec {
+    /// SOURCE and its layers, with absolute paths.
+    pub tree: TreeSpec,
+    /// How they are opened.
+    pub open: OpenSpec,
+    /// Directory of the tree that is shown, as a path.
+    pub root: OsString,
+    /// Number of levels below it to descend first, each through the only directory there.
+    pub strip_components: usize,
+    /// Whether nothing is shown before the whole tree is known.
+    pub waits_for_index: bool,
+    /// Options of the mount.
+    pub options: MountOptions,
+    /// Selection of extended attributes.
+    pub xattrs: XattrFilter,
+    /// Whether an overlay makes it writable.
+    pub is_writable: bool,
+    /// Its prefetch.
+    pub prefetch: PrefetchSpec,
+    /// Time after which an unused archive of a directory is closed.
+    pub idle_timeout: Duration,
+}
+
+impl MountSpec {
+    /// The part of `volume` that is shown.
+    ///
+    /// # Errors
+    /// If the root is no directory, or a link to it differs from its header.
+    pub fn view(&self, volume: &dyn Volume) -> Result<Subtree, Failure> {
+        let root = self.root.as_bytes();
+        let compared = volume.compare_path_blocking(root, true);
+        compared.map_err(|error| {
+            let root = self.root.display();
+            Failure::to(format!("cannot follow the links of --root {root}"), &error)
+        })?;
+        let find = |index: &Index| Subtree::new(index, root, self.strip_components);
+        let found = volume.index().read(find);
+        let found = found.map_err(|error| Failure::of(&error))?;
+        found.map_err(|error| Failure::of(&error))
+    }
+
+    /// The description for a successor, which continues the mount with `version`.
+    #[must_use]
+    pub fn continuing(mut self, version: &str) -> Self {
+        // The kernel knows this archive's files already, so the index must be complete before its next request.
+        self.waits_for_index = true;
+        self.open.archive.shown_version = Some(version.to_owned());
+        if self.open.server.revalidation != Revalidation::Never {
+            self.open.server.revalidation = Revalidation::UnlessLate;
+        }
+        self
+    }
+
+    /// Options of the mount itself, which the overlay may cover. The kernel then finds the mount's ACLs, and the mount
+    /// admits the same callers as the overlay does, if this user may decide that.
+    pub fn own_options(&self) -> MountOptions {
+        let mut options = self.options.clone();
+        if self.is_writable {
+            let is_root = geteuid().is_root();
+            options.allow_other = is_root;
+            options.default_permissions |= is_root;
+        }
+        options
+    }
+
+    /// Whether files of a mount with the root `root` have the numbers and attributes of the index.
+    pub(super) fn shows_index(&self, root: Ino) -> bool {
+        let has_own_attributes =
+            self.options.ownership != Ownership::default() || !self.xattrs.acls;
+        !self.tree.source.is_place() && root == Ino::ROOT && !has_own_attributes
+    }
+}

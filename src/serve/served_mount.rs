@@ -1,0 +1,252 @@
+//! A mount that this process serves.
+
+use std::any::Any;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::copy::MountCopy;
+use super::failure::Failure;
+use super::mount_spec::MountSpec;
+use super::opened::Opened;
+use super::status::{FailedRead, OverlayStatus, Status, format_device};
+use crate::archive::directory::ArchiveDirectory;
+use crate::base::escape::bytes_unless_utf8;
+use crate::base::time::unix_seconds;
+use crate::fuse::{
+    InheritedSession, LeftOutXattrs, Mount, NewMount, Subtree, TarFilesystem, left_out_xattrs,
+};
+use crate::index::{Ino, LazyIndex};
+
+/// Extra time for a reply beyond the source's timeout, so that the source's error ends the read first.
+const REPLY_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
+
+/// A mount that this process serves. Dropping it unmounts.
+#[derive(Debug)]
+pub struct ServedMount {
+    /// The mount.
+    pub mount: Mount,
+    /// Its tree.
+    pub opened: Opened,
+    /// Its copy on disk, if there is one.
+    copy: Option<MountCopy>,
+    /// The overlay over it, if there is one.
+    pub overlay: Option<OverlayStatus>,
+    root: Ino,
+    /// Whether files of the mount have the numbers and attributes of the index.
+    shows_index: bool,
+    /// Once the index is complete.
+    left_out_xattrs: OnceLock<LeftOutXattrs>,
+}
+
+/// A mount before this process serves it.
+#[derive(Debug)]
+pub enum MountOrigin {
+    /// One that no process has served.
+    New(NewMount),
+    /// One whose process has died.
+    Inherited(InheritedSession),
+}
+
+impl ServedMount {
+    /// Serves the part `view` of `opened` on `origin` as `spec` says, and returns when the mount answers. The end of the
+    /// mount calls `on_end`.
+    ///
+    /// # Errors
+    /// If it cannot be served. Then nothing is mounted.
+    pub fn start(
+        spec: &MountSpec,
+        (opened, view): (Opened, Subtree),
+        copy: Option<MountCopy>,
+        origin: MountOrigin,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, Failure> {
+        let root = view.root;
+        let tree = filesystem(spec, &opened, view, copy.as_ref())?;
+        let mount = match origin {
+            MountOrigin::New(mount) => Mount::serve(tree, mount, on_end),
+            MountOrigin::Inherited(session) => Mount::take_over(tree, &session, on_end),
+        };
+        let mount = Self {
+            mount: mount?,
+            opened,
+            copy,
+            overlay: None,
+            root,
+            shows_index: spec.shows_index(root),
+            left_out_xattrs: OnceLock::new(),
+        };
+        mount.start_copy()?;
+        Ok(mount)
+    }
+
+    /// Starts the copy, if there is one, once the index is complete.
+    ///
+    /// # Errors
+    /// If the system cannot start a thread.
+    pub fn start_copy(&self) -> Result<(), Failure> {
+        let copy = self.copy.as_ref();
+        copy.map_or(Ok(()), |copy| copy.start(&self.opened, self.root))
+    }
+
+    /// The index, if it is complete and says all that the mount shows.
+    pub fn shown_index(&self) -> Option<LazyIndex> {
+        let index = self.opened.volume.complete_index()?;
+        self.shows_index.then(|| {
+            self.opened.stats.sent_indexes.increment();
+            index
+        })
+    }
+
+    /// Unmounts it, if it is still mounted, and ends its reads and its copy. Returns what ends with the scans of its
+    /// archives, which the network must no longer keep waiting.
+    pub fn end(self) -> impl Any {
+        let Self {
+            mount,
+            mut opened,
+            copy,
+            ..
+        } = self;
+        // Fails pending reads now instead of when the connection is aborted.
+        opened.volume.close();
+        if let Some(copy) = &copy {
+            copy.stop();
+        }
+        let archives = mount.archives();
+        drop(mount);
+        opened.end_recording();
+        (copy, archives, opened)
+    }
+
+    /// The status of the mount. `metrics` is the URL of its metrics.
+    pub fn status(&self, metrics: Option<&str>) -> Status {
+        let (mount, opened) = (&self.mount, &self.opened);
+        // Taken first, because the notes explain states that it reports.
+        let copy = self.copy.as_ref().map(MountCopy::progress);
+        let notes = self.notes();
+        let current = mount.target.find();
+        let detached = matches!(current, Ok(None));
+        let (mountpoint, mount_id) = match current.ok().flatten() {
+            Some(found) => (found.path, Some(found.mount_id)),
+            None => (mount.target.mountpoint.clone(), None),
+        };
+        let (damaged_members, damaged) = opened.damage();
+        let mut memory = opened.volume.memory_use();
+        if let Some(archives) = &opened.directory {
+            memory.index_bytes = archives.index_bytes();
+        }
+        let counters = opened.stats.snapshot().into_iter();
+        let errors = mount.recent_errors().into_iter();
+        Status {
+            source: opened.location.clone(),
+            layers: opened.layers.clone(),
+            mountpoint: mountpoint.to_string_lossy().into_owned(),
+            mountpoint_bytes: bytes_unless_utf8(mountpoint.as_os_str().as_bytes())
+                .map(<[u8]>::to_vec),
+            device: Some(format_device(mount.target.device)),
+            mount_id,
+            detached,
+            pid: std::process::id(),
+            since_unix_seconds: unix_seconds(mount.mounted_at),
+            version: opened.version.clone(),
+            entries: opened.volume.index().entry_count(),
+            index: opened.index(),
+            resident_bytes: resident_bytes().unwrap_or(0),
+            memory,
+            disk_cache: opened.disk_cache(),
+            prefetch: opened.prefetch(),
+            metrics: metrics.map(str::to_owned),
+            counters: counters
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+            directory: mount.directory_status(),
+            copy,
+            writable: self.overlay.clone(),
+            damaged_members,
+            damaged,
+            notes,
+            errors: errors
+                .map(|failure| FailedRead {
+                    last_unix_seconds: unix_seconds(failure.last),
+                    count: failure.count,
+                    path: failure.path,
+                    reason: failure.reason,
+                })
+                .collect(),
+        }
+    }
+
+    /// States of the mount that need an explanation.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.opened.notes();
+        if let Some(copy) = &self.copy {
+            notes.extend(copy.notes(&self.mount));
+        }
+        if let Some(namespace) = &self.mount.target.namespace {
+            let path = namespace.path.display();
+            notes.push(format!("it is in another mount namespace: {path}"));
+        }
+        if let Some(directory) = self.mount.directory_status() {
+            notes.extend(directory.notes);
+        }
+        let index = self.opened.volume.index();
+        let count = || index.read(left_out_xattrs).unwrap_or_default();
+        let left_out = index.is_complete();
+        let left_out = left_out.then(|| *self.left_out_xattrs.get_or_init(count));
+        let left_out = left_out.unwrap_or_default();
+        if left_out.acl_entries > 0 {
+            notes.push(format!(
+                "{} entries of ACLs are left out, because they name users or groups that this user \
+                 namespace does not map",
+                left_out.acl_entries
+            ));
+        }
+        if left_out.attributes > 0 {
+            notes.push(format!(
+                "{} extended attributes are left out, because Linux cannot hold them",
+                left_out.attributes
+            ));
+        }
+        notes
+    }
+}
+
+/// The filesystem that shows the part `view` of `opened`.
+fn filesystem(
+    spec: &MountSpec,
+    opened: &Opened,
+    view: Subtree,
+    copy: Option<&MountCopy>,
+) -> Result<TarFilesystem, Failure> {
+    let (volume, stats) = (Arc::clone(&opened.volume), Arc::clone(&opened.stats));
+    let timeout = spec.open.server.timeout + REPLY_TIMEOUT_MARGIN;
+    let mut tree = TarFilesystem::new(volume, view, &spec.own_options(), stats)
+        .with_timeout(timeout)
+        .with_xattrs(spec.xattrs.clone());
+    if spec.open.archive.allow_truncated {
+        tree = tree.for_truncated();
+    }
+    if spec.is_writable {
+        tree = tree.for_overlay();
+    }
+    let tree = if let Some(archives) = &opened.directory {
+        let archives = Arc::clone(archives) as Arc<dyn ArchiveDirectory>;
+        tree.with_archives(archives, spec.idle_timeout)
+    } else if let Some(copy) = copy {
+        tree.with_backing_files(copy.backing_files())
+    } else {
+        Ok(tree)
+    };
+    tree.map_err(|error| Failure::to("cannot start a thread", &error))
+}
+
+/// Resident memory of this process, from `/proc/self/status` (`VmRSS:   12345 kB`).
+fn resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    kib.checked_mul(1024)
+}
