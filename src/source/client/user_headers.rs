@@ -226,7 +226,8 @@ mod tests {
         let path = directory.path().join("headers");
         for (text, line) in [("A: 1\nsecret\n", 2), ("\nmy secret: 1\n", 2)] {
             std::fs::write(&path, text).expect("written");
-            let message = load(&[HeaderArg(Arg::File(path.clone().into()))]).expect_err("malformed");
+            let message =
+                load(&[HeaderArg(Arg::File(path.clone().into()))]).expect_err("malformed");
             assert!(message.contains(&format!("line {line}: ")), "{message}");
             assert!(!message.contains("secret"), "{message}");
         }

@@ -7,7 +7,7 @@ use crate::cli::daemon::overlay_dirs::{self, OverlayDirs};
 use crate::cli::daemon::supervisor::{SupervisorLink, TakeoverState};
 use crate::cli::environment::{self, Role};
 use tarfs::fuse::{InheritedSession, NewMount, OpenNamespace, supports_takeover};
-use tarfs::serve::{MountCopy, MountSpec, MountOrigin, Opened, ServedMount};
+use tarfs::serve::{MountCopy, MountOrigin, MountSpec, Opened, ServedMount};
 
 /// Makes or takes over the mount, and reports to the supervisor that it is ready.
 pub(super) fn make_mount(
