@@ -131,6 +131,8 @@ impl ServedMount {
             Some(found) => (found.path, Some(found.mount_id)),
             None => (mount.target.mountpoint.clone(), None),
         };
+        // Its guard must not live while others are taken below.
+        let entries = opened.volume.index().entry_count();
         let (damaged_members, damaged) = opened.damage();
         let mut memory = opened.volume.memory_use();
         if let Some(archives) = &opened.directory {
@@ -150,7 +152,7 @@ impl ServedMount {
             pid: std::process::id(),
             since_unix_seconds: unix_seconds(mount.mounted_at),
             version: opened.version.clone(),
-            entries: opened.volume.index().entry_count(),
+            entries,
             index: opened.index(),
             resident_bytes: resident_bytes().unwrap_or(0),
             memory,

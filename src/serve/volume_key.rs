@@ -149,13 +149,13 @@ mod tests {
             key(url, &[], |spec| spec.user.netrc = Some("/netrc".into())),
             key(url, &[], |spec| spec.archive.ignore_zeros = true),
             key(url, &[], |spec| {
-                spec.server.revalidation = Revalidation::Never
+                spec.server.revalidation = Revalidation::Never;
             }),
             key(url, &[], |spec| {
-                spec.server.mirror_urls.push("https://m".to_owned())
+                spec.server.mirror_urls.push("https://m".to_owned());
             }),
             key(url, &[], |spec| {
-                spec.cache.index_file = Some("/a.idx".into())
+                spec.cache.index_file = Some("/a.idx".into());
             }),
         ] {
             assert_ne!(plain, other);
@@ -174,7 +174,7 @@ mod tests {
         };
         assert_eq!(job("1"), job("2"));
         let quick = |spec: &mut OpenSpec| {
-            (spec.server.connections, spec.archive.allow_skipping) = (3, true)
+            (spec.server.connections, spec.archive.allow_skipping) = (3, true);
         };
         assert_eq!(key(url, &[], quick), key(url, &[], unchanged));
     }

@@ -24,24 +24,23 @@ pub(super) fn make_mount(
 ) -> anyhow::Result<(Option<SupervisorLink>, ServedMount)> {
     let view = spec.view(&*opened.volume)?;
     let (supervisor, session) = connect_supervisor(&opened, takeover)?;
-    let place = match session {
-        Some(session) => MountOrigin::Inherited(session),
-        None => {
-            overlay_dirs::ensure_restart_possible(args, writable.is_none() || opened.is_strong)?;
-            let lower = writable.map(|writable| writable.create_lower_dir(supervisor.as_ref()));
-            let lower = lower.transpose()?;
-            let at = lower.as_deref().unwrap_or(&args.mountpoint);
-            let mount = match &namespace {
-                Some(namespace) => {
-                    NewMount::in_namespace((namespace, at), &opened.name, &spec.own_options())?
-                }
-                None => NewMount::on(at, &opened.name, &spec.own_options())?,
-            };
-            if let Some(supervisor) = &supervisor {
-                supervisor.report_mounted(&mount.target, mount.device.as_fd());
+    let place = if let Some(session) = session {
+        MountOrigin::Inherited(session)
+    } else {
+        overlay_dirs::ensure_restart_possible(args, writable.is_none() || opened.is_strong)?;
+        let lower = writable.map(|writable| writable.create_lower_dir(supervisor.as_ref()));
+        let lower = lower.transpose()?;
+        let at = lower.as_deref().unwrap_or(&args.mountpoint);
+        let mount = match &namespace {
+            Some(namespace) => {
+                NewMount::in_namespace((namespace, at), &opened.name, &spec.own_options())?
             }
-            MountOrigin::New(mount)
+            None => NewMount::on(at, &opened.name, &spec.own_options())?,
+        };
+        if let Some(supervisor) = &supervisor {
+            supervisor.report_mounted(&mount.target, mount.device.as_fd());
         }
+        MountOrigin::New(mount)
     };
     let is_new = matches!(place, MountOrigin::New(_));
     let mut mount = ServedMount::start(spec, (opened, view), copy, place, ended)?;
