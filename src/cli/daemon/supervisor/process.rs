@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, test_kill_process};
 
 use crate::cli::environment::{self, Role};
 
@@ -45,15 +45,23 @@ pub(super) fn dup_stdin() -> io::Result<OwnedFd> {
     Ok(fcntl_dupfd_cloexec(io::stdin(), 3)?)
 }
 
-/// Whether the main thread of `pid` has not ended, or any thread if `/proc` does not show the process.
+/// Whether `pid` was not killed, and its main thread has not ended, or any thread if `/proc` does not show the process. A
+/// thread that waits for its own mount stays after a kill.
 pub(super) fn is_alive(pid: i32) -> bool {
-    let Some(Ok(stat)) = process_directory(pid).map(|process| fs::read(process.join("stat")))
+    let Some(Ok(status)) = process_directory(pid).map(|process| fs::read(process.join("status")))
     else {
         return Pid::from_raw(pid).is_some_and(is_running);
     };
-    // The state follows the name, which is in parentheses and may hold any bytes.
-    let state = stat.rsplit(|&byte| byte == b')').next().unwrap_or_default();
-    !matches!(state.trim_ascii_start().first(), Some(b'Z' | b'X'))
+    let status = String::from_utf8_lossy(&status);
+    let field = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name));
+        value.unwrap_or_default().trim()
+    };
+    let is_killed = ["SigPnd:", "ShdPnd:"].into_iter().any(|set| {
+        let pending = u64::from_str_radix(field(set), 16);
+        pending.is_ok_and(|pending| pending & (1 << (Signal::KILL.as_raw() - 1)) != 0)
+    });
+    !is_killed && !field("State:").starts_with(['Z', 'X'])
 }
 
 /// Whether a dying process still has running threads. A zombie lists only its main thread.
