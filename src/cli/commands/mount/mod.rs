@@ -4,13 +4,14 @@ mod events;
 mod process_mode;
 mod start;
 
+use std::any::Any;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::Context;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 
 use crate::cli::args::MountArgs;
 use crate::cli::daemon::daemonize::{self, LogTarget};
@@ -136,15 +137,18 @@ fn serve(
     }
     let (network, opened) = open_reporting_outages(args, &spec, takeover.as_ref())?;
     let place = (namespace, writable, copy);
-    mount_and_serve(
-        args,
-        &spec,
-        (opened, network),
-        place,
-        takeover,
-        metrics,
-        mode,
-    )?;
+    let (volume, threads) = (Arc::clone(&opened.volume), network.handle());
+    let opened = (opened, threads);
+    let result = mount_and_serve(args, &spec, opened, place, takeover, metrics, mode);
+    volume.close();
+    if result.is_ok() {
+        force_exit_after(THREAD_EXIT_TIMEOUT);
+    }
+    // No caller is left to wait for requests in flight, such as those of a scan.
+    network.shutdown_background();
+    // Joins the threads of copy and scans, which do not wait for a server any more.
+    drop(volume);
+    drop(result?);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -200,11 +204,11 @@ fn create_directories(args: &MountArgs) {
     drop(create_private_dir(&environment::runtime_dir()));
 }
 
-/// Serves the mount until it is gone.
+/// Serves the mount until it is gone. Returns what ends with the scans of its archives.
 fn mount_and_serve(
     args: &MountArgs,
     spec: &MountSpec,
-    (opened, network): (Opened, Runtime),
+    (opened, network): (Opened, &Handle),
     (namespace, writable, copy): (
         Option<OpenNamespace>,
         Option<OverlayDirs>,
@@ -213,14 +217,14 @@ fn mount_and_serve(
     takeover: Option<TakeoverState>,
     metrics: Option<MetricsListener>,
     mode: ProcessMode,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<impl Any> {
     let (events, inbox) = mpsc::channel();
     // Until here, a signal ends the process, because there is nothing to clean up.
     let _signals = SignalWatch::start(events.clone())?;
     let metrics_url = metrics.as_ref().map(MetricsListener::url);
     let asking = events.clone();
     let _metrics = metrics
-        .map(|metrics| metrics.serve(network.handle(), move || request_status(&asking)))
+        .map(|metrics| metrics.serve(network, move || request_status(&asking)))
         .transpose()?;
     let scanned = events.clone();
     let then = Callback::new(move || send_event(&scanned, Event::ScanEnded));
@@ -246,11 +250,5 @@ fn mount_and_serve(
         mode,
         (&mount, writable.as_ref(), metrics_url.as_deref()),
     )?;
-    let left = mount.end();
-    force_exit_after(THREAD_EXIT_TIMEOUT);
-    // No caller is left to wait for requests in flight, such as those of a scan.
-    network.shutdown_background();
-    // Joins the threads of copy and scans, which do not wait for a server any more.
-    drop(left);
-    Ok(())
+    Ok(mount.end())
 }
