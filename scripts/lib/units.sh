@@ -106,12 +106,12 @@ try_kills() {
     in_machine systemctl stop tarfs@kept
     expect success "a service that was stopped" property Result kept
     if is_mounted /srv/kept; then fail "a restarted service has left its mount"; fi
-    # If the supervisor is killed, systemd restarts the service.
+    # If the main process is killed, systemd restarts the service.
     start kept
     in_machine kill -KILL "$(property MainPID kept)"
     expect_soon is_property NRestarts kept 1
     expect_soon in_machine grep -qx hello /srv/kept/file
-    expect 1 "a service whose supervisor was killed" in_machine grep -c ' /srv/kept ' /proc/mounts
+    expect 1 "a service whose main process was killed" in_machine grep -c ' /srv/kept ' /proc/mounts
     in_machine systemctl stop tarfs@kept
     echo "a service that is killed is restarted or its mount continued"
 }

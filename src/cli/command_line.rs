@@ -24,6 +24,13 @@ pub(crate) struct Cli {
     pub verb: Verb,
 }
 
+/// Arguments of the process that serves a mount.
+#[derive(clap::Args, Debug)]
+pub(crate) struct ServeMountArgs {
+    /// The mountpoint, for those who list processes
+    mountpoint: OsString,
+}
+
 #[derive(Subcommand, Debug)]
 // A run defines the arguments of one verb.
 #[command(defer = true)]
@@ -71,6 +78,9 @@ pub(crate) enum Verb {
     Profile(Sorted<profile::ProfileArgs>),
     /// Show and clean the disk cache
     Cache(Sorted<cache::CacheVerbArgs>),
+    /// Serve a mount for the process that keeps it
+    #[command(hide = true)]
+    ServeMount(ServeMountArgs),
     /// Write man pages or shell completions for a package
     #[command(hide = true)]
     Generate(Sorted<generate::GenerateArgs>),

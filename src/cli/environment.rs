@@ -13,88 +13,11 @@ use tracing::Level;
 
 pub(crate) use tarfs::internal::environment::{CACHE_DIR, CACHE_SIZE, SYSTEM_CACHE_DIR, cache_dir};
 
-/// Variable with the role of a process, set by the process that starts it.
-pub(crate) const ROLE: &str = "TARFS_ROLE";
-
-/// Purpose of a process of a mount.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Role {
-    /// Serves the mount in the background of the process that the user started.
-    Background,
-    /// Watches the process that serves the mount.
-    Supervisor,
-    /// Serves the mount after the previous process died.
-    Successor,
-    /// Serves the mount first, for the supervisor that the user started in the foreground.
-    SupervisedWorker,
-}
-
-impl Role {
-    const ALL: [Self; 4] = [
-        Self::Background,
-        Self::Supervisor,
-        Self::Successor,
-        Self::SupervisedWorker,
-    ];
-
-    /// Value in the environment.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Background => "background",
-            Self::Supervisor => "supervisor",
-            Self::Successor => "successor",
-            Self::SupervisedWorker => "worker",
-        }
-    }
-}
-
 /// Variable with the directory of the sockets of a user's mounts.
 pub(crate) const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 
 /// Directory of the sockets of the system's mounts.
 pub(crate) const SYSTEM_RUNTIME_DIR: &str = "/run/tarfs";
-
-/// Prefix of variables with secret arguments, then a number. Other users cannot read the environment.
-const ARGUMENT_PREFIX: &str = "TARFS_ARGUMENT_";
-
-/// Returns this process's arguments, with the secrets that [`pass_arguments`] hid.
-pub(crate) fn arguments() -> Vec<OsString> {
-    let shown = env::args_os();
-    if role().is_none() {
-        return shown.collect();
-    }
-    let full = |number: usize| variable(&format!("{ARGUMENT_PREFIX}{number}"));
-    let arguments = shown.enumerate();
-    arguments
-        .map(|(number, shown)| full(number).map_or(shown, PathBuf::into_os_string))
-        .collect()
-}
-
-/// Adds `words` as arguments to `command`, which starts this program. Other users see only `shown`.
-pub(crate) fn pass_arguments<'a>(
-    command: &'a mut Command,
-    words: &[OsString],
-    shown: &[OsString],
-) -> &'a mut Command {
-    for (number, (word, shown)) in (1..).zip(words.iter().zip(shown)) {
-        let name = format!("{ARGUMENT_PREFIX}{number}");
-        if word == shown {
-            command.env_remove(name);
-        } else {
-            command.env(name, word);
-        }
-        command.arg(shown);
-    }
-    command
-}
-
-/// Returns the role of this process, or `None` if the user started it.
-pub(crate) fn role() -> Option<Role> {
-    let word = variable(ROLE)?;
-    Role::ALL
-        .into_iter()
-        .find(|role| word == Path::new(role.name()))
-}
 
 /// Gives `command` our `argv[0]`, because systemd does not kill processes with `@` in front at shutdown.
 pub(crate) fn copy_argv0(command: &mut Command) -> &mut Command {

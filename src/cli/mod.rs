@@ -20,13 +20,14 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap_complete::CompleteEnv;
 
+use args::headers;
 use command_line::Verb;
 use commands::list::{chmod, chown, diff, du, find, ls, rm};
 use commands::write::{copy, materialize, shard, sync};
 use commands::{
     bundle, cache, cat, generate, image, index, mount, profile, status, umount, verify,
 };
-use daemon::inherited_fds;
+use daemon::{inherited_fds, server_process};
 use ui::{logging, output, panic_hook};
 
 /// Runs the program with this process's command line and environment. As a helper of mount(8), the exit codes are those
@@ -41,30 +42,24 @@ pub(crate) fn run() -> ExitCode {
         Ok(true) => return ExitCode::SUCCESS,
         Err(error) => return print_usage_error(&error),
     }
-    if environment::role().is_none()
-        && let Some(words) = mount_helper::helper_arguments(&words)
-    {
+    if let Some(words) = mount_helper::helper_arguments(&words) {
         return mount_helper::run(&words);
     }
-    let verb = match command_line::parse(environment::arguments()) {
+    let shown = headers::redact_arguments(&words);
+    if shown != words {
+        before_main::show_arguments(&shown);
+    }
+    let verb = match command_line::parse(words) {
         Ok(verb) => verb,
         Err(error) => return print_usage_error(&error),
     };
-    let level = match verb {
-        // A mount logs when it begins and ends, which are INFO events.
-        Verb::Mount(_) => tracing::Level::INFO,
-        _ => tracing::Level::WARN,
-    };
-    logging::init(environment::log_level().unwrap_or(level));
-    if before_main::is_dumpable() {
-        tracing::warn!("cannot disable core files, which may contain secrets");
-    }
-    inherited_fds::raise_open_file_limit();
+    start(matches!(verb, Verb::Mount(_) | Verb::ServeMount(_)));
     if let Verb::Ls(_) | Verb::Find(_) | Verb::Du(_) | Verb::Diff(_) = verb {
         malloc::keep_freed_memory();
     }
     let result = match verb {
-        Verb::Mount(args) => mount::run(&args),
+        Verb::Mount(args) => mount::run(&args, false),
+        Verb::ServeMount(_) => server_process::run(),
         Verb::Umount(args) => umount::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Materialize(args) => materialize::run(&args),
@@ -88,6 +83,20 @@ pub(crate) fn run() -> ExitCode {
         Verb::Generate(args) => generate::run(&args, command_line::command()),
     };
     result.unwrap_or_else(|error| output::print_failure(&error))
+}
+
+/// Starts to log, and raises limits. A mount logs when it begins and ends, which are INFO events.
+fn start(is_mount: bool) {
+    let level = if is_mount {
+        tracing::Level::INFO
+    } else {
+        tracing::Level::WARN
+    };
+    logging::init(environment::log_level().unwrap_or(level));
+    if before_main::is_dumpable() {
+        tracing::warn!("cannot disable core files, which may contain secrets");
+    }
+    inherited_fds::raise_open_file_limit();
 }
 
 /// Prints the help that the user asked for, or the error in the command line.

@@ -12,10 +12,11 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Args, Command, Parser};
 
+use super::before_main;
 use super::command_line::{self, Verb};
 use super::environment;
 use crate::cli::args::{MountArgs, headers};
-use crate::cli::daemon::daemonize;
+use crate::cli::commands::mount;
 use crate::cli::ui::output;
 use tarfs::fuse::{MountOptions, OptionError};
 
@@ -24,8 +25,6 @@ const HELPER_NAMES: [&str; 2] = ["mount.tarfs", "mount.fuse.tarfs"];
 
 /// mount(8)'s exit code for an invalid call.
 const EX_USAGE: u8 = 1;
-/// mount(8)'s exit code for a system without free processes or memory.
-const EX_SYSERR: u8 = 2;
 /// mount(8)'s exit code for a failed mount.
 const EX_FAIL: u8 = 32;
 
@@ -133,20 +132,23 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
     }
     // Flags report errors in their values and their combinations.
     let words = [&["tarfs".into()], translated.words.as_slice()].concat();
-    let checked = match command_line::parse(words) {
+    let args = match command_line::parse(words) {
         Err(error) => return print_usage_error(error),
-        Ok(Verb::Mount(args)) => args.check(),
+        Ok(Verb::Mount(args)) => args,
         Ok(_) => return ExitCode::from(EX_USAGE),
     };
-    if let Err(error) = checked {
+    if let Err(error) = args.check() {
         output::print_error(error);
         return ExitCode::from(EX_USAGE);
     }
     if call.fake {
         return ExitCode::SUCCESS;
     }
+    let shown = headers::redact_arguments(&translated.words);
+    before_main::show_arguments(&[&["tarfs".into()], shown.as_slice()].concat());
+    super::start(true);
     // A mount by root belongs to the system and outlives root's session.
-    match daemonize::spawn_daemon(&translated.words, environment::is_root()) {
+    match mount::run(&args, environment::is_root()) {
         Ok(code) if code == ExitCode::SUCCESS => {
             if translated.wants_to_write {
                 output::print_error(format_args!(
@@ -156,11 +158,10 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
             }
             code
         }
-        // The child has printed the error.
         Ok(_) => ExitCode::from(EX_FAIL),
         Err(error) => {
-            output::print_error(output::describe(&*error));
-            ExitCode::from(EX_SYSERR)
+            output::print_failure(&error);
+            ExitCode::from(EX_FAIL)
         }
     }
 }

@@ -18,12 +18,12 @@ use tarfs::archive::{Archive, DiskCacheMode, TreeOrigin, Volume};
 use tarfs::image::Image;
 use tarfs::index::store::RowsToLoad;
 use tarfs::internal::bounded_read::{MAX_SETTINGS_BYTES, read_at_most};
-use tarfs::internal::environment::{self, Environment};
+use tarfs::internal::environment::Environment;
 use tarfs::locate::{
     self, ArchiveSpec, CacheSpec, OpenContext, OpenSpec, OpenSpecError, ProgressFn, ServerSpec,
-    TreeSpec, UserSpec,
+    SourceSpec, TreeSpec, UserSpec,
 };
-use tarfs::serve::{MountSpec, Opened, PrefetchSpec};
+use tarfs::serve::{MountSpec, PrefetchSpec};
 use tarfs::source::{ClientCertificateError, Revalidation};
 
 /// Starts the threads for the network, and returns the settings with which a verb opens SOURCE. All other work has
@@ -81,7 +81,7 @@ fn spec(args: &SourceArgs, cache_dir: &CacheDirArgs) -> anyhow::Result<OpenSpec>
             environment: Environment::current(),
             origin: args.origin().to_string_lossy().into_owned(),
             headers: args.headers.clone(),
-            netrc: environment::netrc().map(Into::into),
+            netrc: tarfs::internal::environment::netrc().map(Into::into),
             certificate: certificate.zip(key),
         },
         server: ServerSpec {
@@ -123,7 +123,7 @@ pub(crate) fn spec_with_cache_size(
     cache_dir: &CacheDirArgs,
 ) -> anyhow::Result<OpenSpec> {
     let mut spec = spec(args, cache_dir)?;
-    let limit_bytes = environment::cache_size().map_err(UsageError)?;
+    let limit_bytes = tarfs::internal::environment::cache_size().map_err(UsageError)?;
     spec.cache.enclosing_archives = DiskCacheMode::Enabled { limit_bytes };
     Ok(spec)
 }
@@ -238,10 +238,15 @@ pub(crate) fn mount_spec(args: &MountArgs) -> anyhow::Result<MountSpec> {
     // The copy contains files from an earlier scan.
     open.archive.should_rescan_unproven = is_copied;
     open.archive.should_log_problems = true;
-    let record = args.prefetch.record.as_ref().map(path::absolute);
+    let absolute = |path: &Path| path::absolute(path).map(PathBuf::into_os_string);
+    let open = open.for_other_process();
+    let open = open.and_then(|open| open.check().map(|()| open));
+    let open = open.map_err(|error| named_error(&args.source, error))?;
+    let record = args.prefetch.record.as_deref();
+    let replay = args.prefetch.replay.as_deref().map(SourceSpec::from);
     Ok(MountSpec {
         tree: args.layers.tree(&args.source).absolute(),
-        open: open.absolute(),
+        open,
         root: args.root.clone().unwrap_or_default(),
         strip_components: args.strip_components,
         waits_for_index: args.waits_for_index(),
@@ -251,22 +256,16 @@ pub(crate) fn mount_spec(args: &MountArgs) -> anyhow::Result<MountSpec> {
         prefetch: PrefetchSpec {
             mode: args.prefetch.prefetch.into(),
             bytes_per_second: args.prefetch.prefetch_rate.map(|rate| rate.0),
-            replay: args.prefetch.replay.clone(),
-            record: record.transpose()?.map(Into::into),
+            replay: replay.map(|profile| profile.absolute().to_string()),
+            record: record.map(absolute).transpose()?,
         },
         idle_timeout: Duration::from_secs(args.idle_timeout),
+        mountpoint: absolute(&args.mountpoint)?,
+        copy_to: args.copy_to.as_deref().map(absolute).transpose()?,
+        metrics: args.metrics,
+        runtime_dir: super::environment::runtime_dir().into(),
+        is_in_other_namespace: args.namespace.is_some(),
+        ends_with_keeper: args.foreground,
+        reports_index: args.foreground && super::environment::notify_socket().is_some(),
     })
-}
-
-/// Opens the tree of `spec` for a mount. Returns it with the threads of its network.
-pub(crate) fn open_for_mount(
-    args: &MountArgs,
-    spec: &MountSpec,
-    stats: &Arc<Stats>,
-) -> anyhow::Result<(Runtime, Opened)> {
-    let is_layered = spec.tree.is_layered();
-    let shows_progress = (spec.waits_for_index || is_layered) && io::stderr().is_terminal();
-    let quiet = !(args.foreground || shows_progress);
-    let (network, context) = start(&spec.open, &args.source, stats, quiet)?;
-    Ok((network, Opened::open(spec, context)?))
 }

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 
 use super::context::{OpenContext, PublishedIndexChoice};
 use crate::archive::{DiskCacheMode, OpenOptions, scan};
-use crate::base::environment::Environment;
+use crate::base::environment::{Environment, HEADERS};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::base::thread::processors;
@@ -21,7 +21,7 @@ use crate::image::Platform;
 use crate::index::MemoryLimit;
 use crate::source::{
     self, Certificates, CertificatesError, ClientCertificate, ClientCertificateError, HeaderArg,
-    Identity, Retry, Revalidation, UserHeaders, Via,
+    Identity, Retry, Revalidation, UserHeaders, Via, is_url,
 };
 use crate::tar;
 
@@ -209,18 +209,38 @@ pub enum OpenSpecError {
 }
 
 impl OpenSpec {
-    /// It with absolute paths, which mean the same in another process.
-    #[must_use]
-    pub fn absolute(mut self) -> Self {
+    /// It for another process: its paths are absolute, and headers are read that no other process can read.
+    ///
+    /// # Errors
+    /// A header is unusable.
+    pub fn for_other_process(mut self) -> Result<Self, OpenSpecError> {
         let directory = self.user.environment.directory().to_owned();
         let absolute = |path: OsString| directory.join(path).into_os_string();
-        let headers = self.user.headers.into_iter();
-        self.user.headers = headers.map(|header| header.below(&directory)).collect();
+        let headers = UserHeaders::new(&self.user.headers, &self.user.environment);
+        let headers = headers.and_then(UserHeaders::for_other_process);
+        self.user.headers = headers.map_err(OpenSpecError::Headers)?;
+        self.user.environment = self.user.environment.without(HEADERS);
         self.user.netrc = self.user.netrc.map(absolute);
         self.server.hosts_dir = absolute(self.server.hosts_dir);
         self.cache.directory = self.cache.directory.map(absolute);
         self.cache.index_file = self.cache.index_file.map(absolute);
-        self
+        let location = self.cache.published_index.location.take();
+        self.cache.published_index.location = location.map(|location| {
+            if is_url(&location) {
+                return location;
+            }
+            let path = directory.join(&location).into_os_string();
+            path.into_string().unwrap_or(location)
+        });
+        Ok(self)
+    }
+
+    /// Checks the settings, as [`context`](Self::context) does.
+    ///
+    /// # Errors
+    /// A setting is unusable.
+    pub fn check(&self) -> Result<(), OpenSpecError> {
+        self.source_options(&Arc::default()).map(drop)
     }
 
     /// Settings of an opening, whose requests `network` carries out and `stats` counts. Reads the files of headers.

@@ -4,12 +4,14 @@ pub mod access_profile;
 mod control_socket;
 mod copy;
 mod failure;
+mod link;
 mod metrics_server;
 mod mount_spec;
 mod opened;
 mod prefetch;
 mod prometheus;
 mod served_mount;
+mod server;
 mod status;
 mod volume_key;
 mod volume_table;
@@ -20,12 +22,14 @@ pub use control_socket::{
 };
 pub use copy::MountCopy;
 pub use failure::Failure;
+pub use link::{Link, OpenedTree, Packet, SessionState, Taken};
 pub use metrics_server::MetricsListener;
 pub use mount_spec::MountSpec;
 pub use opened::Opened;
 pub use prefetch::PrefetchSpec;
 pub use prometheus::{Figure, figures};
 pub use served_mount::{MountOrigin, ServedMount};
+pub use server::{MountRequest, Process, Server};
 pub use status::{
     CopyProgress, FailedRead, IndexState, OverlayStatus, Phase, PrefetchStatus, Status,
     format_device,

@@ -1,6 +1,7 @@
 //! Description of a mount, by which any process of its user can serve it.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -40,6 +41,20 @@ pub struct MountSpec {
     pub prefetch: PrefetchSpec,
     /// Time after which an unused archive of a directory is closed.
     pub idle_timeout: Duration,
+    /// The directory to mount on.
+    pub mountpoint: OsString,
+    /// Directory of the copy of the tree, if there is one.
+    pub copy_to: Option<OsString>,
+    /// Address at which metrics are served.
+    pub metrics: Option<SocketAddr>,
+    /// Directory of the socket on which the process that serves it answers questions.
+    pub runtime_dir: OsString,
+    /// Whether it is in another mount namespace.
+    pub is_in_other_namespace: bool,
+    /// Whether the mount ends with the process that keeps it.
+    pub ends_with_keeper: bool,
+    /// Whether that process is told the progress of the index.
+    pub reports_index: bool,
 }
 
 impl MountSpec {

@@ -13,6 +13,7 @@ use crate::archive::{
 };
 use crate::base::periodic::PeriodicThread;
 use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
 use crate::locate::{OpenContext, SourceArchives, describe};
 
 const MAX_NAMED_DAMAGED: usize = 10;
@@ -39,7 +40,7 @@ pub struct Opened {
     /// The archives, if SOURCE is a directory of archives.
     pub(super) directory: Option<Arc<SourceArchives>>,
     /// Recorder of read files, if the user wants one.
-    recording: Option<PeriodicThread>,
+    recording: Mutex<Option<PeriodicThread>>,
 }
 
 impl fmt::Debug for Opened {
@@ -64,7 +65,7 @@ impl Opened {
         let stats = Arc::clone(&context.source.stats);
         let retry_forever = context.archive.scan.retry_forever.clone();
         if context.shown_version.is_some() && !is_layered {
-            // Callers wait, but the supervisor does not count the time of an outage.
+            // Callers wait, but the keeper does not count the time of an outage.
             retry_forever.enable();
         }
         let is_early = !spec.waits_for_index && (!is_layered || tree.may_be_artifact());
@@ -83,7 +84,7 @@ impl Opened {
         let (recording, prefetch_notes) = prefetch::start(&spec.prefetch, &context, &volume)?;
         Ok(Self {
             prefetch_notes,
-            recording,
+            recording: Mutex::new(recording),
             ..Self::new(spec, &volume, is_layered, stats)
         })
     }
@@ -134,13 +135,13 @@ impl Opened {
             has_disk_cache: spec.open.cache.archives != DiskCacheMode::Disabled,
             prefetch_notes: Notes::default(),
             directory: None,
-            recording: None,
+            recording: Mutex::default(),
         }
     }
 
     /// Writes the last recorded reads to disk.
-    pub(super) fn end_recording(&mut self) {
-        drop(self.recording.take());
+    pub(super) fn end_recording(&self) {
+        drop(self.recording.lock().take());
     }
 
     /// Returns notes about degraded operation, for example after the disk cache was lost.

@@ -1,6 +1,6 @@
 //! A mount that this process serves.
 
-use std::any::Any;
+use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,8 @@ use crate::archive::directory::ArchiveDirectory;
 use crate::base::escape::bytes_unless_utf8;
 use crate::base::time::unix_seconds;
 use crate::fuse::{
-    InheritedSession, LeftOutXattrs, Mount, NewMount, Subtree, TarFilesystem, left_out_xattrs,
+    Force, InheritedSession, LeftOutXattrs, Mount, MountTarget, NewMount, Subtree, TarFilesystem,
+    UnmountError, left_out_xattrs,
 };
 use crate::index::{Ino, LazyIndex};
 
@@ -31,13 +32,26 @@ pub struct ServedMount {
     pub opened: Opened,
     /// Its copy on disk, if there is one.
     copy: Option<MountCopy>,
+    /// URL of its metrics, if they are served.
+    metrics: Option<String>,
     /// The overlay over it, if there is one.
-    pub overlay: Option<OverlayStatus>,
+    overlay: OnceLock<OverlayStatus>,
+    /// The process that keeps it.
+    keeper: OnceLock<u32>,
+    release: OnceLock<Release>,
     root: Ino,
     /// Whether files of the mount have the numbers and attributes of the index.
     shows_index: bool,
     /// Once the index is complete.
     left_out_xattrs: OnceLock<LeftOutXattrs>,
+}
+
+struct Release(Box<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Release")
+    }
 }
 
 /// A mount before this process serves it.
@@ -58,7 +72,7 @@ impl ServedMount {
     pub fn start(
         spec: &MountSpec,
         (opened, view): (Opened, Subtree),
-        copy: Option<MountCopy>,
+        (copy, metrics): (Option<MountCopy>, Option<String>),
         origin: MountOrigin,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Failure> {
@@ -72,7 +86,10 @@ impl ServedMount {
             mount: mount?,
             opened,
             copy,
-            overlay: None,
+            metrics,
+            overlay: OnceLock::new(),
+            keeper: OnceLock::new(),
+            release: OnceLock::new(),
             root,
             shows_index: spec.shows_index(root),
             left_out_xattrs: OnceLock::new(),
@@ -99,37 +116,66 @@ impl ServedMount {
         })
     }
 
-    /// Unmounts it, if it is still mounted, and ends its reads and its copy. Returns what ends with the scans of its
-    /// archives, which the network must no longer keep waiting.
-    pub fn end(self) -> impl Any {
-        let Self {
-            mount,
-            mut opened,
-            copy,
-            ..
-        } = self;
-        // Fails pending reads now instead of when the connection is aborted.
-        opened.volume.close();
-        if let Some(copy) = &copy {
-            copy.stop();
-        }
-        let archives = mount.archives();
-        drop(mount);
-        opened.end_recording();
-        (copy, archives, opened)
+    /// From now on the mount is the overlay at `target`, which its keeper has mounted over it.
+    pub(super) fn cover(&self, target: MountTarget, overlay: OverlayStatus) {
+        self.mount.cover(target);
+        self.set_overlay(overlay);
     }
 
-    /// The status of the mount. `metrics` is the URL of its metrics.
-    pub fn status(&self, metrics: Option<&str>) -> Status {
+    pub(super) fn set_overlay(&self, overlay: OverlayStatus) {
+        self.overlay.get_or_init(|| overlay);
+    }
+
+    pub(super) fn set_keeper(&self, pid: u32) {
+        self.keeper.get_or_init(|| pid);
+    }
+
+    /// Calls `release` when the mount is to be served no more, although it has users.
+    pub(super) fn on_release(&self, release: impl Fn() + Send + Sync + 'static) {
+        self.release.get_or_init(|| Release(Box::new(release)));
+    }
+
+    /// Ends its service.
+    pub(super) fn release(&self) {
+        if let Some(Release(release)) = self.release.get() {
+            release();
+        }
+    }
+
+    /// Unmounts it. By force, its service ends, too, because a user could keep it alive.
+    ///
+    /// # Errors
+    /// As [`Mount::unmount`].
+    pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
+        self.mount.unmount(force)?;
+        if force == Force::Yes && !self.mount.is_mounted() {
+            self.release();
+        }
+        Ok(())
+    }
+
+    /// Ends its reads and its copy soon, after its end.
+    pub fn close(&self) {
+        // Fails pending reads now instead of when the connection is aborted.
+        self.opened.volume.close();
+        if let Some(copy) = &self.copy {
+            copy.stop();
+        }
+        self.opened.end_recording();
+    }
+
+    /// The status of the mount.
+    pub fn status(&self) -> Status {
         let (mount, opened) = (&self.mount, &self.opened);
         // Taken first, because the notes explain states that it reports.
         let copy = self.copy.as_ref().map(MountCopy::progress);
         let notes = self.notes();
-        let current = mount.target.find();
+        let target = mount.target();
+        let current = target.find();
         let detached = matches!(current, Ok(None));
         let (mountpoint, mount_id) = match current.ok().flatten() {
             Some(found) => (found.path, Some(found.mount_id)),
-            None => (mount.target.mountpoint.clone(), None),
+            None => (target.mountpoint.clone(), None),
         };
         // Its guard must not live while others are taken below.
         let entries = opened.volume.index().entry_count();
@@ -146,10 +192,11 @@ impl ServedMount {
             mountpoint: mountpoint.to_string_lossy().into_owned(),
             mountpoint_bytes: bytes_unless_utf8(mountpoint.as_os_str().as_bytes())
                 .map(<[u8]>::to_vec),
-            device: Some(format_device(mount.target.device)),
+            device: Some(format_device(target.device)),
             mount_id,
             detached,
             pid: std::process::id(),
+            keeper: self.keeper.get().copied(),
             since_unix_seconds: unix_seconds(mount.mounted_at),
             version: opened.version.clone(),
             entries,
@@ -158,13 +205,13 @@ impl ServedMount {
             memory,
             disk_cache: opened.disk_cache(),
             prefetch: opened.prefetch(),
-            metrics: metrics.map(str::to_owned),
+            metrics: self.metrics.clone(),
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect(),
             directory: mount.directory_status(),
             copy,
-            writable: self.overlay.clone(),
+            writable: self.overlay.get().cloned(),
             damaged_members,
             damaged,
             notes,
@@ -185,7 +232,7 @@ impl ServedMount {
         if let Some(copy) = &self.copy {
             notes.extend(copy.notes(&self.mount));
         }
-        if let Some(namespace) = &self.mount.target.namespace {
+        if let Some(namespace) = &self.mount.target().namespace {
             let path = namespace.path.display();
             notes.push(format!("it is in another mount namespace: {path}"));
         }

@@ -39,6 +39,9 @@ pub struct Status {
     pub detached: bool,
     /// Process that serves it.
     pub pid: u32,
+    /// Process that keeps it, and ends with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keeper: Option<u32>,
     /// When it was mounted, in seconds since 1970.
     pub since_unix_seconds: u64,
     /// Pinned version of the archive, or of each layer.
@@ -249,6 +252,7 @@ mod tests {
                 mount_id: None,
                 detached: false,
                 pid: std::process::id(),
+                keeper: None,
                 since_unix_seconds: 1000,
                 version: "3 bytes".into(),
                 entries: 2,

@@ -21,7 +21,7 @@ const PREFIXES: [&str; 9] = [
 ];
 
 /// Other such variables, in capitals.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 10] = [
     "ALL_PROXY",
     "HOME",
     "HTTPS_PROXY",
@@ -30,7 +30,6 @@ const NAMES: [&str; 11] = [
     "PATH",
     "REGISTRY_AUTH_FILE",
     "REQUEST_METHOD",
-    "TARFS_HEADERS",
     "XDG_CONFIG_HOME",
     "XDG_RUNTIME_DIR",
 ];
@@ -41,18 +40,14 @@ const NAMES: [&str; 11] = [
 pub struct VolumeKey([u8; 32]);
 
 impl VolumeKey {
-    /// The key of `tree`, which is opened as `spec` says. `None` for standard input, which one process can read, and for a
+    /// The key of `tree`, which is opened as `spec` says, both as [for another process](OpenSpec::for_other_process). `None` for standard input, which one process can read, and for a
     /// tree that continues an earlier mount.
     pub fn new(tree: &TreeSpec, spec: &OpenSpec) -> Option<Self> {
         let has_stdin = tree.sources().any(SourceSpec::is_stdin);
         if has_stdin || spec.archive.shown_version.is_some() {
             return None;
         }
-        let names: Vec<_> = tree
-            .sources()
-            .map(|source| source.absolute().to_string())
-            .collect();
-        let mut spec = spec.clone().absolute();
+        let mut spec = spec.clone();
         let is_offline = spec.server.revalidation == Revalidation::Never;
         spec.user.environment = relevant(&spec.user.environment);
         // These change only how fast the tree is there.
@@ -72,7 +67,7 @@ impl VolumeKey {
             should_log_problems: archive.should_log_problems,
             ..spec.archive
         };
-        let described = serde_json::to_vec(&(names, tree.whiteouts, is_offline, spec)).ok()?;
+        let described = serde_json::to_vec(&(tree, is_offline, spec)).ok()?;
         Some(Self(blake3::hash(&described).into()))
     }
 }
@@ -90,15 +85,7 @@ fn relevant(environment: &Environment) -> Environment {
         .collect();
     let names_files = |name: &OsStr| {
         let name = name.to_string_lossy();
-        let ends = [
-            "FILE",
-            "DIR",
-            "PATH",
-            "CONFIG",
-            "BUNDLE",
-            "CREDENTIALS",
-            "HEADERS",
-        ];
+        let ends = ["FILE", "DIR", "PATH", "CONFIG", "BUNDLE", "CREDENTIALS"];
         name != "PATH" && ends.iter().any(|end| name.ends_with(end))
     };
     let mut files = variables.iter().filter(|(name, _)| names_files(name));
@@ -126,6 +113,7 @@ mod tests {
         let mut spec = OpenSpec::default();
         spec.user.environment = Environment::new(variables, "/work".into());
         change(&mut spec);
+        let spec = spec.for_other_process().expect("usable");
         let key = VolumeKey::new(&SourceSpec::from(source).into(), &spec);
         key.expect("no standard input")
     }

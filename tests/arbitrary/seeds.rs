@@ -228,9 +228,13 @@ pub(crate) fn answers() -> Vec<Vec<u8>> {
 
 pub(crate) fn packets() -> Vec<Vec<u8>> {
     [
-        r#"{"mounted":{"mountpoint":[47,109,255],"device":[0,45]}}"#,
-        r#"{"ready":{"capabilities":18446744073709551615,"version":"etag"}}"#,
-        r#"{"take_over":[{"mountpoint":[47],"device":[0,1]},{"capabilities":0,"version":""}]}"#,
+        r#"{"serve":{"mountpoint":[47,109,255],"device":[0,45],"overlay":null,"namespace":null}}"#,
+        r#"{"ready":[{"capabilities":18446744073709551615,"version":"etag","is_strong":true},
+            {"phase":"scanning","scanned_bytes":7,"of_bytes":9}]}"#,
+        r#"{"take_over":{"target":{"mountpoint":[47],"device":[0,1],"overlay":["Overlayfs",[0,2]],
+            "namespace":null},"state":{"capabilities":0,"version":"","is_strong":false},"overlay":null}}"#,
+        r#"{"failed":{"text":"no","is_usage_error":false,"is_outage":true}}"#,
+        r#"{"progress":[9,7,2]}"#,
     ]
     .map(|text| text.as_bytes().to_vec())
     .into()

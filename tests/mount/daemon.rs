@@ -13,10 +13,10 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat}
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 
-use crate::support::fixture::{TestMount, pid_of};
+use crate::support::fixture::{TestMount, keeper_of, pid_of};
 use crate::support::namespace::NamespaceProcess;
 use crate::support::packing::Packing;
-use crate::support::program::{children, is_signal_pending, stderr_text, stop};
+use crate::support::program::{is_signal_pending, stderr_text, stop};
 use crate::support::raw::Archive;
 use crate::support::wait::{self, process_exits};
 
@@ -97,16 +97,13 @@ impl Place {
         output.expect("started").status.success()
     }
 
-    /// The process that supervises `server`.
-    fn supervisor_pid(&self, server: Pid) -> Pid {
-        match *children(server) {
-            [supervisor] => supervisor,
-            ref more => panic!("one supervisor of {}: {more:?}", self.root().display()),
-        }
+    /// The process that keeps the mount.
+    fn keeper_pid(&self) -> Pid {
+        keeper_of(&self.only_status()).expect("a number")
     }
 
-    fn supervisor(&self, server: Pid) -> OwnedFd {
-        pidfd_open(self.supervisor_pid(server), PidfdFlags::empty()).expect("running")
+    fn keeper(&self) -> OwnedFd {
+        pidfd_open(self.keeper_pid(), PidfdFlags::empty()).expect("running")
     }
 }
 
@@ -231,7 +228,7 @@ fn process_names_follow_the_program_name() {
     let output = place.mount_command().arg0("@tarfs").output();
     assert!(output.expect("started").status.success());
     let (pid, _) = place.server();
-    for pid in [pid, place.supervisor_pid(pid)] {
+    for pid in [pid, place.keeper_pid()] {
         let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).expect("running");
         assert!(line.starts_with(b"@tarfs\0"), "{line:?}");
     }
@@ -259,11 +256,11 @@ fn mount_of_killed_process_is_unmounted() {
             _ => place.mount(),
         }
         let (pid, process) = place.server();
-        let supervisor = place.supervisor(pid);
+        let keeper = place.keeper();
         let user = fs::File::open(place.path("mnt/file")).expect("there");
         kill_process(pid, Signal::KILL).expect("running");
         assert!(process_exits(&process));
-        assert!(process_exits(&supervisor), "{how}");
+        assert!(process_exits(&keeper), "{how}");
         assert!(!place.is_mounted(), "{how}");
         drop((user, served.map(|mut served| served.wait())));
     }
@@ -277,7 +274,7 @@ fn dead_mount_can_be_unmounted_or_mounted_over() {
         let output = place.mount_command().output().expect("started");
         assert!(output.status.success(), "{}", stderr_text(&output));
         let (pid, process) = place.server();
-        kill_process(place.supervisor_pid(pid), Signal::KILL).expect("running");
+        kill_process(place.keeper_pid(), Signal::KILL).expect("running");
         kill_process(pid, Signal::KILL).expect("running");
         assert!(process_exits(&process));
         assert!(place.is_mounted());

@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
-use crate::support::program::{children, is_signal_pending, stop};
+use crate::support::program::{children, stop};
 use crate::support::raw::Archive;
 use crate::support::wait::{self, process_exits};
 
@@ -206,9 +206,7 @@ fn worker_killed_while_stopping_is_not_restarted() {
     let server = place.server_pid().expect("mounted");
     stop(server);
     kill(pid_of(&front), Signal::TERM);
-    wait::wait_until("the signal is forwarded", || {
-        is_signal_pending(server, Signal::TERM)
-    });
+    place.expect_notification("STATUS=unmounting", &front);
     kill(server, Signal::KILL);
     let status = wait_for_exit(&mut front);
     assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");

@@ -219,10 +219,8 @@ fn profile_of_image_is_recorded_and_replayed() {
         all > 1 && number(&status, "replayed_spans") == all
     });
     let notes = place.status()["notes"].to_string();
-    assert!(
-        notes.contains("1 ranges of profile are in files"),
-        "{notes}"
-    );
+    let note = format!("1 ranges of {} are in", place.path("profile").display());
+    assert!(notes.contains(&note), "{notes}");
     place.umount();
 }
 

@@ -635,14 +635,14 @@ fn unmount_spares_other_mount_with_reused_id() {
     let (gone, other) = (0..100)
         .find_map(|_| {
             let gone = one_file().mount();
-            let number = gone.mount().target.device;
+            let number = gone.mount().target().device;
             unmount_in_kernel(gone.directory.path());
             assert!(gone.is_gone());
             // The kernel assigns the lowest free number, so it may first assign a few lower ones.
             let mut others: Vec<Mounted> = Vec::new();
             while others.len() < 20 {
                 others.push(one_file().mount());
-                if others.last()?.mount().target.device == number {
+                if others.last()?.mount().target().device == number {
                     return Some((gone, others.pop()?));
                 }
             }

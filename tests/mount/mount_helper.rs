@@ -420,11 +420,12 @@ fn mount_by_fstab_shows_no_secret_in_process_titles() {
              tr '\\0' ' ' <$process/cmdline 2>/dev/null || :; echo
          done >titles
          grep -c \"tarfs mount .*$PWD/mnt\" titles
+         grep -c \"tarfs serve-mount $PWD/mnt\" titles
          grep \"$PWD/mnt\" titles | grep -c 'hunter[2]' || :
          umount \"$PWD/mnt\"; gone",
     );
-    // The serving process and its supervisor.
-    assert_eq!(said, "open\n2\n0\n");
+    // The keeper and the process that serves the mount.
+    assert_eq!(said, "open\n1\n1\n0\n");
     let seen = server.requests("/b.tar");
     assert!(!seen.is_empty());
     for seen in seen {

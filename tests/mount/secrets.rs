@@ -526,7 +526,7 @@ fn background_process_closes_inherited_descriptors() {
         .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
         .collect();
     assert!(open.contains(&PathBuf::from("/dev/fuse")), "{open:?}");
-    // Neither this process nor, once it has started, its supervisor.
+    // Neither this process nor the one that keeps the mount.
     let inherited = ["lock", "headers"].map(|name| place.path(name));
     let is_open = || {
         let processes = fs::read_dir("/proc").expect("there").flatten();

@@ -327,7 +327,10 @@ fn recorded_mount_is_replayed_and_reported() {
         format!("\n  prefetch             complete, {total} of {total} blocks\n"),
         "\n  prefetch, mode       all\n".to_owned(),
         "\n  prefetch, replay     1 of 1 blocks\n".to_owned(),
-        "1 ranges of profile are in files that the archive does not have\n".to_owned(),
+        format!(
+            "1 ranges of {} are in files that the archive does not have\n",
+            place.path("profile").display()
+        ),
     ] {
         assert!(text.contains(&line), "{line} in {text}");
     }
@@ -346,10 +349,9 @@ fn recorded_mount_is_replayed_and_reported() {
     fs::write(place.path("profile"), "something else\n").expect("written");
     mount(&place, &["--replay", "profile"]);
     let text = place.succeeds(&["status", "mnt"]);
-    assert!(
-        text.contains("nothing is replayed: profile: not a profile"),
-        "{text}"
-    );
+    let profile = place.path("profile");
+    let note = format!("nothing is replayed: {}: not a profile", profile.display());
+    assert!(text.contains(&note), "{text}");
 }
 
 // Promises: trust-socket

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -107,9 +106,11 @@ fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
                 warn_of_use(pid);
                 return Ok(());
             }
-            Ok(Some(UmountOutcome::OtherMount { pid, process })) if let Some(copy) = &top => {
+            Ok(Some(UmountOutcome::OtherMount { pid, processes })) if let Some(copy) = &top => {
                 fuse::unmount_bind_mount(&mountpoint, copy, force)?;
-                if !fuse::is_mounted(copy.device) && !has_ended(process.as_ref())? {
+                if !fuse::is_mounted(copy.device)
+                    && !serve::wait_for_exit(&processes, LAST_MOUNT_TIMEOUT)?
+                {
                     warn_of_use(pid);
                 }
                 return Ok(());
@@ -120,12 +121,6 @@ fn unmount(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
     }
     fuse::unmount(&mountpoint, top.map(|top| top.device), force)?;
     Ok(())
-}
-
-/// Whether a process without any mount left has ended.
-fn has_ended(process: Option<&OwnedFd>) -> anyhow::Result<bool> {
-    let ends = |process| serve::wait_for_exit(process, LAST_MOUNT_TIMEOUT);
-    Ok(process.map_or(Ok(true), ends)?)
 }
 
 fn warn_of_use(pid: u32) {

@@ -21,6 +21,11 @@ impl InheritedFds {
         Self(list_open_fds().unwrap_or_default())
     }
 
+    /// No descriptors.
+    pub(crate) fn none() -> Self {
+        Self(Vec::new())
+    }
+
     /// Hides them from child processes, which may live as long as this process.
     pub(crate) fn set_cloexec(&self) {
         for &number in &self.0 {

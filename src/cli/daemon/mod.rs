@@ -1,9 +1,9 @@
-//! The process that serves a mount: how it starts, reports and ends.
+//! The processes of a mount: how they start, report and end.
 
 pub(crate) mod daemonize;
 pub(crate) mod inherited_fds;
+pub(crate) mod keeper;
 pub(crate) mod overlay_dirs;
 pub(crate) mod privileges;
-pub(crate) mod scratch_dir;
 pub(crate) mod sd_notify;
-pub(crate) mod supervisor;
+pub(crate) mod server_process;

@@ -11,7 +11,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -21,21 +20,17 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-use super::scratch_dir::remove_scratch;
-use super::supervisor::{SupervisorLink, TakeoverState};
-use crate::cli::args::MountArgs;
 use crate::cli::environment;
 use tarfs::fuse::{
-    LOWER_DIR_NAME, Mount, MountOptions, MountTarget, SCRATCH_PREFIX, SuperblockWatch, UpperDirs,
+    Force, LOWER_DIR_NAME, Mount, MountOptions, MountTarget, SCRATCH_PREFIX, SuperblockWatch,
+    TopMount, UpperDirs, mount_overlay,
 };
 use tarfs::internal::directory::create_missing_dir;
 use tarfs::internal::lock::{LockHolder, LockKind, lock as lock_file};
 use tarfs::internal::publish::random_suffix;
 use tarfs::layers::WhiteoutFormat;
 use tarfs::serve::OverlayStatus;
-
-/// Time for which a dead process may still hold its lock.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+use tarfs::tree::remove_tree;
 
 /// `OVERLAYFS_SUPER_MAGIC`, `FUSE_SUPER_MAGIC` and `NFS_SUPER_MAGIC`, which overlayfs rejects for `upper`.
 const UNSUPPORTED_FS_TYPES: [i128; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
@@ -43,7 +38,7 @@ const UNSUPPORTED_FS_TYPES: [i128; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
 #[derive(Debug)]
 pub(crate) struct OverlayDirs {
     /// The --upper directory and its lock. Without it, `upper` and `work` are in the scratch directory.
-    persistent: Option<(PathBuf, Option<File>)>,
+    persistent: Option<(PathBuf, File)>,
     scratch: OnceLock<ScratchDir>,
 }
 
@@ -51,63 +46,13 @@ pub(crate) struct OverlayDirs {
 #[derive(Debug)]
 struct ScratchDir {
     path: PathBuf,
-    /// Whether this process removes it. A later successor may need an inherited directory.
-    is_owned: AtomicBool,
-    has_overlay: AtomicBool,
-    has_lower_ended: AtomicBool,
-    overlay: OnceLock<SuperblockWatch>,
+    overlay: OnceLock<Option<SuperblockWatch>>,
     /// Programs that delete old temporary files skip a locked directory.
     _lock: Option<File>,
 }
 
-impl Drop for ScratchDir {
-    fn drop(&mut self) {
-        if self.is_owned.load(Ordering::Relaxed) && self.is_unused() {
-            remove_scratch(&self.path);
-        }
-    }
-}
-
-/// Locks the --upper directory of `args`, before the long work; `None` without --writable.
-pub(crate) fn open_overlay_dirs(
-    args: &MountArgs,
-    takeover: Option<&TakeoverState>,
-) -> anyhow::Result<Option<OverlayDirs>> {
-    if !args.writable {
-        return Ok(None);
-    }
-    let scratch = OnceLock::new();
-    let inherited = takeover.and_then(|takeover| takeover.scratch.clone());
-    let is_successor = inherited.is_some();
-    let persistent = match &args.upper {
-        None => None,
-        // A successor has the same current directory, so a relative path leads to the mount's directory.
-        Some(named) if is_successor => Some(reopen_persistent_dir(named)),
-        Some(named) => Some(open_persistent_dir(named, &args.mountpoint)?),
-    };
-    if let Some(inherited) = inherited {
-        // Cannot fail, because it is set only once.
-        drop(scratch.set(ScratchDir::at(inherited, false)));
-    } else {
-        Mount::check_writable()?;
-    }
-    Ok(Some(OverlayDirs {
-        persistent,
-        scratch,
-    }))
-}
-
-/// Refuses `--restart` unless a successor can take over the mount (`is_possible`).
-pub(crate) fn ensure_restart_possible(args: &MountArgs, is_possible: bool) -> anyhow::Result<()> {
-    ensure!(
-        is_possible || !args.restart,
-        "--restart with --writable needs Linux 6.9 or later and a source that identifies each version reliably"
-    );
-    Ok(())
-}
-
 impl ScratchDir {
-    fn at(path: PathBuf, is_owned: bool) -> Self {
+    fn at(path: PathBuf) -> Self {
         let lock = File::open(&path).ok();
         if let Some(lock) = &lock {
             // No process locks it exclusively, so this lock is always granted.
@@ -115,63 +60,57 @@ impl ScratchDir {
         }
         Self {
             path,
-            is_owned: AtomicBool::new(is_owned),
-            has_overlay: AtomicBool::new(!is_owned),
-            has_lower_ended: AtomicBool::new(false),
             overlay: OnceLock::new(),
             _lock: lock,
         }
     }
 
-    /// Returns a watch for the end of the overlay at `site`, which writes to this directory from now on.
-    fn watch_overlay(&self, site: &MountTarget) -> Option<&SuperblockWatch> {
-        self.has_overlay.store(true, Ordering::Relaxed);
-        match SuperblockWatch::on(&site.mountpoint) {
-            Ok(watch) => Some(self.overlay.get_or_init(|| watch)),
-            Err(error) => {
-                tracing::warn!(%error, "the end of the overlay cannot be watched");
-                None
-            }
-        }
+    /// Watches for the end of the overlay at `site`, which writes to this directory from now on.
+    fn watch_overlay(&self, site: &MountTarget) {
+        let watch = SuperblockWatch::on(&site.mountpoint);
+        let watch = watch.inspect_err(
+            |error| tracing::warn!(%error, "the end of the overlay cannot be watched"),
+        );
+        self.overlay.get_or_init(|| watch.ok());
     }
 
-    /// Whether no process uses the overlay. Otherwise the supervisor removes the directory later.
-    fn is_unused(&self) -> bool {
-        let has_ended = || self.has_lower_ended.load(Ordering::Relaxed);
-        let ended = self
-            .overlay
-            .get()
-            .map_or_else(has_ended, SuperblockWatch::has_ended);
-        ended || !self.has_overlay.load(Ordering::Relaxed)
+    /// Waits until no process uses the overlay, else they would see empty directories. False if its end is unknown, or
+    /// after `timeout`.
+    fn is_unused(&self, timeout: Option<Duration>) -> bool {
+        match self.overlay.get() {
+            None => true,
+            Some(None) => !self.path.exists(),
+            Some(Some(watch)) => watch.wait(timeout),
+        }
     }
 }
 
 impl OverlayDirs {
-    /// Creates the directory for the read-only mount until the overlay covers it.
-    pub(crate) fn create_lower_dir(
-        &self,
-        supervisor: Option<&SupervisorLink>,
-    ) -> anyhow::Result<PathBuf> {
-        let path = create_scratch_dir(self.persistent.is_none())?;
-        let scratch = self.scratch.get_or_init(|| ScratchDir::at(path, true));
-        if let Some(supervisor) = supervisor {
-            supervisor.report_scratch_dir(&scratch.path);
-        }
+    /// Locks the directory `upper`, if there is one, before the long work.
+    pub(crate) fn open(upper: Option<&Path>, mountpoint: &Path) -> anyhow::Result<Self> {
+        let persistent = upper.map(|named| open_persistent_dir(named, mountpoint));
+        Mount::check_writable()?;
+        Ok(Self {
+            persistent: persistent.transpose()?,
+            scratch: OnceLock::new(),
+        })
+    }
+
+    /// A path for the scratch directory.
+    pub(crate) fn new_scratch(&self) -> anyhow::Result<PathBuf> {
+        new_scratch(self.persistent.is_none())
+    }
+
+    /// Creates the directory `scratch`, and returns that for the read-only mount until the overlay covers it.
+    pub(crate) fn create_scratch(&self, scratch: PathBuf) -> anyhow::Result<PathBuf> {
+        create_scratch(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
+        let scratch = self.scratch.get_or_init(|| ScratchDir::at(scratch));
         Ok(scratch.path.join(LOWER_DIR_NAME))
     }
 
-    /// Records that this process has taken over the inherited mount.
-    pub(crate) fn mark_adopted(&self) {
-        if let Some(scratch) = self.scratch.get() {
-            scratch.is_owned.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Records that the mount below has ended, and the overlay with it.
-    pub(crate) fn mark_lower_ended(&self) {
-        if let Some(scratch) = self.scratch.get() {
-            scratch.has_lower_ended.store(true, Ordering::Relaxed);
-        }
+    /// The scratch directory, if it was created.
+    pub(crate) fn scratch(&self) -> Option<&Path> {
+        self.scratch.get().map(|scratch| &*scratch.path)
     }
 
     fn upper(&self) -> UpperDirs {
@@ -185,49 +124,53 @@ impl OverlayDirs {
         }
     }
 
-    /// Mounts the overlay over `mount`, which is in the directory of
-    /// [`create_lower_dir`](Self::create_lower_dir). If that fails, `mount` is unchanged.
+    /// Mounts the overlay over `lower`, which is in the directory of [`create_lower_dir`](Self::create_lower_dir). If that
+    /// fails, `lower` is unchanged.
     pub(crate) fn mount_overlay(
         &self,
-        mount: &mut Mount,
+        lower: &MountTarget,
         source: &str,
         mountpoint: &Path,
         options: &MountOptions,
-        supervisor: Option<&SupervisorLink>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<(MountTarget, OverlayStatus)> {
         let upper = self.upper();
-        let lower = mount.target.mountpoint.clone();
-        create_upper(&lower, &upper)
+        create_upper(&lower.mountpoint, &upper)
             .with_context(|| format!("cannot make {}", upper.upper.display()))?;
-        mount.add_overlay(&upper, source, mountpoint, options, |site| {
-            let scratch = self.scratch.get().filter(|_| upper.is_temporary);
-            let watch = scratch.and_then(|scratch| scratch.watch_overlay(site));
-            if let Some(supervisor) = supervisor {
-                supervisor.report_overlay(site, watch);
+        let target = mount_overlay(lower, &upper, source, mountpoint, options, |site| {
+            if let Some(scratch) = self.scratch.get().filter(|_| upper.is_temporary) {
+                scratch.watch_overlay(site);
             }
         })?;
         // If this fails, they are removed with the mount.
-        drop(fs::remove_dir(&lower));
-        if let (false, Some(scratch)) = (upper.is_temporary, lower.parent()) {
+        drop(fs::remove_dir(&lower.mountpoint));
+        if let (false, Some(scratch)) = (upper.is_temporary, lower.mountpoint.parent()) {
             drop(fs::remove_dir(scratch));
         }
-        Ok(())
-    }
-
-    pub(crate) fn status(&self, mount: &Mount) -> OverlayStatus {
-        let upper = self.upper();
-        OverlayStatus {
+        let kind = target.overlay.map_or("", |(cover, _)| cover.name());
+        let status = OverlayStatus {
             upper: upper.upper.to_string_lossy().into_owned(),
             is_temporary: upper.is_temporary,
-            by: (mount.target.overlay)
-                .map_or("", |(cover, _)| cover.name())
-                .to_owned(),
+            by: kind.to_owned(),
+        };
+        Ok((target, status))
+    }
+
+    /// Removes the scratch directory, after its last user has ended, or leaves it after `timeout`.
+    pub(crate) fn finish(self, timeout: Option<Duration>) {
+        let Some(scratch) = self.scratch.get() else {
+            return;
+        };
+        if scratch.is_unused(timeout) {
+            remove_scratch(&scratch.path);
+        } else {
+            let scratch = scratch.path.display();
+            tracing::error!(%scratch, "this directory stays, because the mount may be in use");
         }
     }
 }
 
 /// Creates the --upper directory if it is missing, for this user alone, and locks it.
-fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathBuf, Option<File>)> {
+fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathBuf, File)> {
     let name = || named.display().to_string();
     create_missing_dir(named, 0o700).with_context(|| format!("cannot make {}", name()))?;
     let home = fs::canonicalize(named).with_context(|| format!("cannot use {}", name()))?;
@@ -248,19 +191,11 @@ fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathB
         ),
         Err(errno) => return Err(errno).with_context(|| format!("cannot lock {}", name())),
     }
-    Ok((home, Some(lock)))
+    Ok((home, lock))
 }
 
-/// Opens --upper again for a successor, even without the lock, which the dead process may still hold.
-fn reopen_persistent_dir(named: &Path) -> (PathBuf, Option<File>) {
-    let home = fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
-    let lock = File::open(&home).ok();
-    let lock = lock.filter(|lock| lock_file(lock, LockKind::Exclusive, LOCK_TIMEOUT).is_ok());
-    (home, lock)
-}
-
-/// Creates a scratch directory with a mountpoint in the best place, for `upper` too if `holds_upper`.
-fn create_scratch_dir(holds_upper: bool) -> anyhow::Result<PathBuf> {
+/// A path for a scratch directory in the best place, for `upper` too if `holds_upper`.
+fn new_scratch(holds_upper: bool) -> anyhow::Result<PathBuf> {
     let places = environment::scratch_dirs();
     let fit = places
         .iter()
@@ -269,16 +204,56 @@ fn create_scratch_dir(holds_upper: bool) -> anyhow::Result<PathBuf> {
         bail!("there is no place for temporary directories");
     };
     let name = format!("{SCRATCH_PREFIX}{}", random_suffix());
-    let made = fs::canonicalize(place).and_then(|place| {
-        let scratch = place.join(name);
-        DirBuilder::new().mode(0o700).create(&scratch)?;
-        if let Err(error) = fs::create_dir(scratch.join(LOWER_DIR_NAME)) {
-            fs::remove_dir(&scratch)?;
-            return Err(error);
+    let found = fs::canonicalize(place);
+    let found = found.with_context(|| format!("cannot make a directory in {}", place.display()));
+    Ok(found?.join(name))
+}
+
+/// Creates a scratch directory with a mountpoint.
+fn create_scratch(scratch: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(scratch)?;
+    let made = fs::create_dir(scratch.join(LOWER_DIR_NAME));
+    made.or_else(|error| {
+        fs::remove_dir(scratch)?;
+        Err(error)
+    })
+}
+
+/// Unmounts what a dead keeper has mounted in its directory `scratch`, and the overlay on `mountpoint` that uses it.
+pub(crate) fn unmount_abandoned(mountpoint: &Path, scratch: &Path) {
+    let lower = scratch.join(LOWER_DIR_NAME);
+    // No other mount has this name among its options.
+    let name = scratch.file_name().unwrap_or_default().as_bytes();
+    let is_of_scratch = |top: &TopMount| top.has_in_options(name);
+    let overlay = tarfs::fuse::top_mount(mountpoint).ok().flatten();
+    let below = tarfs::fuse::top_mount(&lower).ok().flatten();
+    let found = [
+        (mountpoint, overlay.filter(is_of_scratch)),
+        (&*lower, below),
+    ];
+    for (path, top) in found {
+        let Some(top) = top else {
+            continue;
+        };
+        if let Err(error) = tarfs::fuse::unmount(path, Some(top.device), Force::Yes) {
+            tracing::warn!(%error, "cannot unmount");
         }
-        Ok(scratch)
-    });
-    made.with_context(|| format!("cannot make a directory in {}", place.display()))
+    }
+}
+
+/// Removes a scratch directory if it exists, but no directory without the scratch prefix.
+pub(crate) fn remove_scratch(scratch: &Path) {
+    let (Some(parent), Some(name)) = (scratch.parent(), scratch.file_name()) else {
+        return;
+    };
+    if !name.as_bytes().starts_with(SCRATCH_PREFIX.as_bytes()) {
+        return;
+    }
+    let removed = File::open(parent).and_then(|parent| Ok(remove_tree(&parent, name.as_bytes())?));
+    if let Err(error) = removed {
+        let scratch = scratch.display();
+        tracing::warn!(%error, %scratch, "cannot remove the directory with the files written to the mount");
+    }
 }
 
 /// Whether overlayfs accepts `directory` for `upper`, as far as is known.

@@ -7,7 +7,7 @@ use rustix::thread::{
     set_no_new_privs,
 };
 
-use crate::cli::args::MountArgs;
+use tarfs::serve::MountSpec;
 
 /// Capabilities that a mount needs for its whole lifetime. It mounts, unmounts, lists names in a clone of the
 /// mount, and passes files to the kernel. It must also reach mountpoint and archive in directories that
@@ -39,11 +39,12 @@ const COPY_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
 const WRITABLE_CAPABILITIES: CapabilitySet =
     COPY_CAPABILITIES.union(CapabilitySet::LINUX_IMMUTABLE);
 
-/// Drops all capabilities that the mount of `args` does not need, for this thread and those it starts later.
+/// Drops all capabilities that serving `spec` does not need, or starting a successor, for this thread and those it starts
+/// later.
 /// A process that can mount by itself also sets `no_new_privs`. Others need fusermount3 for the unmount,
 /// which has more privileges than they have.
-pub(crate) fn drop_capabilities(args: &MountArgs) {
-    if let Err(error) = try_drop_capabilities(needed_capabilities(args)) {
+pub(crate) fn drop_capabilities(spec: &MountSpec, starts_successors: bool) {
+    if let Err(error) = try_drop_capabilities(needed_capabilities(spec, starts_successors)) {
         tracing::warn!(%error, "cannot drop unneeded capabilities");
     }
 }
@@ -58,14 +59,14 @@ fn try_drop_capabilities(needed: CapabilitySet) -> rustix::io::Result<()> {
     Ok(())
 }
 
-fn needed_capabilities(args: &MountArgs) -> CapabilitySet {
-    let binds_again = args.restart && args.metrics.is_some_and(|address| address.port() < 1024);
+fn needed_capabilities(spec: &MountSpec, starts_successors: bool) -> CapabilitySet {
+    let has_low_port = spec.metrics.is_some_and(|address| address.port() < 1024);
     let needs = [
-        (args.prefetch.record.is_some(), RECORD_CAPABILITIES),
-        (args.copy_to.is_some(), COPY_CAPABILITIES),
-        (args.writable, WRITABLE_CAPABILITIES),
-        (args.namespace.is_some(), NAMESPACE_CAPABILITIES),
-        (binds_again, RESTART_CAPABILITIES),
+        (spec.prefetch.record.is_some(), RECORD_CAPABILITIES),
+        (spec.copy_to.is_some(), COPY_CAPABILITIES),
+        (spec.is_writable, WRITABLE_CAPABILITIES),
+        (spec.is_in_other_namespace, NAMESPACE_CAPABILITIES),
+        (starts_successors && has_low_port, RESTART_CAPABILITIES),
     ];
     let needed = needs.iter().filter(|(is_needed, _)| *is_needed);
     needed.fold(MOUNT_CAPABILITIES, |all, (_, more)| all | *more)
@@ -79,7 +80,7 @@ fn ambient_capabilities() -> CapabilitySet {
 }
 
 /// Returns the part of `had` that is `needed`. Started programs inherit only the `ambient` set, by which a
-/// service that is not root passes its capabilities to the supervisor and successors. fusermount3 and
+/// service that is not root passes its capabilities to keepers and successors. fusermount3 and
 /// fuse-overlayfs are only for processes without capabilities. The kernel removes capabilities that are not
 /// inheritable from the ambient set.
 fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) -> CapabilitySets {
@@ -92,15 +93,9 @@ fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) 
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct TestCommand {
-        #[command(flatten)]
-        mount: MountArgs,
-    }
+    use crate::cli::command_line::{self, Verb};
+    use crate::cli::open_archive;
 
     // Promises: privilege-kept
     #[test]
@@ -125,10 +120,18 @@ mod tests {
             (&["--restart", "--metrics", "127.0.0.1:8080"], none),
             (&["--metrics", "127.0.0.1:80"], none),
         ] {
-            let words = [&["tarfs"], flags, &["a.tar", "mnt"]].concat();
-            let args = TestCommand::parse_from(words).mount;
+            let words = [&["tarfs", "mount"], flags, &["a.tar", "/mnt"]].concat();
+            let verb = command_line::parse(words.into_iter().map(Into::into));
+            let Ok(Verb::Mount(args)) = verb else {
+                panic!("{flags:?}");
+            };
+            let spec = open_archive::mount_spec(&args).expect("valid");
             let expected = CapabilitySet::SYS_ADMIN | CapabilitySet::DAC_READ_SEARCH | more;
-            assert_eq!(needed_capabilities(&args), expected, "{flags:?}");
+            assert_eq!(
+                needed_capabilities(&spec, args.restart),
+                expected,
+                "{flags:?}"
+            );
         }
     }
 

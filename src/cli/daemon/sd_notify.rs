@@ -1,8 +1,8 @@
 //! Notifications for a service manager about a mount in the foreground: `sd_notify(3)` without its library.
 //!
 //! A service of `Type=notify` is started when it sends a datagram to the socket in `NOTIFY_SOCKET`. A manager
-//! accepts datagrams only from the process that it started, so a supervisor forwards those of its mount. No
-//! mount fails because of a failed notification.
+//! accepts datagrams only from the process that it started, so the keeper sends them. No mount fails because of a failed
+//! notification.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -16,18 +16,14 @@ use rustix::net::SendFlags;
 
 use crate::cli::environment;
 
-pub(crate) const STATUS_INTERVAL: Duration = Duration::from_secs(1);
-
 /// Timeout for a manager that does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Prefix of a notification that the next one replaces.
 const STATUS_PREFIX: &str = "STATUS=";
 
-type SendFn = Box<dyn Fn(&str) -> io::Result<()>>;
-
 pub(crate) struct ServiceManager {
-    send: SendFn,
+    socket: UnixDatagram,
     last_status: RefCell<String>,
 }
 
@@ -41,15 +37,6 @@ impl ServiceManager {
             .ok()
     }
 
-    /// Returns the manager of the parent process, which `send` reaches, if there is one.
-    pub(crate) fn with_transport(send: impl Fn(&str) -> io::Result<()> + 'static) -> Option<Self> {
-        environment::notify_socket()?;
-        Some(Self {
-            send: Box::new(send),
-            last_status: RefCell::default(),
-        })
-    }
-
     /// Connects to the socket `name`: a path, or `@` and an abstract name.
     fn connect(name: &OsStr) -> io::Result<Self> {
         let address = match name.as_bytes() {
@@ -60,19 +47,21 @@ impl ServiceManager {
         socket.connect_addr(&address)?;
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
         Ok(Self {
-            send: Box::new(move |text| {
-                // A stopped manager must not block the mount. A notification sent only once may wait.
-                let may_wait = !text.starts_with(STATUS_PREFIX);
-                let flags = if may_wait {
-                    SendFlags::NOSIGNAL
-                } else {
-                    SendFlags::NOSIGNAL | SendFlags::DONTWAIT
-                };
-                rustix::net::send(&socket, text.as_bytes(), flags)?;
-                Ok(())
-            }),
+            socket,
             last_status: RefCell::default(),
         })
+    }
+
+    fn send(&self, text: &str) -> io::Result<()> {
+        // A stopped manager must not block the mount. A notification sent only once may wait.
+        let may_wait = !text.starts_with(STATUS_PREFIX);
+        let flags = if may_wait {
+            SendFlags::NOSIGNAL
+        } else {
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT
+        };
+        rustix::net::send(&self.socket, text.as_bytes(), flags)?;
+        Ok(())
     }
 
     /// Sends a status if it has changed. Returns false if there was no space.
@@ -90,7 +79,7 @@ impl ServiceManager {
 
     /// Sends `text` in the format of `sd_notify(3)`. Returns false if there was no space.
     pub(crate) fn notify(&self, text: &str) -> bool {
-        let sent = (self.send)(text);
+        let sent = self.send(text);
         if let Err(error) = &sent {
             tracing::debug!(%error, text, "a notification was not sent");
         }

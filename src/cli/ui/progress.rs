@@ -44,6 +44,34 @@ pub(crate) fn start(options: ProgressOptions, quiet: bool) -> Option<PeriodicThr
     PeriodicThread::start("tarfs-progress", DRAW_INTERVAL, show).ok()
 }
 
+/// Progress of indexing by another process.
+#[derive(Default)]
+pub(crate) struct IndexingProgress {
+    stats: Arc<Stats>,
+    line: Option<PeriodicThread>,
+}
+
+impl IndexingProgress {
+    /// Shows the packed bytes in all, those that were read, and entries, or nothing any more.
+    pub(crate) fn show(&mut self, progress: Option<(Option<u64>, u64, u64)>) {
+        let Some((total_bytes, bytes, entries)) = progress else {
+            self.line = None;
+            return;
+        };
+        self.stats.scanned_packed_bytes.record_max(bytes);
+        self.stats.scanned_members.record_max(entries);
+        if self.line.is_none() {
+            let options = ProgressOptions {
+                verb: "indexing",
+                total_bytes,
+                work: Work::Read,
+                stats: Arc::clone(&self.stats),
+            };
+            self.line = start(options, false);
+        }
+    }
+}
+
 struct ProgressView {
     options: ProgressOptions,
     bar: ProgressBar,

@@ -21,7 +21,8 @@ pub use options::{MountOptions, OptionError};
 pub use overlay::{LOWER_DIR_NAME, OverlayKind, SCRATCH_PREFIX, UpperDirs, unmount_dead_overlay};
 pub use pinned::Liveness;
 pub use session::{
-    Force, Mount, clear_dead_mounts, is_mounted, is_still_mounted, unmount, unmount_bind_mount,
+    Force, Mount, clear_dead_mounts, is_mounted, is_still_mounted, mount_overlay, unmount,
+    unmount_bind_mount,
 };
 pub use superblock::SuperblockWatch;
 pub use syscalls::unmount_dead;

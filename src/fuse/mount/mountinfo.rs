@@ -22,6 +22,14 @@ pub struct TopMount {
     pub(super) options: Vec<u8>,
 }
 
+impl TopMount {
+    /// Whether its superblock options have `text`, without characters that are escaped.
+    pub fn has_in_options(&self, text: &[u8]) -> bool {
+        let mut parts = self.options.windows(text.len().max(1));
+        parts.any(|part| part == text)
+    }
+}
+
 /// The top mount of any type at `mountpoint` (see [`canonical_mountpoint`]). Sends it no request.
 ///
 /// # Errors

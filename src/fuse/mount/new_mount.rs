@@ -108,6 +108,16 @@ impl NewMount {
         }
     }
 
+    /// The mount at `target` with the connection `device`, which another process has made, and unmounts if it is not served.
+    pub fn of_keeper(target: MountTarget, device: OwnedFd, root: Option<OwnedFd>) -> Self {
+        Self {
+            guard: UnmountGuard(None),
+            target,
+            device,
+            root,
+        }
+    }
+
     /// Gives it to the process that serves it, which unmounts it.
     pub fn give(mut self) -> (MountTarget, OwnedFd, Option<OwnedFd>) {
         self.guard.0 = None;

@@ -25,6 +25,7 @@ use super::syscalls::{self, TARFS_FS_TYPE};
 use super::takeover::{self, InheritedSession};
 use super::target::MountTarget;
 use crate::archive::PageCache;
+use crate::base::sync::{Mutex, RwLock};
 use crate::base::thread::Thread;
 use crate::fuse::archives::{Archives, DirectoryStatus};
 use crate::fuse::filesystem::TarFilesystem;
@@ -77,7 +78,7 @@ impl Force {
 #[derive(Debug)]
 pub struct Mount {
     /// The place of the mount or its overlay. The mountpoint is that at the time of the mount.
-    pub target: MountTarget,
+    target: RwLock<MountTarget>,
     /// `st_dev` of the mount itself. `None` until the mount answers.
     device: Option<u64>,
     /// The capability bits that the kernel offered, for an [`InheritedSession`].
@@ -90,13 +91,13 @@ pub struct Mount {
     /// The FUSE device of the connection.
     connection: OwnedFd,
     /// Reports the end of the file system, if the kernel accepts the watch. Set once the mount answers.
-    pub end: Option<SuperblockWatch>,
+    end: RwLock<Option<Arc<SuperblockWatch>>>,
     /// The thread that sends invalidations. It ends with the session.
     _invalidator: Option<Thread<()>>,
     kernel_cache: Arc<KernelCache>,
     archives: Option<Arc<Archives<TarFilesystem>>>,
     /// Closes when the session has ended.
-    session_end: Receiver<()>,
+    session_end: Mutex<Receiver<()>>,
 }
 
 impl Mount {
@@ -186,7 +187,8 @@ impl Mount {
             unmount_or_force(target);
         })?;
         let (device, end) = mount.wait_until_ready(root)?;
-        (mount.device, mount.end) = (Some(device), end);
+        mount.device = Some(device);
+        *mount.end.write() = end.map(Arc::new);
         // Paths of this process do not reach another namespace.
         if target.namespace.is_none() {
             kernel_cache.set_mountpoint(&target.mountpoint, target.device);
@@ -226,7 +228,7 @@ impl Mount {
         // Otherwise the drop of the invalidation thread would block without limit.
         let thread = thread.inspect_err(|_| kernel_cache.detach())?;
         Ok(Self {
-            target,
+            target: RwLock::new(target),
             device: None,
             capabilities: capabilities.get().copied().unwrap_or(0),
             mounted_at: SystemTime::now(),
@@ -234,11 +236,11 @@ impl Mount {
             open_files,
             session: Some(thread),
             connection,
-            end: None,
+            end: RwLock::new(None),
             _invalidator: invalidator,
             kernel_cache,
             archives,
-            session_end,
+            session_end: Mutex::new(session_end),
         })
     }
 
@@ -250,51 +252,23 @@ impl Mount {
         overlay::check_available()
     }
 
-    /// Mounts a writable overlay on `mountpoint`, and detaches the mount below. From now on `self` is the
-    /// overlay. Changes are written to `upper`. Calls `on_overlaid` with the new target before the detach.
-    ///
-    /// # Errors
-    /// When the overlay cannot be mounted; the mount is then unchanged.
-    pub fn add_overlay(
-        &mut self,
-        upper: &UpperDirs,
-        source: &str,
-        mountpoint: &Path,
-        options: &MountOptions,
-        on_overlaid: impl FnOnce(&MountTarget),
-    ) -> Result<(), MountError> {
-        let mountpoint = syscalls::open_mountpoint(mountpoint)?;
-        let source = options.fsname.as_deref().unwrap_or(source);
-        let lower = &self.target.mountpoint;
-        let overlay = overlay::mount_overlay(lower, upper, &mountpoint, source, options)?;
-        let mountpoint = mountpoint.path()?;
-        let device = mountinfo::device_at(&mountpoint, overlay.fs_type())
-            .map_err(MountError::System)
-            .and_then(|device| device.ok_or(MountError::NotReady))
-            .inspect_err(|_| syscalls::unmount_or_warn(overlay.fs_type(), &mountpoint, None))?;
-        let target = MountTarget {
-            mountpoint,
-            device,
-            overlay: Some((overlay, self.target.lower_device())),
-            namespace: None,
-        };
-        on_overlaid(&target);
+    /// The place of the mount, or of the overlay over it.
+    pub fn target(&self) -> MountTarget {
+        self.target.read().clone()
+    }
+
+    /// A watch for the end of the file system, if the kernel accepts one.
+    pub fn end(&self) -> Option<Arc<SuperblockWatch>> {
+        self.end.read().clone()
+    }
+
+    /// From now on the mount is the overlay at `target`, which another process has mounted over it.
+    pub fn cover(&self, target: MountTarget) {
         self.kernel_cache
             .set_mountpoint(&target.mountpoint, target.device);
-        let lower_target = std::mem::replace(&mut self.target, target);
-        // The overlay has cloned the mount and keeps it alive.
-        let (mountpoint, device) = (&lower_target.mountpoint, lower_target.device);
-        let mode = UnmountMode::Detach;
-        let detached = syscalls::unmount(TARFS_FS_TYPE, mountpoint, Some(device), mode);
-        detached.map_err(|error| {
-            let overlay = std::mem::replace(&mut self.target, lower_target);
-            let device = Some(overlay.device);
-            syscalls::unmount_or_warn(overlay.fs_type(), &overlay.mountpoint, device);
-            MountError::from(io::Error::other(error))
-        })?;
         // If the process of fuse-overlayfs dies, the mount below it ends, and the overlay stays.
-        self.end = watch_end(&self.target.mountpoint);
-        Ok(())
+        *self.end.write() = watch_end(&target.mountpoint).map(Arc::new);
+        *self.target.write() = target;
     }
 
     /// The last failed reads, oldest first.
@@ -329,24 +303,26 @@ impl Mount {
     fn unmount_once(&self, force: Force) -> Result<(), UnmountError> {
         if self.has_ended() {
             // Opening the mountpoint would make the next mount there busy.
-            return Err(UnmountError::NotMounted(self.target.mountpoint.clone()));
+            return Err(UnmountError::NotMounted(self.target().mountpoint));
         }
+        let target = self.target();
         let mode = match force {
-            Force::Yes if self.target.has_bind_mounts() => UnmountMode::Detach,
+            Force::Yes if target.has_bind_mounts() => UnmountMode::Detach,
             force => force.mode(),
         };
-        self.target.unmount(mode, Some(self.connection.as_fd()))
+        target.unmount(mode, Some(self.connection.as_fd()))
     }
 
     /// Whether the file system has ended with its last mount and user. False if that is unknown.
     fn has_ended(&self) -> bool {
         !syscalls::is_connected(&self.connection)
-            && (!self.target.is_mounted() || has_ended(self.end.as_ref()))
+            && (!self.target().is_mounted() || has_ended(self.end().as_deref()))
     }
 
     /// Whether it is attached, even if covered by another.
     pub fn is_mounted(&self) -> bool {
-        is_still_mounted(&self.target, self.connection.as_fd(), self.end.as_ref())
+        let end = self.end();
+        is_still_mounted(&self.target(), self.connection.as_fd(), end.as_deref())
     }
 
     /// Whether a bind mount, an overlay or another namespace still uses it. Then its connection does not end.
@@ -371,12 +347,13 @@ impl Mount {
         root: Option<OwnedFd>,
     ) -> Result<(u64, Option<SuperblockWatch>), MountError> {
         let (sender, answer) = mpsc::channel();
-        let path = self.target.mountpoint.clone();
+        let target = self.target();
+        let path = target.mountpoint.clone();
         let number = |(major, minor)| makedev(major, minor);
-        let device = number(self.target.device);
+        let device = number(target.device);
         // An overlay answers with its own root and device number.
-        let has_overlay = self.target.overlay.is_some();
-        let own_device = number(self.target.lower_device());
+        let has_overlay = target.overlay.is_some();
+        let own_device = number(target.lower_device());
         let is_own = move |found: &Metadata| {
             found.st_dev() == device && (has_overlay || found.st_ino() == INodeNo::ROOT.0)
         };
@@ -399,17 +376,17 @@ impl Mount {
             return Ok((own_device, None));
         }
         // This ends the wait of the asking thread, even if the mount cannot be unmounted.
-        unmount_or_force(&self.target);
+        unmount_or_force(&target);
         abort_connection(own_device);
         Err(error)
     }
 
     /// Whether it is mounted below another mount, which hides it from all paths.
     fn is_covered(&self) -> bool {
-        let is_other =
-            |top: Option<TopMount>| top.is_some_and(|top| top.device != self.target.device);
-        self.target.namespace.is_none()
-            && mountinfo::top_mount(&self.target.mountpoint).is_ok_and(is_other)
+        let target = self.target();
+        let is_other = |top: Option<TopMount>| top.is_some_and(|top| top.device != target.device);
+        target.namespace.is_none()
+            && mountinfo::top_mount(&target.mountpoint).is_ok_and(is_other)
             && self.is_mounted()
     }
 }
@@ -422,12 +399,13 @@ impl Drop for Mount {
         self.kernel_cache.detach();
         if let Some(device) = self.device {
             unmount_then_force(|force| self.unmount_once(force));
-            let is_running = self.session_end.recv_timeout(SESSION_END_TIMEOUT) == Err(TIMED_OUT);
+            let is_running =
+                self.session_end.lock().recv_timeout(SESSION_END_TIMEOUT) == Err(TIMED_OUT);
             if is_running && syscalls::is_connected(&self.connection) {
                 abort_connection(device);
             }
         }
-        match self.session_end.recv_timeout(SESSION_END_TIMEOUT) {
+        match self.session_end.lock().recv_timeout(SESSION_END_TIMEOUT) {
             Err(TIMED_OUT) => {
                 tracing::warn!("the mount is still in use; it ends with this process");
                 std::mem::forget(session);
@@ -435,6 +413,44 @@ impl Drop for Mount {
             _ => session.join(),
         }
     }
+}
+
+/// Mounts a writable overlay over the mount `lower` on `mountpoint`, and detaches the mount below. Changes are written to
+/// `upper`. Calls `on_overlaid` with the place of the overlay before the detach.
+///
+/// # Errors
+/// When the overlay cannot be mounted; the mount is then unchanged.
+pub fn mount_overlay(
+    lower: &MountTarget,
+    upper: &UpperDirs,
+    source: &str,
+    mountpoint: &Path,
+    options: &MountOptions,
+    on_overlaid: impl FnOnce(&MountTarget),
+) -> Result<MountTarget, MountError> {
+    let mountpoint = syscalls::open_mountpoint(mountpoint)?;
+    let source = options.fsname.as_deref().unwrap_or(source);
+    let overlay = overlay::mount_overlay(&lower.mountpoint, upper, &mountpoint, source, options)?;
+    let mountpoint = mountpoint.path()?;
+    let device = mountinfo::device_at(&mountpoint, overlay.fs_type())
+        .map_err(MountError::System)
+        .and_then(|device| device.ok_or(MountError::NotReady))
+        .inspect_err(|_| syscalls::unmount_or_warn(overlay.fs_type(), &mountpoint, None))?;
+    let target = MountTarget {
+        mountpoint,
+        device,
+        overlay: Some((overlay, lower.device)),
+        namespace: None,
+    };
+    on_overlaid(&target);
+    // The overlay has cloned the mount and keeps it alive.
+    let (below, device) = (&lower.mountpoint, Some(lower.device));
+    let detached = syscalls::unmount(TARFS_FS_TYPE, below, device, UnmountMode::Detach);
+    detached.map_err(|error| {
+        syscalls::unmount_or_warn(overlay.fs_type(), &target.mountpoint, Some(target.device));
+        MountError::from(io::Error::other(error))
+    })?;
+    Ok(target)
 }
 
 /// Whether this process sees any mount of the file system `device`, or of a part of it.

@@ -22,6 +22,8 @@ use crate::serve::status::{Status, format_device};
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for a process to exit after its unmount.
 const PROCESS_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout for a keeper, after a forced unmount. It waits until no process uses the overlay.
+const KEEPER_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Result of a request to unmount.
 #[derive(Debug)]
@@ -42,8 +44,8 @@ pub enum UmountOutcome {
     OtherMount {
         /// The process ID in its own PID namespace.
         pid: u32,
-        /// A descriptor to wait for the end of the process, if available.
-        process: Option<OwnedFd>,
+        /// Descriptors to wait for the end of its processes.
+        processes: Vec<OwnedFd>,
     },
     /// It is still mounted.
     Failed {
@@ -104,6 +106,10 @@ impl StatusRequests {
     fn wait(&self) -> Option<usize> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).ok()?;
+        let is_buffered = |(_, stream): &(_, BufReader<_>)| !stream.buffer().is_empty();
+        if let Some(buffered) = self.pending.iter().position(is_buffered) {
+            return Some(buffered);
+        }
         let streams = self.pending.iter().map(|(_, stream)| stream.get_ref());
         let mut polled: Vec<_> = streams.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         if polled.is_empty() {
@@ -129,7 +135,11 @@ impl Iterator for StatusRequests {
         while let Some(number) = self.wait() {
             let (socket, mut stream) = self.pending.swap_remove(number);
             match read_response(&mut stream) {
-                Ok(Response::Status(status)) => return Some((socket, *status)),
+                Ok(Some(Response::Status(status))) => {
+                    // It may serve more mounts.
+                    self.pending.push((socket.clone(), stream));
+                    return Some((socket, *status));
+                }
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, socket = %socket.display(), "no status"),
             }
@@ -153,26 +163,41 @@ pub fn request_umount(
     let Some((socket, status)) = target else {
         return Ok(None);
     };
-    let (pid, process) = (status.pid, open_pidfd(&socket, status.pid));
+    let pid = status.pid;
+    let processes = [Some(pid), status.keeper].into_iter().flatten();
+    let processes: Vec<_> = processes
+        .filter_map(|pid| open_pidfd(&socket, pid))
+        .collect();
     if status.is_another_mount(&top) {
-        return Ok(Some(UmountOutcome::OtherMount { pid, process }));
+        return Ok(Some(UmountOutcome::OtherMount { pid, processes }));
     }
-    Ok(match send_request(&socket, Request::Umount { force })? {
-        Response::Unmounted {
+    let message = Request::Umount {
+        force,
+        device: status.device,
+    };
+    Ok(match send_request(&socket, &message)? {
+        Some(Response::Unmounted {
             elsewhere: true, ..
-        } => Some(UmountOutcome::InUseElsewhere { pid }),
-        Response::Unmounted { .. } => {
-            let has_ended = process.map_or(Ok(true), |process| {
-                wait_for_exit(&process, PROCESS_EXIT_TIMEOUT)
-            })?;
-            Some(if has_ended {
-                UmountOutcome::ProcessEnded
+        }) => Some(UmountOutcome::InUseElsewhere { pid }),
+        Some(Response::Unmounted { .. }) => {
+            let (server, keeper) = processes.split_at(processes.len().min(1));
+            let has_ended = wait_for_exit(server, PROCESS_EXIT_TIMEOUT)?;
+            let keeper_timeout = if force {
+                KEEPER_EXIT_TIMEOUT
             } else {
+                PROCESS_EXIT_TIMEOUT
+            };
+            let is_kept = has_ended && !wait_for_exit(keeper, keeper_timeout)?;
+            Some(if !has_ended || is_kept && !force {
                 UmountOutcome::ProcessRemains { pid }
+            } else {
+                UmountOutcome::ProcessEnded
             })
         }
-        Response::Error { error, hint } => Some(UmountOutcome::Failed { error, hint }),
-        Response::Status(_) | Response::Index(_) | Response::IndexFollows { .. } => None,
+        Some(Response::Error { error, hint }) => Some(UmountOutcome::Failed { error, hint }),
+        Some(Response::Status(_) | Response::Index(_) | Response::IndexFollows { .. }) | None => {
+            None
+        }
     })
 }
 
@@ -193,9 +218,13 @@ pub fn request_index(
     else {
         return Ok(None);
     };
-    let stream = UnixStream::connect(socket).and_then(|stream| request(stream, Request::Index));
+    let message = Request::Index {
+        device: Some(device),
+    };
+    let stream = UnixStream::connect(socket).and_then(|stream| request(stream, &message));
     let mut stream = stream.map_err(failed)?;
-    let Response::IndexFollows { index_bytes } = read_response(&mut stream).map_err(failed)? else {
+    let response = read_response(&mut stream).map_err(failed)?;
+    let Some(Response::IndexFollows { index_bytes }) = response else {
         return Ok(None);
     };
     let limit = limit.bytes();
@@ -226,7 +255,7 @@ fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Asks for a status; `None` if no process listens.
 pub(super) fn ask(socket: &Path) -> Option<BufReader<UnixStream>> {
-    let asked = connect_at_once(socket).and_then(|stream| request(stream, Request::Status));
+    let asked = connect_at_once(socket).and_then(|stream| request(stream, &Request::Status));
     let asked = asked.inspect_err(|error| {
         if error.kind() == ErrorKind::ConnectionRefused {
             // The process died without removing its socket.
@@ -237,13 +266,13 @@ pub(super) fn ask(socket: &Path) -> Option<BufReader<UnixStream>> {
     asked.ok()
 }
 
-pub(super) fn send_request(socket: &Path, message: Request) -> io::Result<Response> {
+pub(super) fn send_request(socket: &Path, message: &Request) -> io::Result<Option<Response>> {
     read_response(&mut request(UnixStream::connect(socket)?, message)?)
 }
 
-pub(super) fn request(stream: UnixStream, message: Request) -> io::Result<BufReader<UnixStream>> {
+pub(super) fn request(stream: UnixStream, message: &Request) -> io::Result<BufReader<UnixStream>> {
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
-    send_line(&stream, &message)?;
+    send_line(&stream, message)?;
     Ok(BufReader::new(stream))
 }
 
@@ -257,10 +286,13 @@ pub(super) fn connect_at_once(socket: &Path) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-pub(super) fn read_response(stream: &mut BufReader<UnixStream>) -> io::Result<Response> {
+/// Reads the next response; `None` after the last one.
+pub(super) fn read_response(stream: &mut BufReader<UnixStream>) -> io::Result<Option<Response>> {
     let mut line = String::new();
-    stream.take(MAX_RESPONSE_BYTES).read_line(&mut line)?;
-    Ok(serde_json::from_str(&line)?)
+    if stream.take(MAX_RESPONSE_BYTES).read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_str(&line)?))
 }
 
 /// Opens the process behind a socket, to wait for its end. `None` if it is gone or of another PID namespace.
@@ -274,12 +306,19 @@ pub(super) fn open_pidfd(socket: &Path, pid: u32) -> Option<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Waits until a process has ended; false after the timeout `time`.
+/// Waits until all `processes` have ended; false after the timeout `time`.
 ///
 /// # Errors
 /// If the system cannot wait.
-pub fn wait_for_exit(process: &OwnedFd, time: Duration) -> io::Result<bool> {
-    let deadline = Timespec::try_from(time).map_err(io::Error::other)?;
-    let mut ends = [PollFd::new(process, PollFlags::IN)];
-    Ok(poll(&mut ends, Some(&deadline))? > 0)
+pub fn wait_for_exit(processes: &[OwnedFd], time: Duration) -> io::Result<bool> {
+    let deadline = Instant::now() + time;
+    for process in processes {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        let mut ends = [PollFd::new(process, PollFlags::IN)];
+        if retry_on_intr(|| poll(&mut ends, Some(&left)))? == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

@@ -9,7 +9,7 @@ use crate::serve::status::Status;
 pub(super) const MAX_RESPONSE_BYTES: u64 = 16 << 20;
 
 /// Request to the process of a mount.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "lowercase")]
 pub enum Request {
     /// For its [`Status`].
@@ -19,9 +19,16 @@ pub enum Request {
         /// Even if the mount is in use.
         #[serde(default)]
         force: bool,
+        /// Device number of the mount, as in a [`Status`]; may be missing if there is only one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
     },
     /// For its index.
-    Index,
+    Index {
+        /// As of `Umount`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
+    },
 }
 
 /// Response of the process of a mount.
@@ -54,4 +61,14 @@ pub enum Response {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hint: Option<String>,
     },
+}
+
+impl Response {
+    /// An error without advice.
+    pub(crate) fn error(text: &str) -> Self {
+        Self::Error {
+            error: text.to_owned(),
+            hint: None,
+        }
+    }
 }

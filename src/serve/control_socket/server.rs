@@ -37,7 +37,7 @@ impl ControlSocket {
     /// If the directory is not of this user alone, or the socket cannot be made.
     pub fn serve(
         directory: &Path,
-        handle_request: impl FnMut(Request) -> Response + Send + 'static,
+        handle_request: impl FnMut(Request) -> Vec<Response> + Send + 'static,
     ) -> io::Result<Self> {
         create_private_dir(directory)?;
         let path = directory.join(socket_name());
@@ -78,7 +78,7 @@ impl Drop for ControlSocket {
 fn accept_loop(
     listener: &UnixListener,
     is_stopping: &AtomicBool,
-    mut handle_request: impl FnMut(Request) -> Response,
+    mut handle_request: impl FnMut(Request) -> Vec<Response>,
 ) {
     for stream in listener.incoming() {
         if is_stopping.load(Ordering::SeqCst) {
@@ -100,26 +100,27 @@ fn accept_loop(
 
 fn handle_connection(
     stream: &UnixStream,
-    handle_request: &mut impl FnMut(Request) -> Response,
+    handle_request: &mut impl FnMut(Request) -> Vec<Response>,
 ) -> io::Result<()> {
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
     stream.set_write_timeout(Some(IO_TIMEOUT))?;
     let mut line = String::new();
     BufReader::new(stream.take(MAX_REQUEST_BYTES)).read_line(&mut line)?;
-    let mut response = match serde_json::from_str(&line) {
+    let responses = match serde_json::from_str(&line) {
         Ok(request) => handle_request(request),
-        Err(error) => Response::Error {
-            error: format!("not a request: {error}"),
-            hint: None,
-        },
+        Err(error) => vec![Response::error(&format!("not a request: {error}"))],
     };
-    if let Response::Status(status) = &mut response {
-        status.truncate_texts();
+    for response in responses {
+        match response {
+            Response::Index(index) => send_index(stream, &index)?,
+            Response::Status(mut status) => {
+                status.truncate_texts();
+                send_line(stream, &Response::Status(status))?;
+            }
+            response => send_line(stream, &response)?,
+        }
     }
-    match response {
-        Response::Index(index) => send_index(stream, &index),
-        response => send_line(stream, &response),
-    }
+    Ok(())
 }
 
 fn send_index(stream: &UnixStream, index: &LazyIndex) -> io::Result<()> {

@@ -35,15 +35,8 @@ impl FromStr for HeaderArg {
     }
 }
 
-impl HeaderArg {
-    /// It with an absolute path, if it has one, which is relative to `directory`.
-    pub(crate) fn below(self, directory: &Path) -> Self {
-        Self(match self.0 {
-            Arg::File(path) => Arg::File(directory.join(path).into()),
-            inline @ Arg::Inline(_) => inline,
-        })
-    }
-}
+/// Directories of files that are other ones in each process.
+const PROCESS_DIRS: [&str; 3] = ["/dev/fd", "/dev/stdin", "/proc/self"];
 
 /// A `NAME: VALUE` pair.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,6 +105,33 @@ impl UserHeaders {
             args: parse_lines(text, HEADERS)?,
             directory: directory.to_owned(),
         })
+    }
+
+    /// The headers for another process, with absolute paths. Those in pipes, or in descriptors of this process, are read.
+    ///
+    /// # Errors
+    /// As of [`load`](Self::load).
+    pub(crate) fn for_other_process(self) -> Result<Vec<HeaderArg>, String> {
+        let mut args = Vec::new();
+        for HeaderArg(arg) in &self.args {
+            match arg {
+                Arg::File(path) => {
+                    let full = self.directory.join(path);
+                    let is_own = PROCESS_DIRS.iter().any(|own| full.starts_with(own));
+                    if is_own || full.exists() && !full.is_file() {
+                        let read = self.read_file(Path::new(path))?;
+                        args.extend(
+                            read.into_iter()
+                                .map(|header| HeaderArg(Arg::Inline(header))),
+                        );
+                    } else {
+                        args.push(HeaderArg(Arg::File(full.into())));
+                    }
+                }
+                Arg::Inline(_) => args.push(HeaderArg(arg.clone())),
+            }
+        }
+        Ok(args)
     }
 
     /// Whether some are in a pipe, which cannot be read again.

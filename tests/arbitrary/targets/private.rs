@@ -3,17 +3,9 @@
 use std::sync::LazyLock;
 
 use tarfs::index::{Builder, Index, Options, Origin};
-use tarfs::serve::access_profile;
+use tarfs::serve::{Link, access_profile};
 use tarfs::tar::{Member, MemberKind};
 use tarfs::{Extent, Plain};
-
-#[path = "../../../src/cli/daemon/supervisor/protocol.rs"]
-#[allow(
-    dead_code,
-    clippy::pedantic,
-    reason = "the program's, and looked at there"
-)]
-mod wire;
 
 #[path = "../../../src/source/client/response.rs"]
 #[allow(
@@ -103,21 +95,21 @@ pub(super) fn answer(bytes: &[u8]) {
     assert!(status.is_redirection() || answer.redirect.is_none());
 }
 
-/// A packet between a mount and its supervisor: it is valid, or an error.
+/// A packet between the keeper of a mount and its server: it is valid, or an error.
 pub(super) fn packet(bytes: &[u8]) {
-    let (here, there) = wire::pair().expect("sockets");
-    let sent = rustix::io::write(&here, bytes.get(..bytes.len().min(100_000)).expect("less"));
+    let (here, there) = Link::pair().expect("sockets");
+    let sent = rustix::io::write(&here, bytes.get(..bytes.len().min(150_000)).expect("less"));
     if sent.is_err() {
         return;
     }
     drop(here);
-    let Ok(Some((packet, descriptor))) = wire::receive(&there) else {
+    let Ok(Some((packet, descriptors))) = there.receive() else {
         return;
     };
-    assert!(descriptor.is_none(), "none was sent");
-    let (here, there) = wire::pair().expect("sockets");
-    wire::send(&here, &packet, None, rustix::net::SendFlags::empty())
+    assert!(descriptors.is_empty(), "none was sent");
+    let (here, there) = Link::pair().expect("sockets");
+    here.send(&packet, &[], rustix::net::SendFlags::empty())
         .expect("it is no longer than it was");
-    let again = wire::receive(&there).expect("just sent").expect("sent");
+    let again = there.receive().expect("just sent").expect("sent");
     assert_eq!(again.0, packet);
 }

@@ -10,6 +10,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::every_request;
 use super::fixture::{PATH, Place, content, strong};
+use crate::support::fixture;
 use crate::support::http::Fault;
 use crate::support::mounts::is_mounted;
 use crate::support::program;
@@ -25,7 +26,7 @@ struct BlockedReaders {
     place: Place,
     readers: Vec<Child>,
     server: Pid,
-    /// The process that serves the mount, and its supervisor.
+    /// The processes that serve and keep the mount.
     processes: Vec<OwnedFd>,
 }
 
@@ -36,8 +37,9 @@ impl BlockedReaders {
         place.run_ok(&["index", &url]);
         let words = ["mount", &url, "mnt", "--timeout", "60"];
         place.run_ok(&[&words[..], &["--no-disk-cache", "--prefetch", "none"]].concat());
-        let server = place.server_pid().expect("mounted");
-        let processes = [vec![server], program::children(server)].concat();
+        let status = place.try_status().expect("mounted");
+        let server = fixture::pid_of(&status).expect("a number");
+        let processes = [server, fixture::keeper_of(&status).expect("a number")];
         let handle = |pid| pidfd_open(pid, PidfdFlags::empty()).expect("running");
         let processes = processes.into_iter().map(handle).collect();
         place.serve_with_faults(strong(), every_request(fault));

@@ -1,0 +1,61 @@
+//! `tarfs mount`: mounts an archive, which another process serves.
+
+use std::io::{IsTerminal, stderr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::cli::args::MountArgs;
+use crate::cli::daemon::daemonize::LogTarget;
+use crate::cli::daemon::inherited_fds::InheritedFds;
+use crate::cli::daemon::keeper::{Keeper, KeeperOptions};
+use crate::cli::daemon::overlay_dirs::OverlayDirs;
+use crate::cli::environment;
+use crate::cli::open_archive;
+use tarfs::fuse::{Mount, OpenNamespace};
+
+/// Mounts an archive. A mount `of_system` outlives the session of root. Returns when the mount is ready. With
+/// `--foreground`, and in the process that keeps the mount in the background, returns after the unmount.
+pub(crate) fn run(args: &MountArgs, of_system: bool) -> anyhow::Result<ExitCode> {
+    args.check()?;
+    let inherited = InheritedFds::collect();
+    let log = LogTarget::open(args.log_file.as_deref())?;
+    if args.log_file.is_some() {
+        log.start_copying();
+    }
+    let mut spec = open_archive::mount_spec(args)?;
+    if of_system {
+        spec.runtime_dir = environment::SYSTEM_RUNTIME_DIR.into();
+        let is_default = args.cache.saved.cache_dir.cache_dir.is_none();
+        if is_default {
+            spec.open.cache.directory = Some(environment::system_cache_dir().into());
+        }
+    }
+    let namespace = args.namespace.as_deref();
+    let namespace = namespace.map(OpenNamespace::open).transpose()?;
+    if let Some(namespace) = &namespace {
+        Mount::check_in_namespace(namespace, &args.mountpoint)?;
+    } else {
+        Mount::check(&args.mountpoint)?;
+        if let Some(hidden) = Mount::describe_hidden(&args.mountpoint) {
+            let mountpoint = args.mountpoint.display();
+            tracing::warn!(%mountpoint, "the mount hides {hidden} until it is unmounted");
+        }
+    }
+    let overlay = args
+        .writable
+        .then(|| OverlayDirs::open(args.upper.as_deref(), &args.mountpoint))
+        .transpose()?;
+    let is_slow = spec.waits_for_index || spec.tree.is_layered();
+    let options = KeeperOptions {
+        namespace,
+        overlay,
+        log,
+        is_in_foreground: args.foreground,
+        shows_progress: args.foreground || is_slow && stderr().is_terminal(),
+        restart_timeout: args
+            .restart
+            .then(|| Duration::from_secs(args.restart_timeout)),
+        spec,
+    };
+    Keeper::run(options, inherited)
+}

@@ -1,0 +1,644 @@
+//! The keeper: the process of a mount that outlives the one that serves it.
+//!
+//! A killed server leaves a dead mount, on which each `ls` of the parent directory fails. So the process that the user
+//! started mounts, gives the connection to a server, and keeps a duplicate of it. In the background it forks, and the
+//! child keeps the mount. When the server dies and the mount remains, the keeper unmounts it, or starts a successor that
+//! continues on the same connection. The keeper opens and serves nothing, so little can kill it.
+
+mod fork;
+mod process;
+mod signals;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use rustix::net::SendFlags;
+
+use super::daemonize::{self, LogTarget};
+use super::inherited_fds::InheritedFds;
+use super::overlay_dirs::OverlayDirs;
+use super::privileges;
+use crate::cli::commands::status::format_index;
+use crate::cli::ui::progress::IndexingProgress;
+use crate::cli::ui::{logging, output};
+use fork::Fork;
+use process::{ServerProcess, THREAD_EXIT_TIMEOUT, wait_for};
+use signals::{Signals, end_by};
+use tarfs::fuse::{MountTarget, NewMount, OpenNamespace, SuperblockWatch, supports_takeover};
+use tarfs::serve::{
+    Failure, IndexState, MountSpec, OpenedTree, OverlayStatus, Packet, Phase, SessionState, Taken,
+};
+
+/// Interval of checks of a silent server, whose blocked threads can keep the link open after a kill.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Pauses between failed successors: the first and the maximum.
+const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
+
+/// A server that lives for less than this has failed, even if the mount answered.
+const MIN_LIFETIME: Duration = Duration::from_secs(10);
+
+/// Maximum number of such servers in a row.
+const MAX_SHORT_LIVED: u32 = 5;
+
+/// How a mount is kept.
+#[derive(Debug)]
+pub(crate) struct KeeperOptions {
+    pub(crate) spec: MountSpec,
+    pub(crate) namespace: Option<OpenNamespace>,
+    pub(crate) overlay: Option<OverlayDirs>,
+    pub(crate) log: LogTarget,
+    pub(crate) is_in_foreground: bool,
+    pub(crate) shows_progress: bool,
+    /// How long a successor may take, if one is started.
+    pub(crate) restart_timeout: Option<Duration>,
+}
+
+/// The keeper of a mount.
+pub(crate) struct Keeper {
+    options: KeeperOptions,
+    server: ServerProcess,
+    signals: Signals,
+    mount: Option<KeptMount>,
+    /// The next process that serves the mount may need it.
+    state: Option<SessionState>,
+    /// The overlay over the mount.
+    overlay: Option<OverlayStatus>,
+    has_ended: bool,
+    progress: IndexingProgress,
+    /// Time during which the source was unreachable, before the server was ready.
+    unreachable_time: Duration,
+}
+
+/// A mount whose connection is kept.
+struct KeptMount {
+    target: MountTarget,
+    /// The FUSE mount below an overlay, which leaves the tree soon.
+    lower: Option<MountTarget>,
+    /// The connection. While it is open, the kernel does not reuse the mount's device number.
+    device: OwnedFd,
+    /// The watch for the end of the mount, once it answers.
+    end: Option<SuperblockWatch>,
+}
+
+impl KeptMount {
+    fn is_mounted(&self) -> bool {
+        let (device, end) = (self.device.as_fd(), self.end.as_ref());
+        let is_mounted = |target| tarfs::fuse::is_still_mounted(target, device, end);
+        is_mounted(&self.target) || self.lower.as_ref().is_some_and(is_mounted)
+    }
+
+    fn unmount(&self) {
+        for target in [Some(&self.target), self.lower.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            let (device, end) = (self.device.as_fd(), self.end.as_ref());
+            if let Err(error) = tarfs::fuse::clear_dead_mounts(target, device, end) {
+                tracing::error!(%error, "cannot unmount the dead mount");
+            }
+        }
+        if self.is_mounted() {
+            tracing::error!("the dead mount is below another mount and stays");
+        }
+    }
+}
+
+/// The reason why a keeper waits no longer for a packet.
+enum Received {
+    Packet(Packet, Vec<OwnedFd>),
+    /// The server is dead, and all its packets are read.
+    Gone,
+    Signal(i32),
+    TimedOut,
+}
+
+/// The keeper was ended by a signal.
+#[derive(Debug, thiserror::Error)]
+#[error("ended by signal {0}")]
+struct EndedBySignal(i32);
+
+impl Keeper {
+    /// Opens the tree, mounts it, and serves it by another process. Returns when the mount has ended, or in the background
+    /// when it answers.
+    pub(crate) fn run(options: KeeperOptions, inherited: InheritedFds) -> anyhow::Result<ExitCode> {
+        let signals = Signals::new()?;
+        signals.notify_status("reading the archive");
+        let has_stdin = options.is_in_foreground;
+        let server = ServerProcess::start(&options.spec, true, has_stdin);
+        let server = server.context("cannot start a process for the mount")?;
+        let mut keeper = Self {
+            options,
+            server,
+            signals,
+            mount: None,
+            state: None,
+            overlay: None,
+            has_ended: false,
+            progress: IndexingProgress::default(),
+            unreachable_time: Duration::ZERO,
+        };
+        let index = match keeper.mount() {
+            Ok(index) => index,
+            Err(error) => {
+                keeper.undo();
+                return match error.downcast_ref() {
+                    Some(&EndedBySignal(signal)) => Ok(end_by(signal)),
+                    None => Err(error),
+                };
+            }
+        };
+        if index.phase == Phase::Scanning && std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+            output::print_error(format_args!(
+                "mounted; files can be opened by name now, but directory listings (`ls`) wait until the \
+                 archive has been read ({}); `tarfs status` shows the progress",
+                format_index(&index)
+            ));
+        }
+        if keeper.options.is_in_foreground {
+            keeper.settle(inherited)?;
+            keeper.signals.notify("READY=1");
+            let code = keeper.keep();
+            keeper.signals.notify("STOPPING=1");
+            return Ok(code);
+        }
+        keeper.progress.show(None);
+        match fork::fork()? {
+            Fork::Parent(child) => {
+                let has_settled = child.wait_for_report();
+                // The child owns the mount now.
+                std::mem::forget(keeper);
+                if !has_settled {
+                    bail!("the process that keeps the mount has ended early");
+                }
+                Ok(ExitCode::SUCCESS)
+            }
+            Fork::Child(parent) => {
+                keeper.server.forget_child();
+                let settled = keeper.settle(inherited);
+                match &settled {
+                    Ok(()) => parent.report(),
+                    Err(error) => {
+                        tracing::error!("{error:#}");
+                        keeper.undo();
+                        return Ok(ExitCode::FAILURE);
+                    }
+                }
+                Ok(keeper.keep())
+            }
+        }
+    }
+
+    /// Mounts, and waits until the mount answers. Returns the state of its index then.
+    fn mount(&mut self) -> anyhow::Result<IndexState> {
+        if let Some(log) = self.options.log.file() {
+            self.send(&Packet::Log, &[log])?;
+        }
+        let tree = self.open(&self.options.spec.to_memory()?)?;
+        self.mount_opened(&tree)
+    }
+
+    /// Has the server open the tree of the description in `memory`.
+    fn open(&mut self, memory: &OwnedFd) -> anyhow::Result<OpenedTree> {
+        let shows_progress = self.options.shows_progress;
+        self.send(&Packet::Open { shows_progress }, &[memory.as_fd()])?;
+        match self.next_answer(None)? {
+            (Packet::Opened(tree), _) => Ok(tree),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Mounts the opened `tree`.
+    fn mount_opened(&mut self, tree: &OpenedTree) -> anyhow::Result<IndexState> {
+        let spec = &self.options.spec;
+        let mountpoint = PathBuf::from(&spec.mountpoint);
+        let wants_restart = self.options.restart_timeout.is_some();
+        if spec.is_writable && wants_restart && !tree.is_strong {
+            bail!(NO_WRITABLE_RESTART);
+        }
+        let lower = match &self.options.overlay {
+            Some(dirs) => {
+                let scratch = dirs.new_scratch()?;
+                self.send(&Packet::Scratch(scratch.clone().into()), &[])?;
+                Some(dirs.create_scratch(scratch)?)
+            }
+            None => None,
+        };
+        let at = lower.as_deref().unwrap_or(&mountpoint);
+        let options = spec.own_options();
+        let mount = match &self.options.namespace {
+            Some(namespace) => NewMount::in_namespace((namespace, at), &tree.name, &options)?,
+            None => NewMount::on(at, &tree.name, &options)?,
+        };
+        let device = mount.device.try_clone()?;
+        {
+            let descriptors = [
+                Some(mount.device.as_fd()),
+                mount.root.as_ref().map(AsFd::as_fd),
+            ];
+            let descriptors: Vec<_> = descriptors.into_iter().flatten().collect();
+            self.send(&Packet::Serve(mount.target.clone()), &descriptors)?;
+        }
+        let (state, index, end) = match self.next_answer(None)? {
+            (Packet::Ready(state, index), descriptors) => (state, index, descriptors),
+            (other, _) => return Err(unexpected(&other)),
+        };
+        let capabilities = state.capabilities;
+        let (target, _, _) = mount.give();
+        self.state = Some(state);
+        self.mount = Some(KeptMount {
+            target: target.clone(),
+            lower: None,
+            device,
+            end: end.into_iter().next().map(SuperblockWatch),
+        });
+        if self.options.overlay.is_some() {
+            if wants_restart && !supports_takeover(capabilities) {
+                bail!(NO_WRITABLE_RESTART);
+            }
+            self.mount_overlay(&target, &tree.name, &mountpoint)?;
+        }
+        Ok(index)
+    }
+
+    fn mount_overlay(
+        &mut self,
+        lower: &MountTarget,
+        name: &str,
+        mountpoint: &Path,
+    ) -> anyhow::Result<()> {
+        let Some(dirs) = &self.options.overlay else {
+            return Ok(());
+        };
+        let (target, overlay) =
+            dirs.mount_overlay(lower, name, mountpoint, &self.options.spec.options)?;
+        if let Some(mount) = &mut self.mount {
+            mount.lower = Some(std::mem::replace(&mut mount.target, target.clone()));
+            mount.end = SuperblockWatch::on(&target.mountpoint).ok();
+        }
+        self.overlay = Some(overlay.clone());
+        self.send(&Packet::Cover(target, overlay), &[])?;
+        match self.next_answer(None)? {
+            (Packet::Done, _) => Ok(()),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// This process keeps the mount from now on, in the background without the user's terminal.
+    fn settle(&mut self, inherited: InheritedFds) -> anyhow::Result<()> {
+        let is_in_background = !self.options.is_in_foreground;
+        if is_in_background {
+            daemonize::detach(&self.options.log, inherited)
+                .context("cannot stay in the background")?;
+        } else {
+            inherited.close();
+            self.options.log.redirect();
+        }
+        logging::never_block();
+        let restarts = self.options.restart_timeout.is_some();
+        privileges::drop_capabilities(&self.options.spec, restarts);
+        std::env::set_current_dir("/").context("cannot leave the directory")?;
+        self.report_keeper()
+    }
+
+    /// Tells the server which process keeps the mount.
+    fn report_keeper(&mut self) -> anyhow::Result<()> {
+        let kept = Packet::Kept {
+            keeper: std::process::id(),
+            is_in_background: !self.options.is_in_foreground,
+        };
+        self.send(&kept, &[])?;
+        loop {
+            match self.next(None) {
+                Received::Packet(Packet::Done, _) => return Ok(()),
+                Received::Packet(..) | Received::TimedOut => {}
+                // It is handled next.
+                Received::Gone => return Ok(()),
+                Received::Signal(_) => self.stop(),
+            }
+            if self.has_ended {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Keeps the mount until it has ended. Returns the exit code for the user.
+    fn keep(&mut self) -> ExitCode {
+        let mut short_lived_count = 0;
+        loop {
+            loop {
+                match self.next(None) {
+                    Received::Gone => break,
+                    Received::Signal(_) => self.stop(),
+                    Received::Packet(..) | Received::TimedOut => {}
+                }
+            }
+            let is_mounted = self.mount.as_ref().is_some_and(KeptMount::is_mounted);
+            if self.has_ended || !is_mounted {
+                // It may still write data, so there is no timeout.
+                self.server.wait();
+                // Requests of those who still use the overlay fail with the end of the connection.
+                self.mount = None;
+                self.finish();
+                return self.exit_code();
+            }
+            self.server.kill();
+            self.report_death();
+            if self.server.started.elapsed() < MIN_LIFETIME {
+                short_lived_count += 1;
+            } else {
+                short_lived_count = 1;
+            }
+            let is_stopped = self.options.is_in_foreground && self.signals.recent().is_some();
+            if !is_stopped && short_lived_count <= MAX_SHORT_LIVED && self.restart() {
+                continue;
+            }
+            if let Some(mount) = self.mount.take() {
+                mount.unmount();
+                // This closes the connection, so that blocked requests fail.
+                drop(mount);
+            }
+            self.finish();
+            return self.exit_code();
+        }
+    }
+
+    fn report_death(&self) {
+        let mountpoint = self.options.spec.mountpoint.display();
+        let pid = self.server.pid;
+        tracing::error!(%mountpoint, pid, "the process that served this mount has died");
+        self.signals
+            .notify_status("the process that served it has died");
+    }
+
+    /// Starts successors until one serves the mount. False if none may, or does in time, which excludes outages of the
+    /// source.
+    fn restart(&mut self) -> bool {
+        let (Some(timeout), Some(state)) = (self.options.restart_timeout, self.state.clone())
+        else {
+            return false;
+        };
+        // If another version looks the same, readers would see its bytes among old ones in the page cache.
+        let is_possible = state.is_strong && supports_takeover(state.capabilities);
+        let is_taken_over = is_possible && self.options.spec.copy_to.is_none();
+        if !is_taken_over {
+            if self.options.spec.is_writable || self.options.namespace.is_some() {
+                // Processes with open files in the old mount would write to the directories of the new one.
+                tracing::error!("this mount cannot be mounted again while it is in use");
+                return false;
+            }
+            let Some(mount) = self.mount.take() else {
+                return false;
+            };
+            mount.unmount();
+            if mount.is_mounted() {
+                // A new mount would hide the one that hides this one.
+                return false;
+            }
+        }
+        let mut deadline = Instant::now() + timeout;
+        let (mut pause, longest) = RESTART_BACKOFF;
+        loop {
+            let is_mounted = || self.mount.as_ref().is_some_and(KeptMount::is_mounted);
+            if Instant::now() >= deadline || is_taken_over && !is_mounted() {
+                return false;
+            }
+            self.unreachable_time = Duration::ZERO;
+            match self.try_restart(&state, is_taken_over, deadline) {
+                Ok(()) => {
+                    // The time before it was ready does not count towards its lifetime.
+                    self.server.started = Instant::now();
+                    tracing::info!(pid = self.server.pid, "a new process serves the mount");
+                    self.signals.notify("READY=1");
+                    return true;
+                }
+                Err(error) if error.is::<EndedBySignal>() => return false,
+                Err(error) => {
+                    self.server.kill();
+                    tracing::error!("the new process failed to take over the mount: {error:#}");
+                    let failure = error.downcast_ref::<Failure>();
+                    if failure.is_some_and(|failure| failure.is_outage) {
+                        self.unreachable_time = self.server.started.elapsed();
+                    }
+                    if self.unreachable_time > Duration::ZERO {
+                        tracing::error!(
+                            "the source cannot be reached; this time does not count against --restart-timeout"
+                        );
+                        // The pause does not count either.
+                        deadline += self.unreachable_time + pause;
+                    }
+                }
+            }
+            if self.signals.sleep(pause).is_some() && self.options.is_in_foreground {
+                return false;
+            }
+            pause = (2 * pause).min(longest);
+        }
+    }
+
+    /// Starts one successor, and waits until it serves the mount.
+    fn try_restart(
+        &mut self,
+        state: &SessionState,
+        is_taken_over: bool,
+        deadline: Instant,
+    ) -> anyhow::Result<()> {
+        let is_in_foreground = self.options.is_in_foreground;
+        self.server = ServerProcess::start(&self.options.spec, is_in_foreground, false)?;
+        if let Some(log) = self.options.log.file() {
+            self.send(&Packet::Log, &[log])?;
+        }
+        let memory = self.options.spec.to_memory()?;
+        if is_taken_over {
+            let mount = self.mount.as_ref().context("there is no mount")?;
+            let taken = Packet::TakeOver(Box::new(Taken {
+                target: mount.target.clone(),
+                state: state.clone(),
+                overlay: self.overlay.clone(),
+                scratch: self
+                    .options
+                    .overlay
+                    .as_ref()
+                    .and_then(OverlayDirs::scratch)
+                    .map(Into::into),
+            }));
+            let descriptors = [memory.as_fd(), mount.device.as_fd()];
+            let sent = self
+                .server
+                .link
+                .send(&taken, &descriptors, SendFlags::empty());
+            sent?;
+            match self.next_answer(Some(deadline))? {
+                (Packet::Ready(..), _) => {}
+                (other, _) => return Err(unexpected(&other)),
+            }
+        } else {
+            let spec = self.options.spec.clone().continuing(&state.version);
+            let tree = self.open(&spec.to_memory()?)?;
+            if tree.version != state.version {
+                bail!(
+                    "the archive has changed since it was mounted: it was {}, and is {}",
+                    state.version,
+                    tree.version
+                );
+            }
+            self.mount_opened(&tree)?;
+        }
+        self.report_keeper()
+    }
+
+    /// Asks the server to unmount.
+    fn stop(&self) {
+        // In the background, signals from a terminal or to a process group are meant for others.
+        if self.options.is_in_foreground {
+            self.signals.notify_status("unmounting");
+            drop(self.send(&Packet::Stop, &[]));
+        }
+    }
+
+    /// Waits for the answer of the server. A failure is an error, and so is a signal.
+    fn next_answer(&mut self, deadline: Option<Instant>) -> anyhow::Result<(Packet, Vec<OwnedFd>)> {
+        loop {
+            match self.next(deadline) {
+                Received::Packet(Packet::Failed(failure), _) => return Err(failure.into()),
+                Received::Packet(packet, descriptors) => return Ok((packet, descriptors)),
+                Received::TimedOut => bail!("it is not ready in time"),
+                Received::Signal(signal) => {
+                    // Signals to a keeper in the background are meant for others.
+                    if self.state.is_none() || self.options.is_in_foreground {
+                        return Err(EndedBySignal(signal).into());
+                    }
+                }
+                Received::Gone => {
+                    self.server.wait();
+                    return Err(self.death());
+                }
+            }
+        }
+    }
+
+    /// The error of a server that has ended without an answer.
+    fn death(&self) -> anyhow::Error {
+        match self.server.status.and_then(|status| status.signal()) {
+            Some(signal) => {
+                anyhow!("the process that served the mount was ended by signal {signal}")
+            }
+            None => anyhow!("the process that served the mount has ended before it was ready"),
+        }
+    }
+
+    /// Waits for the next packet, until `deadline`, which excludes time without a source. Handles reports itself.
+    fn next(&mut self, deadline: Option<Instant>) -> Received {
+        loop {
+            if let Some(deadline) = deadline
+                && Instant::now() >= deadline + self.unreachable_time
+            {
+                return Received::TimedOut;
+            }
+            let polled = wait_for(
+                &mut [self.server.poll_fd(), self.signals.poll_fd()],
+                POLL_INTERVAL,
+            );
+            self.signals.retry_unsent();
+            if let Some(signal) = self.signals.take() {
+                return Received::Signal(signal);
+            }
+            let has_packet = wait_for(&mut [self.server.poll_fd()], Duration::ZERO) == Ok(true);
+            if !has_packet {
+                if polled.is_err() || !self.server.is_alive() {
+                    // The last packet may have arrived since.
+                    if wait_for(&mut [self.server.poll_fd()], Duration::ZERO) != Ok(true) {
+                        return Received::Gone;
+                    }
+                } else {
+                    continue;
+                }
+            }
+            match self.server.link.receive() {
+                Ok(Some((packet, descriptors))) => {
+                    if let Some(packet) = self.handle_report(packet) {
+                        return Received::Packet(packet, descriptors);
+                    }
+                }
+                Ok(None) => return Received::Gone,
+                Err(error) => {
+                    tracing::debug!(%error, "invalid packet from the process that serves the mount");
+                }
+            }
+        }
+    }
+
+    /// Handles `packet` if it is a report; returns any other.
+    fn handle_report(&mut self, packet: Packet) -> Option<Packet> {
+        match packet {
+            Packet::Progress(progress) => self.progress.show(progress),
+            Packet::Index(index) => {
+                let name = self.options.spec.tree.source.redacted();
+                let text = format!("{name}: {}", format_index(&index));
+                self.signals.notify_status(&text);
+            }
+            Packet::Unreachable(milliseconds) => {
+                let time = Duration::from_millis(milliseconds);
+                self.unreachable_time = time.min(self.server.started.elapsed());
+            }
+            Packet::Ended => self.has_ended = true,
+            other => return Some(other),
+        }
+        None
+    }
+
+    fn send(&self, packet: &Packet, descriptors: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
+        let sent = self
+            .server
+            .link
+            .send(packet, descriptors, SendFlags::empty());
+        // The reason why it is gone comes with the next packet.
+        match sent {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::PIPE.raw_os_error()) => {
+                Ok(())
+            }
+            sent => sent.context("cannot ask the process that serves the mount"),
+        }
+    }
+
+    /// Unmounts and removes everything, because the mount has failed.
+    fn undo(&mut self) {
+        self.progress.show(None);
+        if let Some(mount) = self.mount.take() {
+            mount.unmount();
+        }
+        self.server.kill();
+        self.finish();
+    }
+
+    /// Removes the files that were written to a temporary overlay, once no process uses it.
+    fn finish(&mut self) {
+        if let Some(overlay) = self.options.overlay.take() {
+            let timeout = self.options.is_in_foreground.then_some(THREAD_EXIT_TIMEOUT);
+            overlay.finish(timeout);
+        }
+    }
+
+    fn exit_code(&self) -> ExitCode {
+        if !self.options.is_in_foreground || self.has_ended {
+            return ExitCode::SUCCESS;
+        }
+        match self.signals.recent() {
+            Some(signal) => end_by(signal),
+            None => output::print_failure(&self.death()),
+        }
+    }
+}
+
+/// Why a writable mount cannot be restarted.
+const NO_WRITABLE_RESTART: &str = "--restart with --writable needs Linux 6.9 or later and a source that identifies each \
+     version reliably";
+
+fn unexpected(packet: &Packet) -> anyhow::Error {
+    tracing::debug!(?packet, "unexpected");
+    anyhow!("the process that serves the mount has answered something else")
+}

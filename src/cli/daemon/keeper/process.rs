@@ -1,0 +1,177 @@
+//! The process that serves a mount: how it is started, and whether it lives.
+
+use std::fs;
+use std::io;
+
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, test_kill_process};
+
+use crate::cli::environment;
+use tarfs::serve::{Link, MountSpec};
+
+/// Timeout for the threads of a killed process to exit.
+pub(super) const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A process that serves a mount, and the link to it.
+#[derive(Debug)]
+pub(super) struct ServerProcess {
+    pub(super) link: Link,
+    pub(super) pid: i32,
+    /// The handle of a process that this one has started.
+    child: Option<Child>,
+    /// Its exit status, once it is reaped.
+    pub(super) status: Option<ExitStatus>,
+    /// When it began to serve.
+    pub(super) started: Instant,
+}
+
+impl ServerProcess {
+    /// Starts a process that serves one mount. In the foreground it has the user's terminal and standard input.
+    pub(super) fn start(spec: &MountSpec, has_terminal: bool, has_stdin: bool) -> io::Result<Self> {
+        let (ours, theirs) = Link::pair()?;
+        // The file's path may be gone, or belong to another version with other inode numbers.
+        let mut command = Command::new("/proc/self/exe");
+        environment::copy_argv0(&mut command)
+            .arg("serve-mount")
+            // For those who list processes.
+            .arg(&spec.mountpoint)
+            .stdout(Stdio::from(theirs.into_fd()));
+        if !has_stdin {
+            command.stdin(Stdio::null());
+        }
+        if !has_terminal {
+            command.stderr(Stdio::null());
+        }
+        let child = command.spawn()?;
+        Ok(Self {
+            link: ours,
+            pid: i32::try_from(child.id()).unwrap_or(i32::MAX),
+            child: Some(child),
+            status: None,
+            started: Instant::now(),
+        })
+    }
+
+    /// It without its handle, for a process that has not started it.
+    pub(super) fn forget_child(&mut self) {
+        self.child = None;
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        is_alive(self.pid)
+    }
+
+    /// Waits until it has ended, but for threads that are blocked on the mount itself.
+    pub(super) fn wait(&mut self) {
+        while self.child.is_some() && self.is_alive() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.reap();
+    }
+
+    /// Kills it if this process has started it, because it is dead or useless, and waits for its threads, except those
+    /// that are blocked on the mount itself.
+    pub(super) fn kill(&mut self) {
+        if let Some(child) = &mut self.child {
+            drop(child.kill());
+        }
+        self.reap();
+    }
+
+    fn reap(&mut self) {
+        let deadline = Instant::now() + THREAD_EXIT_TIMEOUT;
+        while has_threads(self.pid) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Some(child) = &mut self.child {
+            // Reaps the zombie. If threads are blocked on the mount, the process stays a zombie for longer.
+            self.status = child.try_wait().ok().flatten().or(self.status);
+        }
+    }
+
+    /// The descriptor that waits for packets.
+    pub(super) fn poll_fd(&self) -> PollFd<'_> {
+        PollFd::new(&self.link, PollFlags::IN)
+    }
+}
+
+/// Waits until one of `polled` is ready; false after `timeout`.
+pub(super) fn wait_for(polled: &mut [PollFd<'_>], timeout: Duration) -> Result<bool, Errno> {
+    let timeout = Timespec::try_from(timeout).unwrap_or_default();
+    match poll(polled, Some(&timeout)) {
+        Err(Errno::INTR) => Ok(false),
+        polled => Ok(polled? > 0),
+    }
+}
+/// Whether `pid` was not killed, and its main thread has not ended, or any thread if `/proc` does not show the process. A
+/// thread that waits for its own mount stays after a kill.
+fn is_alive(pid: i32) -> bool {
+    let Some(Ok(status)) = process_directory(pid).map(|process| fs::read(process.join("status")))
+    else {
+        return Pid::from_raw(pid).is_some_and(is_running);
+    };
+    let status = String::from_utf8_lossy(&status);
+    let field = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name));
+        value.unwrap_or_default().trim()
+    };
+    let is_killed = ["SigPnd:", "ShdPnd:"].into_iter().any(|set| {
+        let pending = u64::from_str_radix(field(set), 16);
+        pending.is_ok_and(|pending| pending & (1 << (Signal::KILL.as_raw() - 1)) != 0)
+    });
+    !is_killed && !field("State:").starts_with(['Z', 'X'])
+}
+
+/// Whether a dying process still has running threads. A zombie lists only its main thread.
+fn has_threads(pid: i32) -> bool {
+    let tasks = process_directory(pid).map(|process| fs::read_dir(process.join("task")));
+    is_alive(pid) || tasks.is_some_and(|tasks| tasks.is_ok_and(|tasks| tasks.count() > 1))
+}
+
+/// Directory of process `pid` in `/proc`. `None` if that belongs to another PID namespace with other numbers.
+fn process_directory(pid: i32) -> Option<PathBuf> {
+    let own = fs::read_link("/proc/self").ok()?;
+    let is_ours = own.as_os_str() == std::process::id().to_string().as_str();
+    is_ours.then(|| format!("/proc/{pid}").into())
+}
+
+/// Whether any thread of process `pid` has not ended.
+fn is_running(pid: Pid) -> bool {
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => {
+            let mut polled = [PollFd::new(&process, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec::default())) != Ok(1)
+        }
+        Err(Errno::SRCH) => false,
+        // Linux before 5.3 lacks pidfd_open(2).
+        Err(_) => test_kill_process(pid) != Err(Errno::SRCH),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    // Promises: kill-unmounts
+    #[test]
+    fn process_is_alive_until_its_main_thread_ends() {
+        assert!(is_alive(
+            i32::try_from(std::process::id()).expect("a number")
+        ));
+        let mut child = Command::new("true").spawn().expect("installed");
+        let pid = i32::try_from(child.id()).expect("a number");
+        while is_alive(pid) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!has_threads(pid), "a zombie until it is reaped");
+        child.wait().expect("a child");
+        assert!(!has_threads(pid) && !is_alive(pid));
+    }
+}

@@ -1,0 +1,226 @@
+//! The process that serves one mount, for the keeper that has started it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use rustix::stdio::dup2_stdout;
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+
+use super::daemonize::{self, LogTarget};
+use super::inherited_fds::InheritedFds;
+use super::overlay_dirs;
+use super::privileges;
+use crate::cli::ui::{cleanup_on_signal, logging, output, panic_hook};
+use tarfs::fuse::Force;
+use tarfs::internal::sync::Mutex;
+use tarfs::internal::thread::Thread;
+use tarfs::internal::trusted_dir::TrustedDir;
+use tarfs::locate;
+use tarfs::serve::{
+    ControlSocket, Link, MountRequest, Opened, Phase, Process, Server, create_private_dir,
+};
+
+/// Timeout for the threads to exit after the unmount.
+const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
+
+/// Serves the mount of the keeper whose link is standard output.
+pub(crate) fn run() -> anyhow::Result<ExitCode> {
+    let inherited = InheritedFds::collect();
+    inherited.set_cloexec();
+    follow_keeper()?;
+    let link = Link::from(rustix::io::fcntl_dupfd_cloexec(std::io::stdout(), 3)?);
+    dup2_stdout(File::open("/dev/null")?)?;
+    // Signals from a terminal reach only the keeper.
+    rustix::process::setsid().context("cannot begin a session")?;
+    crate::cli::malloc::return_freed_memory();
+    let Some((request, log)) = receive(&link) else {
+        return Ok(ExitCode::FAILURE);
+    };
+    let network = locate::start_network().context("cannot start the network")?;
+    let process = Arc::new(ThisProcess {
+        inherited: Mutex::new(Some(inherited)),
+        log: Mutex::new(log),
+        runtime_dir: (&request.spec.runtime_dir).into(),
+        server: OnceLock::new(),
+        control: Mutex::default(),
+    });
+    let server = Server::new(network.handle().clone(), Shared(Arc::clone(&process)));
+    drop(process.server.set(Arc::downgrade(&server)));
+    watch_signals(&server)?;
+    let mount = server.serve(link, request);
+    let is_done = mount.is_some();
+    if let Some(mount) = &mount {
+        mount.close();
+    }
+    force_exit_after(THREAD_EXIT_TIMEOUT);
+    drop(process.control.lock().take());
+    // No caller is left to wait for requests in flight, such as those of a scan.
+    network.shutdown_background();
+    // Joins the threads of copy and scans, which do not wait for a server any more.
+    drop((server, mount));
+    Ok(if is_done {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Receives the request, and gives up the rights that it does not need, before any thread starts. `None` after a failure,
+/// which the keeper reports.
+fn receive(link: &Link) -> Option<(MountRequest, LogTarget)> {
+    let received = MountRequest::receive(link).and_then(|received| {
+        let Some((mut request, log)) = received else {
+            return Ok(None);
+        };
+        let log = LogTarget::of(log);
+        if log.file().is_some() || !request.spec.ends_with_keeper {
+            log.start_copying();
+        }
+        request.prepare()?;
+        // Root cannot create them in directories of other users after it drops its capabilities. Their later use reports
+        // errors.
+        let spec = &request.spec;
+        if let Some(directory) = &spec.open.cache.directory {
+            drop(TrustedDir::create(directory.as_ref()));
+        }
+        drop(create_private_dir(spec.runtime_dir.as_ref()));
+        privileges::drop_capabilities(spec, false);
+        Ok(Some((request, log)))
+    });
+    received.unwrap_or_else(|failure| {
+        link.report_failure(failure);
+        None
+    })
+}
+
+/// If the keeper is killed, this process unmounts if it can. Fails if the keeper is gone already.
+fn follow_keeper() -> anyhow::Result<()> {
+    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the keeper")?;
+    let keeper = rustix::net::sockopt::socket_peercred(std::io::stdout())?.pid;
+    ensure!(getppid() == Some(keeper), "the keeper is gone");
+    Ok(())
+}
+
+/// Unmounts at the first signal if the mount is idle, and at a second one by force. Without a mount, the process ends.
+fn watch_signals(server: &Arc<Server>) -> anyhow::Result<()> {
+    const FAILED: &str = "cannot watch for signals";
+    let mut signals = Signals::new(cleanup_on_signal::termination_signals()).context(FAILED)?;
+    let server = Arc::downgrade(server);
+    let thread = Thread::spawn("tarfs-signals", move || {
+        let mut force = Force::No;
+        for signal in signals.forever() {
+            let server = server.upgrade();
+            let server = server.filter(|server| server.is_used());
+            let Some(server) = server else {
+                // There is nothing to clean up. Otherwise the end of a keeper is known by its link.
+                drop(emulate_default_handler(signal));
+                return;
+            };
+            server.unmount_all(force);
+            force = Force::Yes;
+        }
+    });
+    // It ends with the process.
+    std::mem::forget(thread.context(FAILED)?);
+    Ok(())
+}
+
+/// Ends the process successfully after `timeout`. That may cut off the output of threads, like a kill.
+#[expect(
+    clippy::exit,
+    reason = "threads that do not end cannot be ended by returning"
+)]
+fn force_exit_after(timeout: Duration) {
+    let thread = Thread::spawn("tarfs-deadline", move || {
+        std::thread::sleep(timeout);
+        tracing::warn!(
+            ?timeout,
+            "some threads have not ended; the process exits without them"
+        );
+        std::process::exit(0);
+    });
+    match thread {
+        // Dropping it would wait for it. It ends with the process.
+        Ok(thread) => std::mem::forget(thread),
+        Err(error) => tracing::warn!(%error, "cannot start a thread that ends the process in time"),
+    }
+}
+
+/// What the keeper controls in this process.
+struct ThisProcess {
+    inherited: Mutex<Option<InheritedFds>>,
+    log: Mutex<LogTarget>,
+    /// Directory of the control socket.
+    runtime_dir: PathBuf,
+    server: OnceLock<Weak<Server>>,
+    control: Mutex<Option<ControlSocket>>,
+}
+
+struct Shared(Arc<ThisProcess>);
+
+impl Process for Shared {
+    fn settle(&self, in_background: bool) {
+        let control = self.0.server.get().and_then(Weak::upgrade).map(|server| {
+            ControlSocket::serve(&self.0.runtime_dir, move |request| server.respond(&request))
+        });
+        match control.transpose() {
+            Ok(control) => *self.0.control.lock() = control,
+            Err(error) => tracing::warn!(%error, "no control socket, so no `tarfs status`"),
+        }
+        logging::never_block();
+        let log = self.0.log.lock();
+        if !in_background {
+            log.redirect();
+            return;
+        }
+        if let Err(error) = set_parent_process_death_signal(None) {
+            tracing::error!(%error, "cannot stay in the background");
+        }
+        let inherited = self.0.inherited.lock().take();
+        let inherited = inherited.unwrap_or_else(InheritedFds::none);
+        let left = daemonize::detach(&log, inherited).and_then(|()| std::env::set_current_dir("/"));
+        if let Err(error) = left {
+            tracing::error!(%error, "cannot leave the terminal");
+        }
+    }
+
+    fn unmount_abandoned(&self, mountpoint: &Path, scratch: &Path) {
+        overlay_dirs::unmount_abandoned(mountpoint, scratch);
+    }
+
+    fn remove_scratch(&self, scratch: &Path) {
+        overlay_dirs::remove_scratch(scratch);
+    }
+
+    fn report_scan_end(&self, opened: &Opened) {
+        if let Some(failure) = opened.index().failure {
+            tracing::error!(
+                failure,
+                "indexing failed; files that were not indexed yet are unavailable"
+            );
+        }
+        debug_assert_ne!(opened.index().phase, Phase::Scanning, "it is over");
+        let (members, named) = opened.damage();
+        if members == 0 {
+            return;
+        }
+        let is_logged = opened.layers.is_empty() && opened.stats.scans.get() > 0;
+        if !is_logged {
+            for member in &named {
+                tracing::warn!("{member}");
+            }
+        }
+        let count = output::format_damaged_members(members);
+        tracing::warn!("{count}; `tarfs status` names the first ones");
+    }
+
+    fn panic_count(&self) -> u64 {
+        panic_hook::count()
+    }
+}

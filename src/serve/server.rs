@@ -1,0 +1,597 @@
+//! Server: it serves the mounts of keepers, each behind a link.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use rustix::net::{SendFlags, Shutdown, shutdown};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use super::control_socket::{Request, Response};
+use super::copy::MountCopy;
+use super::failure::Failure;
+use super::link::{Link, OpenedTree, Packet, SessionState, Taken, version_for_packet};
+use super::metrics_server::MetricsListener;
+use super::mount_spec::MountSpec;
+use super::opened::Opened;
+use super::served_mount::{MountOrigin, ServedMount};
+use super::status::{Phase, Status, format_device};
+use crate::archive::{Callback, WaitFor};
+use crate::base::periodic::PeriodicThread;
+use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
+use crate::fuse::{Force, InheritedSession, NewMount, UnmountError};
+
+/// Interval of reports of progress to a keeper.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Interval of reports of the index to a keeper.
+const INDEX_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval at which a successor checks whether the source is reachable.
+const REACHABILITY_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Timeout for the users of an overlay whose keeper was killed in the foreground.
+const OVERLAY_END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The parts of a process that its keepers control.
+pub trait Process: Sync {
+    /// Leaves the terminal, if it is `in_background`, because the mount answers. No message may block any more.
+    fn settle(&self, in_background: bool);
+
+    /// Unmounts the overlay on `mountpoint` that a dead keeper has made with the directory `scratch`, and what is mounted
+    /// there.
+    fn unmount_abandoned(&self, mountpoint: &Path, scratch: &Path);
+
+    /// Removes that directory.
+    fn remove_scratch(&self, scratch: &Path);
+
+    /// Reports the end of the scan of `opened` to the user.
+    fn report_scan_end(&self, opened: &Opened);
+
+    /// Number of panics so far.
+    fn panic_count(&self) -> u64;
+}
+
+/// The first request of a keeper.
+#[derive(Debug)]
+pub struct MountRequest {
+    /// The mount.
+    pub spec: MountSpec,
+    kind: RequestKind,
+    copy: Option<MountCopy>,
+    metrics: Option<MetricsListener>,
+}
+
+#[derive(Debug)]
+enum RequestKind {
+    Open {
+        shows_progress: bool,
+    },
+    /// With the connection.
+    TakeOver(Box<Taken>, OwnedFd),
+}
+
+fn invalid(error: io::Error) -> Failure {
+    Failure::to("invalid request for a mount", &error)
+}
+
+impl MountRequest {
+    /// Waits for the first request on `link`, and the log that precedes it. `None` if the keeper is gone.
+    ///
+    /// # Errors
+    /// If the request is invalid.
+    pub fn receive(link: &Link) -> Result<Option<(Self, Option<OwnedFd>)>, Failure> {
+        let mut log = None;
+        let (packet, descriptors) = loop {
+            match link.receive().map_err(invalid)? {
+                Some((Packet::Log, descriptors)) => log = descriptors.into_iter().next(),
+                Some(received) => break received,
+                None => return Ok(None),
+            }
+        };
+        let mut descriptors = descriptors.into_iter();
+        let memory = descriptors.next();
+        let memory = memory.ok_or_else(|| Failure::new("a description of a mount was expected"))?;
+        let spec = MountSpec::from_memory(memory).map_err(invalid)?;
+        let (spec, kind) = match (packet, descriptors.next()) {
+            (Packet::Open { shows_progress }, _) => (spec, RequestKind::Open { shows_progress }),
+            (Packet::TakeOver(taken), Some(connection)) => (
+                spec.continuing(&taken.state.version),
+                RequestKind::TakeOver(taken, connection),
+            ),
+            _ => return Err(Failure::new("a mount was expected")),
+        };
+        let request = Self {
+            spec,
+            kind,
+            copy: None,
+            metrics: None,
+        };
+        Ok(Some((request, log)))
+    }
+
+    /// Prepares what fails early, before the long work, and needs more rights than that.
+    ///
+    /// # Errors
+    /// If metrics cannot be served, or the directory of a copy cannot be used.
+    pub fn prepare(&mut self) -> Result<(), Failure> {
+        let spec = &self.spec;
+        self.metrics = spec.metrics.map(MetricsListener::bind).transpose()?;
+        let copy = spec.copy_to.as_ref().map(|directory| {
+            let mountpoint = Path::new(&spec.mountpoint);
+            MountCopy::open(Path::new(directory), mountpoint, spec.xattrs.clone())
+        });
+        self.copy = copy.transpose()?;
+        Ok(())
+    }
+}
+
+/// Serves mounts in this process.
+pub struct Server {
+    network: Handle,
+    process: Box<dyn Process + Send>,
+    mounts: Mutex<Vec<Arc<ServedMount>>>,
+    /// Number of keepers that mount, or that have a mount.
+    keepers: AtomicUsize,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("mounts", &self.mounts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// A server without mounts. Its requests use the threads of `network`.
+    pub fn new(network: Handle, process: impl Process + Send + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            network,
+            process: Box::new(process),
+            mounts: Mutex::default(),
+            keepers: AtomicUsize::default(),
+        })
+    }
+
+    /// Whether a keeper mounts, or has a mount.
+    pub fn is_used(&self) -> bool {
+        self.keepers.load(Ordering::SeqCst) > 0
+    }
+
+    /// The mounts that it serves.
+    pub fn mounts(&self) -> Vec<Arc<ServedMount>> {
+        self.mounts.lock().clone()
+    }
+
+    /// The statuses of its mounts.
+    pub fn statuses(&self) -> Vec<Status> {
+        let status = |mount: &Arc<ServedMount>| {
+            let panics = &mount.opened.stats.panics;
+            panics.record_max(self.process.panic_count());
+            mount.status()
+        };
+        self.mounts().iter().map(status).collect()
+    }
+
+    /// Answers a request of another process.
+    pub fn respond(&self, request: &Request) -> Vec<Response> {
+        let statuses = |status| Response::Status(Box::new(status));
+        vec![match request {
+            Request::Status => return self.statuses().into_iter().map(statuses).collect(),
+            Request::Umount { force, device } => {
+                let force = if *force { Force::Yes } else { Force::No };
+                match self.find(device.as_deref()) {
+                    Some(mount) => umount(&mount, force),
+                    None => no_mount(),
+                }
+            }
+            Request::Index { device } => {
+                let index = self.find(device.as_deref());
+                match index.and_then(|mount| mount.shown_index()) {
+                    Some(index) => Response::Index(index),
+                    None => Response::error("the mount shows something else than a complete index"),
+                }
+            }
+        }]
+    }
+
+    /// The mount with the device number `device`, or the only one.
+    fn find(&self, device: Option<&str>) -> Option<Arc<ServedMount>> {
+        let mounts = self.mounts();
+        let is_wanted = |mount: &&Arc<ServedMount>| match device {
+            Some(device) => format_device(mount.mount.target().device) == device,
+            None => mounts.len() == 1,
+        };
+        mounts.iter().find(is_wanted).cloned()
+    }
+
+    /// Unmounts all mounts, without `force` those that are not in use. By force, they end even if that fails.
+    pub fn unmount_all(&self, force: Force) {
+        self.mounts().iter().for_each(|mount| stop(mount, force));
+    }
+
+    /// Serves the mount of `request`, from the keeper behind `link`, until it has ended, and returns it. `None` if there was
+    /// none.
+    pub fn serve(self: &Arc<Self>, link: Link, request: MountRequest) -> Option<Arc<ServedMount>> {
+        let link = Arc::new(link);
+        let mut session = Session {
+            server: self,
+            link: &link,
+            scratch: None,
+            is_mounting: false,
+        };
+        let ends_with_keeper = request.spec.ends_with_keeper;
+        let mountpoint = request.spec.mountpoint.clone();
+        let served = match session.start(request) {
+            Ok(Some(started)) => Some(session.follow(started)),
+            Ok(None) => None,
+            Err(failure) => {
+                link.report_failure(failure);
+                None
+            }
+        };
+        let scratch = session.scratch.take();
+        if let Some(scratch) = scratch.filter(|_| link.is_closed()) {
+            self.process
+                .unmount_abandoned(mountpoint.as_ref(), scratch.as_ref());
+            let timeout = ends_with_keeper.then_some(OVERLAY_END_TIMEOUT);
+            let end = served.as_ref().and_then(|served| served.mount.end());
+            if end.is_none_or(|end| end.wait(timeout)) {
+                self.process.remove_scratch(scratch.as_ref());
+            } else {
+                let scratch = scratch.display();
+                tracing::error!(%scratch, "this directory stays, because the mount may be in use");
+            }
+        }
+        if session.is_mounting {
+            self.keepers.fetch_sub(1, Ordering::SeqCst);
+        }
+        served
+    }
+}
+
+fn no_mount() -> Response {
+    Response::error("the mount is being unmounted already")
+}
+
+fn umount(served: &ServedMount, force: Force) -> Response {
+    let mount = &served.mount;
+    match served.unmount(force) {
+        Ok(()) => Response::Unmounted {
+            unmounted: mount.target().mountpoint.to_string_lossy().into_owned(),
+            elsewhere: mount.is_mounted() || force == Force::No && mount.is_still_in_use(),
+        },
+        Err(error) => Response::Error {
+            hint: error.hint().map(str::to_owned),
+            error: crate::base::error_chain::error_chain(&error),
+        },
+    }
+}
+
+/// A mount that has begun.
+struct Started {
+    mount: Arc<ServedMount>,
+    /// Closes at its end.
+    ended: mpsc::Receiver<()>,
+    ends_with_keeper: bool,
+    _index_reports: Option<PeriodicThread>,
+    _metrics: Option<JoinSet<()>>,
+}
+
+/// The end of a mount, once.
+struct Ending {
+    link: Arc<Link>,
+    running: Mutex<Option<mpsc::Sender<()>>>,
+}
+
+impl Ending {
+    /// Tells the keeper, and ends the wait for its requests.
+    fn reach(&self) {
+        if self.running.lock().take().is_some() {
+            // The keeper may be gone.
+            drop(self.link.send(&Packet::Ended, &[], SendFlags::DONTWAIT));
+            shutdown(&*self.link, Shutdown::Read).ok();
+        }
+    }
+}
+
+/// The conversation with one keeper.
+struct Session<'a> {
+    server: &'a Arc<Server>,
+    link: &'a Arc<Link>,
+    /// The directory that the keeper makes for the mount.
+    scratch: Option<OsString>,
+    /// Whether it counts as a keeper.
+    is_mounting: bool,
+}
+
+impl Session<'_> {
+    fn count_keeper(&mut self) {
+        self.is_mounting = true;
+        self.server.keepers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn send(&self, packet: &Packet, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
+        let descriptors: Vec<_> = descriptor.into_iter().collect();
+        let sent = self.link.send(packet, &descriptors, SendFlags::empty());
+        sent.map_err(|error| Failure::to("the process that keeps the mount is gone", &error))
+    }
+
+    /// Opens and serves the mount. `None` if the keeper is gone before.
+    fn start(&mut self, request: MountRequest) -> Result<Option<Started>, Failure> {
+        let MountRequest {
+            spec,
+            kind,
+            copy,
+            metrics,
+        } = request;
+        let (opened, origin, overlay) = match kind {
+            RequestKind::Open { shows_progress } => {
+                let opened = self.open(&spec, shows_progress)?;
+                let view = spec.view(&*opened.volume)?;
+                let tree = OpenedTree {
+                    name: opened.name.clone(),
+                    version: version_for_packet(&opened.version),
+                    is_strong: opened.is_strong,
+                };
+                self.count_keeper();
+                self.send(&Packet::Opened(tree), None)?;
+                let (packet, descriptors) = loop {
+                    match self.link.receive().map_err(invalid)? {
+                        Some((Packet::Scratch(scratch), _)) => self.scratch = Some(scratch),
+                        Some(received) => break received,
+                        None => return Ok(None),
+                    }
+                };
+                let mut descriptors = descriptors.into_iter();
+                let (Packet::Serve(target), Some(device)) = (packet, descriptors.next()) else {
+                    return Err(Failure::new("a mount was expected"));
+                };
+                let mount = NewMount::of_keeper(target, device, descriptors.next());
+                ((opened, view), MountOrigin::New(mount), None)
+            }
+            RequestKind::TakeOver(taken, descriptor) => {
+                let (opened, version) = (self.reopen(&spec)?, taken.state.version);
+                let found = version_for_packet(&opened.version);
+                if found != version {
+                    return Err(Failure::new(format!(
+                        "the archive has changed since it was mounted: it was {version}, and is {found}"
+                    )));
+                }
+                let view = spec.view(&*opened.volume)?;
+                self.count_keeper();
+                self.scratch = taken.scratch;
+                let session = InheritedSession {
+                    target: taken.target,
+                    descriptor,
+                    capabilities: taken.state.capabilities,
+                };
+                (
+                    (opened, view),
+                    MountOrigin::Inherited(session),
+                    taken.overlay,
+                )
+            }
+        };
+        let url = metrics.as_ref().map(MetricsListener::url);
+        let (sender, ended) = mpsc::channel();
+        let ending = Arc::new(Ending {
+            link: Arc::clone(self.link),
+            running: Mutex::new(Some(sender)),
+        });
+        let at_end = Arc::clone(&ending);
+        let on_end = move || at_end.reach();
+        let mount = ServedMount::start(&spec, opened, (copy, url), origin, on_end)?;
+        mount.on_release(move || ending.reach());
+        if let Some(overlay) = overlay {
+            mount.set_overlay(overlay);
+        }
+        let mount = Arc::new(mount);
+        self.report_ready(&mount)?;
+        self.server.mounts.lock().push(Arc::clone(&mount));
+        let index_reports = spec.reports_index.then(|| self.report_index(&mount));
+        let metrics = metrics.map(|metrics| self.serve_metrics(metrics, &mount));
+        Ok(Some(Started {
+            mount,
+            ended,
+            ends_with_keeper: spec.ends_with_keeper,
+            _index_reports: index_reports.transpose()?,
+            _metrics: metrics.transpose()?,
+        }))
+    }
+
+    fn report_ready(&self, mount: &Arc<ServedMount>) -> Result<(), Failure> {
+        let opened = &mount.opened;
+        let state = SessionState {
+            capabilities: mount.mount.capabilities,
+            version: version_for_packet(&opened.version),
+            is_strong: opened.is_strong,
+        };
+        let index = opened.index();
+        let is_scanning = index.phase == Phase::Scanning;
+        if !is_scanning {
+            self.server.process.report_scan_end(opened);
+        }
+        let end = mount.mount.end();
+        let end = end.as_ref().map(|end| end.0.as_fd());
+        self.send(&Packet::Ready(state, index), end)?;
+        // Callbacks must not block.
+        let (server, weak) = (Arc::clone(self.server), Arc::downgrade(mount));
+        let network = self.server.network.clone();
+        let after_scan = move || {
+            let Some(mount) = Weak::upgrade(&weak) else {
+                return;
+            };
+            if is_scanning {
+                server.process.report_scan_end(&mount.opened);
+            }
+            if mount.start_copy().is_err() {
+                tracing::debug!("no copy; the status shows the reason");
+            }
+        };
+        let then = Callback::new(move || drop(network.spawn_blocking(after_scan)));
+        opened.volume.on_available(WaitFor::End, then);
+        Ok(())
+    }
+
+    fn serve_metrics(
+        &self,
+        metrics: MetricsListener,
+        mount: &Arc<ServedMount>,
+    ) -> Result<JoinSet<()>, Failure> {
+        let (network, mount) = (self.server.network.clone(), Arc::downgrade(mount));
+        let request_status = move || {
+            let (sender, status) = oneshot::channel();
+            let mount = Weak::clone(&mount);
+            network.spawn_blocking(move || {
+                // Without a mount or a client, the channel closes.
+                mount.upgrade().map(|mount| sender.send(mount.status()))
+            });
+            status
+        };
+        let served = metrics.serve(&self.server.network, request_status);
+        served.map_err(|error| Failure::to("cannot serve metrics", &error))
+    }
+
+    /// Reports each change of the index to the keeper, until the index is complete or the returned thread is dropped.
+    fn report_index(&self, mount: &Arc<ServedMount>) -> Result<PeriodicThread, Failure> {
+        let (link, weak) = (Arc::clone(self.link), Arc::downgrade(mount));
+        let mut last = None;
+        let report = move |_| {
+            let index = weak.upgrade().map(|mount| mount.opened.index());
+            if index != last
+                && let Some(index) = &index
+            {
+                // A full queue gets the next one.
+                let sent = link.send(&Packet::Index(index.clone()), &[], SendFlags::DONTWAIT);
+                if sent.is_ok() {
+                    last = Some(index.clone());
+                }
+            }
+        };
+        let thread = PeriodicThread::start("tarfs-report", INDEX_INTERVAL, report);
+        thread.map_err(|error| Failure::to("cannot start a thread", &error))
+    }
+
+    /// Serves until the mount has ended.
+    fn follow(&self, started: Started) -> Arc<ServedMount> {
+        let Started { mount, .. } = &started;
+        let mut force = Force::No;
+        loop {
+            match self.link.receive() {
+                Ok(Some((Packet::Stop, _))) => {
+                    stop(mount, force);
+                    force = Force::Yes;
+                }
+                Ok(Some((Packet::Cover(target, overlay), _))) => {
+                    mount.cover(target, overlay);
+                    if self.send(&Packet::Done, None).is_err() {
+                        break;
+                    }
+                }
+                Ok(Some((
+                    Packet::Kept {
+                        keeper,
+                        is_in_background,
+                    },
+                    _,
+                ))) => {
+                    mount.set_keeper(keeper);
+                    self.server.process.settle(is_in_background);
+                    let target = mount.mount.target();
+                    let mountpoint = target.mountpoint.display();
+                    tracing::info!(source = mount.opened.location, %mountpoint, "mounted");
+                    if self.send(&Packet::Done, None).is_err() {
+                        break;
+                    }
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => tracing::debug!(%error, "invalid request of a keeper"),
+            }
+        }
+        let is_running = started.ended.try_recv() == Err(mpsc::TryRecvError::Empty);
+        if is_running && started.ends_with_keeper {
+            stop(mount, Force::Yes);
+        } else if is_running {
+            tracing::warn!("lost the keeper; a crash will leave a dead mount");
+        }
+        // Closed by the end of the mount.
+        started.ended.recv().unwrap_or_default();
+        tracing::info!("unmounted");
+        let mut mounts = self.server.mounts.lock();
+        mounts.retain(|other| !Arc::ptr_eq(other, mount));
+        drop(mounts);
+        started.mount
+    }
+
+    fn open(&self, spec: &MountSpec, shows_progress: bool) -> Result<Opened, Failure> {
+        let stats = Arc::new(Stats::default());
+        let context = spec.open.context(self.server.network.clone(), &stats);
+        let mut context = context.map_err(|error| Failure::of(&error))?;
+        if shows_progress {
+            let link = Arc::clone(self.link);
+            let start = move |total, stats: &Arc<Stats>| {
+                let (link, stats) = (Arc::clone(&link), Arc::clone(stats));
+                let report = move |is_last: bool| {
+                    let read = stats.scanned_packed_bytes.get();
+                    let progress = (total, read, stats.scanned_members.get());
+                    let packet = Packet::Progress((!is_last).then_some(progress));
+                    // The next one says more.
+                    drop(link.send(&packet, &[], SendFlags::DONTWAIT));
+                };
+                let thread = PeriodicThread::start("tarfs-report", PROGRESS_INTERVAL, report);
+                Box::new(thread) as Box<dyn std::any::Any + Send>
+            };
+            context.progress = Some(Arc::new(start));
+        }
+        Opened::open(spec, context)
+    }
+
+    /// Opens the tree of a dead process, and reports for how long its source is unreachable.
+    fn reopen(&self, spec: &MountSpec) -> Result<Opened, Failure> {
+        let stats = Arc::new(Stats::default());
+        let context = spec.open.context(self.server.network.clone(), &stats);
+        let context = context.map_err(|error| Failure::of(&error))?;
+        let link = Arc::clone(self.link);
+        let mut unreachable_time = Duration::ZERO;
+        let (mut received, mut looked) = (0, Instant::now());
+        let watch = move |is_last: bool| {
+            let before = std::mem::replace(&mut received, stats.source_read_bytes.get());
+            let since = std::mem::replace(&mut looked, Instant::now());
+            if !is_last && received == before && stats.unreachable_reads.get() > 0 {
+                unreachable_time += looked - since;
+                let milliseconds = u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
+                // May be lost, because the next packet includes this time.
+                let packet = Packet::Unreachable(milliseconds);
+                drop(link.send(&packet, &[], SendFlags::DONTWAIT));
+            }
+        };
+        let watch = PeriodicThread::start("tarfs-reach", REACHABILITY_INTERVAL, watch);
+        let _watch = watch.map_err(|error| Failure::to("cannot start a thread", &error))?;
+        Opened::open(spec, context)
+    }
+}
+
+/// Unmounts `mount`. By force, it ends even if it cannot be unmounted. The keeper unmounts what is left.
+fn stop(mount: &ServedMount, force: Force) {
+    match mount.unmount(force) {
+        Ok(()) => {}
+        Err(UnmountError::NotMounted(_)) => mount.release(),
+        Err(error) if force == Force::No => {
+            tracing::warn!(%error, "still mounted; a second signal unmounts anyway");
+        }
+        Err(error) => {
+            tracing::error!(%error, "cannot unmount; it ends anyway");
+            mount.release();
+        }
+    }
+}
