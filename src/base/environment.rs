@@ -21,6 +21,14 @@ pub const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
 /// Cache directory of the system.
 pub const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
 
+/// Directories whose names mean other files in another process.
+const NAMES_OF_PROCESS: [&str; 4] = ["/dev/fd", "/dev/stdin", "/proc/self", "/proc/thread-self"];
+
+/// Whether `path` names another file in another process.
+pub fn is_name_of_process(path: &Path) -> bool {
+    NAMES_OF_PROCESS.iter().any(|names| path.starts_with(names))
+}
+
 /// Environment of a user's process, as it was at one moment. A process that serves several users' commands acts for each
 /// in its own.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

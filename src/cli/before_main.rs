@@ -73,7 +73,7 @@ pub(crate) fn show_arguments(shown: &[OsString]) {
     // The last byte stays NUL, or the kernel would also show the environment.
     bytes.resize(len - 1, 0);
     bytes.push(0);
-    // SAFETY: `first` is the start of `len` bytes of the process's own stack, which nobody else refers to: Rust copies
+    // SAFETY: `first` is the start of `len` bytes of the process's own stack, to which no other reference exists: Rust copies
     // arguments when they are read, and each is shorter than the whole and ends with NUL.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr().cast(), first, len) };
 }

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -29,6 +30,13 @@ pub(crate) struct Cli {
 pub(crate) struct ServeMountArgs {
     /// The mountpoint, for those who list processes
     mountpoint: OsString,
+}
+
+/// Arguments of a daemon.
+#[derive(clap::Args, Debug)]
+pub(crate) struct ServeMountsArgs {
+    /// Path of the socket that is its standard output
+    pub socket: PathBuf,
 }
 
 #[derive(Subcommand, Debug)]
@@ -81,6 +89,9 @@ pub(crate) enum Verb {
     /// Serve a mount for the process that keeps it
     #[command(hide = true)]
     ServeMount(ServeMountArgs),
+    /// Serve the mounts of all processes that connect
+    #[command(hide = true)]
+    ServeMounts(ServeMountsArgs),
     /// Write man pages or shell completions for a package
     #[command(hide = true)]
     Generate(Sorted<generate::GenerateArgs>),

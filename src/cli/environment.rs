@@ -49,6 +49,12 @@ pub(crate) fn log_level() -> Option<Level> {
     variable(LOG_LEVEL)?.to_str()?.parse().ok()
 }
 
+/// Variables of a daemon, which serves for processes with other ones.
+pub(crate) fn of_daemon() -> impl Iterator<Item = (&'static str, OsString)> {
+    let names = ["PATH", LOG_LEVEL].into_iter();
+    names.filter_map(|name| Some((name, variable(name)?.into_os_string())))
+}
+
 pub(crate) fn runtime_dir() -> PathBuf {
     runtime_dir_from(
         variable(RUNTIME_DIR)

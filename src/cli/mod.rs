@@ -13,6 +13,7 @@ mod malloc;
 mod mount_helper;
 mod open_archive;
 mod shards;
+mod startup;
 mod ui;
 
 use std::process::ExitCode;
@@ -27,8 +28,8 @@ use commands::write::{copy, materialize, shard, sync};
 use commands::{
     bundle, cache, cat, generate, image, index, mount, profile, status, umount, verify,
 };
-use daemon::{inherited_fds, server_process};
-use ui::{logging, output, panic_hook};
+use daemon::{daemon_process, server_process};
+use ui::{output, panic_hook};
 
 /// Runs the program with this process's command line and environment. As a helper of mount(8), the exit codes are those
 /// of mount(8).
@@ -53,13 +54,17 @@ pub(crate) fn run() -> ExitCode {
         Ok(verb) => verb,
         Err(error) => return print_usage_error(&error),
     };
-    start(matches!(verb, Verb::Mount(_) | Verb::ServeMount(_)));
+    startup::start(matches!(
+        verb,
+        Verb::Mount(_) | Verb::ServeMount(_) | Verb::ServeMounts(_)
+    ));
     if let Verb::Ls(_) | Verb::Find(_) | Verb::Du(_) | Verb::Diff(_) = verb {
         malloc::keep_freed_memory();
     }
     let result = match verb {
         Verb::Mount(args) => mount::run(&args, false),
         Verb::ServeMount(_) => server_process::run(),
+        Verb::ServeMounts(args) => daemon_process::run(&args.socket),
         Verb::Umount(args) => umount::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Materialize(args) => materialize::run(&args),
@@ -83,20 +88,6 @@ pub(crate) fn run() -> ExitCode {
         Verb::Generate(args) => generate::run(&args, command_line::command()),
     };
     result.unwrap_or_else(|error| output::print_failure(&error))
-}
-
-/// Starts to log, and raises limits. A mount logs when it begins and ends, which are INFO events.
-fn start(is_mount: bool) {
-    let level = if is_mount {
-        tracing::Level::INFO
-    } else {
-        tracing::Level::WARN
-    };
-    logging::init(environment::log_level().unwrap_or(level));
-    if before_main::is_dumpable() {
-        tracing::warn!("cannot disable core files, which may contain secrets");
-    }
-    inherited_fds::raise_open_file_limit();
 }
 
 /// Prints the help that the user asked for, or the error in the command line.

@@ -15,6 +15,7 @@ use clap::{Args, Command, Parser};
 use super::before_main;
 use super::command_line::{self, Verb};
 use super::environment;
+use super::startup;
 use crate::cli::args::{MountArgs, headers};
 use crate::cli::commands::mount;
 use crate::cli::ui::output;
@@ -146,7 +147,7 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
     }
     let shown = headers::redact_arguments(&translated.words);
     before_main::show_arguments(&[&["tarfs".into()], shown.as_slice()].concat());
-    super::start(true);
+    startup::start(true);
     // A mount by root belongs to the system and outlives root's session.
     match mount::run(&args, environment::is_root()) {
         Ok(code) if code == ExitCode::SUCCESS => {

@@ -265,7 +265,7 @@ pub(crate) fn mount_spec(args: &MountArgs) -> anyhow::Result<MountSpec> {
         metrics: args.metrics,
         runtime_dir: super::environment::runtime_dir().into(),
         is_in_other_namespace: args.namespace.is_some(),
-        ends_with_keeper: args.foreground,
+        ends_with_monitor: args.foreground,
         reports_index: args.foreground && super::environment::notify_socket().is_some(),
     })
 }

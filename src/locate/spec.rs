@@ -9,6 +9,7 @@ use std::slice;
 use serde::{Deserialize, Serialize};
 
 use super::glob;
+use crate::base::environment::is_name_of_process;
 use crate::base::redact::has_scheme;
 use crate::image::Transport;
 use crate::layers::WhiteoutFormat;
@@ -326,6 +327,12 @@ impl SourceSpec {
     /// Whether it is standard input itself.
     pub fn is_stdin(&self) -> bool {
         matches!(self, Self::Plain(location) if location == "-")
+    }
+
+    /// Whether a part is standard input, or a file that has its name only in this process.
+    pub fn is_of_process(&self) -> bool {
+        let is_own = |origin: &OsStr| is_name_of_process(Path::new(origin));
+        self.is_stdin() || self.origins().into_iter().any(is_own)
     }
 
     /// Returns the path or URL of the file or directory that contains it, or its first part.

@@ -1,6 +1,6 @@
 //! Link between the process that serves a mount and the process that keeps it: packets of JSON, some with descriptors.
 //!
-//! The keeper holds the description of its mount, the connection, and what a successor must know. It sends requests in
+//! The monitor holds the description of its mount, the connection, and what a successor must know. It sends requests in
 //! the order open, serve, cover. A successor gets a takeover instead of the first two. The server answers each of them,
 //! or reports a failure, and then serves until the mount has ended.
 
@@ -44,30 +44,36 @@ const MAX_SPEC_BYTES: u64 = 16 << 20;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Packet {
-    /// Keeper: log to the descriptor, or to the system's log without one.
+    /// Client of a daemon: it is in the mount namespace and the user namespace of the descriptors.
+    Client,
+    /// Monitor: log to the descriptor, or to the system's log without one.
     Log,
-    /// Keeper: the process with this number keeps the mount from now on.
+    /// Monitor: the process with this number keeps the mount from now on.
     Kept {
         /// The number.
-        keeper: u32,
+        monitor: u32,
         /// Whether the server leaves the terminal.
         is_in_background: bool,
     },
-    /// Keeper: open the tree of the description in the descriptor, with reports of progress if they are shown.
+    /// Monitor: open the tree of the description in the descriptor, with reports of progress if they are shown.
     Open {
         /// Whether they are.
         shows_progress: bool,
     },
-    /// Keeper: it makes this directory for the mount, and removes it after the mount.
+    /// Monitor: it makes this directory for the mount, and removes it after the mount.
     Scratch(OsString),
-    /// Keeper: serve the tree on this mount. The descriptors are the connection, and the mount's root if there is one.
+    /// Monitor: serve the tree on this mount. The descriptors are the connection, and the mount's root if there is one.
     Serve(MountTarget),
-    /// Keeper: an overlay covers the mount.
+    /// Monitor: an overlay covers the mount.
     Cover(MountTarget, OverlayStatus),
-    /// Keeper: serve the mount of a dead process. The descriptors are the description and the connection.
+    /// Monitor: serve the mount of a dead process. The descriptors are the description and the connection.
     TakeOver(Box<Taken>),
-    /// Keeper: unmount, without force the first time.
+    /// Monitor: unmount, without force the first time.
     Stop,
+    /// Server: it is the process with this number.
+    Server(u32),
+    /// Server: an event for the user, with its level.
+    Event(String, String),
     /// Server: the tree is open.
     Opened(OpenedTree),
     /// Server: the progress of opening: packed bytes in all, those that were read, and entries. `None` at its end.
@@ -117,7 +123,7 @@ pub struct Taken {
     pub state: SessionState,
     /// The overlay over it, if there is one.
     pub overlay: Option<OverlayStatus>,
-    /// The directory that its keeper has made for it, if there is one.
+    /// The directory that its monitor has made for it, if there is one.
     pub scratch: Option<OsString>,
 }
 
@@ -189,7 +195,7 @@ impl Link {
         polled_count == Ok(1) && polled[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Tells the keeper that its mount is not served. One that is gone needs no answer.
+    /// Tells the monitor that its mount is not served. One that is gone needs no answer.
     pub fn report_failure(&self, failure: Failure) {
         drop(self.send(&Packet::Failed(failure), &[], SendFlags::empty()));
     }

@@ -1,8 +1,10 @@
 //! Serving: mounts, the trees that they share, and what other processes ask about them.
 
 pub mod access_profile;
+mod cgroup;
 mod control_socket;
 mod copy;
+mod daemon;
 mod failure;
 mod link;
 mod metrics_server;
@@ -13,14 +15,14 @@ mod prometheus;
 mod served_mount;
 mod server;
 mod status;
-mod volume_key;
-mod volume_table;
+mod volumes;
 
 pub use control_socket::{
     ControlSocket, Request, Response, UmountOutcome, create_private_dir, find_status,
     list_statuses, request_index, request_umount, wait_for_exit,
 };
 pub use copy::MountCopy;
+pub use daemon::{Daemon, DaemonSocket};
 pub use failure::Failure;
 pub use link::{Link, OpenedTree, Packet, SessionState, Taken};
 pub use metrics_server::MetricsListener;
@@ -34,5 +36,4 @@ pub use status::{
     CopyProgress, FailedRead, IndexState, OverlayStatus, Phase, PrefetchStatus, Status,
     format_device,
 };
-pub use volume_key::VolumeKey;
-pub use volume_table::{SharedVolume, VolumeTable};
+pub use volumes::{Shareable, SharedTree, VolumeKey, VolumeTable};

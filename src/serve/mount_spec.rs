@@ -20,6 +20,7 @@ use crate::source::Revalidation;
 /// Description of a mount: its tree, and how it is served. It never changes, and a successor of the process that serves
 /// it gets the same. It has secrets, so it is never shown.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct MountSpec {
     /// SOURCE and its layers, with absolute paths.
     pub tree: TreeSpec,
@@ -52,12 +53,43 @@ pub struct MountSpec {
     /// Whether it is in another mount namespace.
     pub is_in_other_namespace: bool,
     /// Whether the mount ends with the process that keeps it.
-    pub ends_with_keeper: bool,
-    /// Whether that process is told the progress of the index.
+    pub ends_with_monitor: bool,
+    /// Whether that process receives the progress of the index.
     pub reports_index: bool,
 }
 
 impl MountSpec {
+    /// Default time after which an unused archive of a directory is closed.
+    pub const IDLE_TIMEOUT: Duration = Duration::from_mins(5);
+
+    /// A mount of `tree` on `mountpoint`, which is opened as `open` says. Its socket is in `runtime_dir`.
+    pub fn new(
+        tree: TreeSpec,
+        open: OpenSpec,
+        mountpoint: OsString,
+        runtime_dir: OsString,
+    ) -> Self {
+        Self {
+            tree,
+            open,
+            root: OsString::new(),
+            strip_components: 0,
+            waits_for_index: false,
+            options: MountOptions::default(),
+            xattrs: XattrFilter::default(),
+            is_writable: false,
+            prefetch: PrefetchSpec::default(),
+            idle_timeout: Self::IDLE_TIMEOUT,
+            mountpoint,
+            copy_to: None,
+            metrics: None,
+            runtime_dir,
+            is_in_other_namespace: false,
+            ends_with_monitor: false,
+            reports_index: false,
+        }
+    }
+
     /// The part of `volume` that is shown.
     ///
     /// # Errors

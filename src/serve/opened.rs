@@ -2,11 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::failure::Failure;
 use super::mount_spec::MountSpec;
 use super::prefetch::{self, Notes};
 use super::status::{IndexState, Phase, PrefetchStatus};
+use super::volumes::Shareable;
 use crate::archive::directory::ArchiveDirectory;
 use crate::archive::{
     Archive, DiskCacheMode, DiskCacheUsage, PrefetchMode, PrefetchProgress, PrefetchState, Volume,
@@ -17,6 +20,9 @@ use crate::base::sync::Mutex;
 use crate::locate::{OpenContext, SourceArchives, describe};
 
 const MAX_NAMED_DAMAGED: usize = 10;
+
+/// Time for which the version of a source on a server needs no check before another mount shares it.
+const CONFIRMED_TIME: Duration = Duration::from_mins(1);
 
 /// The tree that a mount serves.
 pub struct Opened {
@@ -41,6 +47,20 @@ pub struct Opened {
     pub(super) directory: Option<Arc<SourceArchives>>,
     /// Recorder of read files, if the user wants one.
     recording: Mutex<Option<PeriodicThread>>,
+    /// When a check of its version last began.
+    confirmed: Mutex<Instant>,
+    has_reported_scan: AtomicBool,
+}
+
+impl Shareable for Arc<Opened> {
+    fn is_usable(&self) -> bool {
+        self.volume.is_usable()
+    }
+
+    fn close(&self) {
+        self.volume.close();
+        self.end_recording();
+    }
 }
 
 impl fmt::Debug for Opened {
@@ -58,6 +78,7 @@ impl Opened {
     /// # Errors
     /// If it cannot be opened, or the system cannot start a thread.
     pub fn open(spec: &MountSpec, context: OpenContext) -> Result<Self, Failure> {
+        let begun = Instant::now();
         if spec.tree.source.is_place() {
             return Self::open_directory(spec, context);
         }
@@ -65,7 +86,7 @@ impl Opened {
         let stats = Arc::clone(&context.source.stats);
         let retry_forever = context.archive.scan.retry_forever.clone();
         if context.shown_version.is_some() && !is_layered {
-            // Callers wait, but the keeper does not count the time of an outage.
+            // Callers wait, but the monitor does not count the time of an outage.
             retry_forever.enable();
         }
         let is_early = !spec.waits_for_index && (!is_layered || tree.may_be_artifact());
@@ -85,8 +106,51 @@ impl Opened {
         Ok(Self {
             prefetch_notes,
             recording: Mutex::new(recording),
+            confirmed: Mutex::new(begun),
             ..Self::new(spec, &volume, is_layered, stats)
         })
+    }
+
+    /// Whether a mount that was requested at `requested` and opens the same tree with `context` would get this version.
+    /// Asks the servers, unless it is known.
+    ///
+    /// # Errors
+    /// If a source cannot be opened.
+    pub(super) fn is_current(
+        &self,
+        spec: &MountSpec,
+        context: impl FnOnce() -> Result<OpenContext, Failure>,
+        requested: Instant,
+    ) -> Result<bool, Failure> {
+        let confirmed = *self.confirmed.lock();
+        if confirmed >= requested {
+            return Ok(true);
+        }
+        if !self.is_strong {
+            // It may be another archive that looks the same.
+            return Ok(false);
+        }
+        let archives = self.volume.archives();
+        let own = archives
+            .iter()
+            .map(|archive| archive.source().fingerprint());
+        let is_remote = own.clone().all(|found| !found.is_local());
+        if is_remote && requested - confirmed < CONFIRMED_TIME {
+            return Ok(true);
+        }
+        let begun = Instant::now();
+        let found = context()?.open_sources(&spec.tree)?;
+        let found = found.layers.iter().map(|layer| layer.source.fingerprint());
+        let is_current = own.eq(found);
+        if is_current {
+            *self.confirmed.lock() = begun;
+        }
+        Ok(is_current)
+    }
+
+    /// Whether this is the first call.
+    pub fn begin_scan_report(&self) -> bool {
+        !self.has_reported_scan.swap(true, Ordering::Relaxed)
     }
 
     /// Lists the archives of a directory. They are opened when they are used.
@@ -136,11 +200,13 @@ impl Opened {
             prefetch_notes: Notes::default(),
             directory: None,
             recording: Mutex::default(),
+            confirmed: Mutex::new(Instant::now()),
+            has_reported_scan: AtomicBool::new(false),
         }
     }
 
     /// Writes the last recorded reads to disk.
-    pub(super) fn end_recording(&self) {
+    fn end_recording(&self) {
         drop(self.recording.lock().take());
     }
 

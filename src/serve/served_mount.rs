@@ -6,13 +6,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use super::cgroup::ControlGroup;
 use super::copy::MountCopy;
 use super::failure::Failure;
 use super::mount_spec::MountSpec;
 use super::opened::Opened;
 use super::status::{FailedRead, OverlayStatus, Status, format_device};
+use super::volumes::SharedTree;
 use crate::archive::directory::ArchiveDirectory;
 use crate::base::escape::bytes_unless_utf8;
+use crate::base::stats::{CounterKind, Stats};
+use crate::base::sync::Mutex;
 use crate::base::time::unix_seconds;
 use crate::fuse::{
     Force, InheritedSession, LeftOutXattrs, Mount, MountTarget, NewMount, Subtree, TarFilesystem,
@@ -29,15 +33,19 @@ pub struct ServedMount {
     /// The mount.
     pub mount: Mount,
     /// Its tree.
-    pub opened: Opened,
+    pub opened: Arc<Opened>,
+    /// Closes the tree with its last mount.
+    share: Mutex<Option<Arc<SharedTree<Arc<Opened>>>>>,
+    /// Counters of what it was served; those of the tree count the work for all its mounts.
+    stats: Arc<Stats>,
     /// Its copy on disk, if there is one.
     copy: Option<MountCopy>,
     /// URL of its metrics, if they are served.
     metrics: Option<String>,
     /// The overlay over it, if there is one.
     overlay: OnceLock<OverlayStatus>,
-    /// The process that keeps it.
-    keeper: OnceLock<u32>,
+    /// The process that keeps it, and its control group if that can end.
+    monitor: OnceLock<(u32, Option<ControlGroup>)>,
     release: OnceLock<Release>,
     root: Ino,
     /// Whether files of the mount have the numbers and attributes of the index.
@@ -71,24 +79,27 @@ impl ServedMount {
     /// If it cannot be served. Then nothing is mounted.
     pub fn start(
         spec: &MountSpec,
-        (opened, view): (Opened, Subtree),
+        (tree, view): (Arc<SharedTree<Arc<Opened>>>, Subtree),
         (copy, metrics): (Option<MountCopy>, Option<String>),
         origin: MountOrigin,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Failure> {
         let root = view.root;
-        let tree = filesystem(spec, &opened, view, copy.as_ref())?;
+        let (opened, stats) = (Arc::clone(&**tree), Arc::new(Stats::default()));
+        let filesystem = filesystem(spec, &opened, view, (copy.as_ref(), &stats))?;
         let mount = match origin {
-            MountOrigin::New(mount) => Mount::serve(tree, mount, on_end),
-            MountOrigin::Inherited(session) => Mount::take_over(tree, &session, on_end),
+            MountOrigin::New(mount) => Mount::serve(filesystem, mount, on_end),
+            MountOrigin::Inherited(session) => Mount::take_over(filesystem, &session, on_end),
         };
         let mount = Self {
             mount: mount?,
             opened,
+            share: Mutex::new(Some(tree)),
+            stats,
             copy,
             metrics,
             overlay: OnceLock::new(),
-            keeper: OnceLock::new(),
+            monitor: OnceLock::new(),
             release: OnceLock::new(),
             root,
             shows_index: spec.shows_index(root),
@@ -111,12 +122,12 @@ impl ServedMount {
     pub fn shown_index(&self) -> Option<LazyIndex> {
         let index = self.opened.volume.complete_index()?;
         self.shows_index.then(|| {
-            self.opened.stats.sent_indexes.increment();
+            self.stats.sent_indexes.increment();
             index
         })
     }
 
-    /// From now on the mount is the overlay at `target`, which its keeper has mounted over it.
+    /// From now on the mount is the overlay at `target`, which its monitor has mounted over it.
     pub(super) fn cover(&self, target: MountTarget, overlay: OverlayStatus) {
         self.mount.cover(target);
         self.set_overlay(overlay);
@@ -126,8 +137,14 @@ impl ServedMount {
         self.overlay.get_or_init(|| overlay);
     }
 
-    pub(super) fn set_keeper(&self, pid: u32) {
-        self.keeper.get_or_init(|| pid);
+    pub(super) fn set_monitor(&self, pid: u32) {
+        self.monitor.get_or_init(|| (pid, ControlGroup::of(pid)));
+    }
+
+    /// Whether the job of the process that keeps it has ended.
+    pub(super) fn has_job_ended(&self) -> bool {
+        let group = self.monitor.get().and_then(|(_, group)| group.as_ref());
+        group.is_some_and(ControlGroup::has_ended)
     }
 
     /// Calls `release` when the mount is to be served no more, although it has users.
@@ -154,14 +171,27 @@ impl ServedMount {
         Ok(())
     }
 
-    /// Ends its reads and its copy soon, after its end.
+    /// Ends its copy soon, after its end, and its tree if no other mount uses that.
     pub fn close(&self) {
-        // Fails pending reads now instead of when the connection is aborted.
-        self.opened.volume.close();
         if let Some(copy) = &self.copy {
             copy.stop();
         }
-        self.opened.end_recording();
+        // Fails pending reads now instead of when the connection is aborted.
+        drop(self.share.lock().take());
+    }
+
+    /// Counters of the work for it and for others that share its tree.
+    fn counters(&self) -> impl Iterator<Item = (String, u64)> {
+        let (own, shared) = (self.stats.snapshot(), self.opened.stats.snapshot());
+        let kinds = Stats::COUNTERS.iter().map(|info| info.kind);
+        let pairs = own.into_iter().zip(shared).zip(kinds);
+        pairs.map(|(((name, own), (_, shared)), kind)| {
+            let value = match kind {
+                CounterKind::Sum => own + shared,
+                CounterKind::Peak => own.max(shared),
+            };
+            (name.to_owned(), value)
+        })
     }
 
     /// The status of the mount.
@@ -184,7 +214,6 @@ impl ServedMount {
         if let Some(archives) = &opened.directory {
             memory.index_bytes = archives.index_bytes();
         }
-        let counters = opened.stats.snapshot().into_iter();
         let errors = mount.recent_errors().into_iter();
         Status {
             source: opened.location.clone(),
@@ -196,7 +225,8 @@ impl ServedMount {
             mount_id,
             detached,
             pid: std::process::id(),
-            keeper: self.keeper.get().copied(),
+            monitor: self.monitor.get().map(|(pid, _)| *pid),
+            daemon: false,
             since_unix_seconds: unix_seconds(mount.mounted_at),
             version: opened.version.clone(),
             entries,
@@ -206,9 +236,7 @@ impl ServedMount {
             disk_cache: opened.disk_cache(),
             prefetch: opened.prefetch(),
             metrics: self.metrics.clone(),
-            counters: counters
-                .map(|(name, value)| (name.to_owned(), value))
-                .collect(),
+            counters: self.counters().collect(),
             directory: mount.directory_status(),
             copy,
             writable: self.overlay.get().cloned(),
@@ -266,9 +294,9 @@ fn filesystem(
     spec: &MountSpec,
     opened: &Opened,
     view: Subtree,
-    copy: Option<&MountCopy>,
+    (copy, stats): (Option<&MountCopy>, &Arc<Stats>),
 ) -> Result<TarFilesystem, Failure> {
-    let (volume, stats) = (Arc::clone(&opened.volume), Arc::clone(&opened.stats));
+    let (volume, stats) = (Arc::clone(&opened.volume), Arc::clone(stats));
     let timeout = spec.open.server.timeout + REPLY_TIMEOUT_MARGIN;
     let mut tree = TarFilesystem::new(volume, view, &spec.own_options(), stats)
         .with_timeout(timeout)

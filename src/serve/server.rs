@@ -1,10 +1,10 @@
-//! Server: it serves the mounts of keepers, each behind a link.
+//! Server: it serves the mounts of monitors, each behind a link.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
@@ -22,30 +22,34 @@ use super::mount_spec::MountSpec;
 use super::opened::Opened;
 use super::served_mount::{MountOrigin, ServedMount};
 use super::status::{Phase, Status, format_device};
+use super::volumes::{SharedTree, VolumeKey, VolumeTable};
 use crate::archive::{Callback, WaitFor};
 use crate::base::periodic::PeriodicThread;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::fuse::{Force, InheritedSession, NewMount, UnmountError};
 
-/// Interval of reports of progress to a keeper.
+/// Interval of reports of progress to a monitor.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Interval of reports of the index to a keeper.
+/// Interval of reports of the index to a monitor.
 const INDEX_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which a successor checks whether the source is reachable.
 const REACHABILITY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Timeout for the users of an overlay whose keeper was killed in the foreground.
+/// Interval of checks whether the job of a killed monitor has ended.
+const JOB_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Timeout for the users of an overlay whose monitor was killed in the foreground.
 const OVERLAY_END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The parts of a process that its keepers control.
+/// The parts of a process that its monitors control.
 pub trait Process: Sync {
     /// Leaves the terminal, if it is `in_background`, because the mount answers. No message may block any more.
     fn settle(&self, in_background: bool);
 
-    /// Unmounts the overlay on `mountpoint` that a dead keeper has made with the directory `scratch`, and what is mounted
+    /// Unmounts the overlay on `mountpoint` that a dead monitor has made with the directory `scratch`, and what is mounted
     /// there.
     fn unmount_abandoned(&self, mountpoint: &Path, scratch: &Path);
 
@@ -55,11 +59,14 @@ pub trait Process: Sync {
     /// Reports the end of the scan of `opened` to the user.
     fn report_scan_end(&self, opened: &Opened);
 
+    /// Whether it serves mounts of several monitors.
+    fn is_daemon(&self) -> bool;
+
     /// Number of panics so far.
     fn panic_count(&self) -> u64;
 }
 
-/// The first request of a keeper.
+/// The first request of a monitor.
 #[derive(Debug)]
 pub struct MountRequest {
     /// The mount.
@@ -78,16 +85,21 @@ enum RequestKind {
     TakeOver(Box<Taken>, OwnedFd),
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn invalid(error: io::Error) -> Failure {
     Failure::to("invalid request for a mount", &error)
 }
 
 impl MountRequest {
-    /// Waits for the first request on `link`, and the log that precedes it. `None` if the keeper is gone.
+    /// Introduces this process, and waits for the first request on `link`, and the log that precedes it. `None` if the
+    /// monitor is gone.
     ///
     /// # Errors
     /// If the request is invalid.
     pub fn receive(link: &Link) -> Result<Option<(Self, Option<OwnedFd>)>, Failure> {
+        let server = Packet::Server(std::process::id());
+        // A monitor that is gone sends no request either.
+        drop(link.send(&server, &[], SendFlags::empty()));
         let mut log = None;
         let (packet, descriptors) = loop {
             match link.receive().map_err(invalid)? {
@@ -138,8 +150,11 @@ pub struct Server {
     network: Handle,
     process: Box<dyn Process + Send>,
     mounts: Mutex<Vec<Arc<ServedMount>>>,
-    /// Number of keepers that mount, or that have a mount.
-    keepers: AtomicUsize,
+    trees: VolumeTable<Arc<Opened>>,
+    /// Links of mounts that do not answer yet.
+    starting: Mutex<Vec<Weak<Link>>>,
+    /// Number of monitors that mount, or that have a mount.
+    monitors: AtomicUsize,
 }
 
 impl std::fmt::Debug for Server {
@@ -157,13 +172,15 @@ impl Server {
             network,
             process: Box::new(process),
             mounts: Mutex::default(),
-            keepers: AtomicUsize::default(),
+            trees: VolumeTable::default(),
+            starting: Mutex::default(),
+            monitors: AtomicUsize::default(),
         })
     }
 
-    /// Whether a keeper mounts, or has a mount.
+    /// Whether a monitor mounts, or has a mount.
     pub fn is_used(&self) -> bool {
-        self.keepers.load(Ordering::SeqCst) > 0
+        self.monitors.load(Ordering::SeqCst) > 0
     }
 
     /// The mounts that it serves.
@@ -171,12 +188,25 @@ impl Server {
         self.mounts.lock().clone()
     }
 
+    /// Tells the users who wait for a mount of an event. Must log nothing itself.
+    pub fn tell_waiting(&self, level: &str, text: &str) {
+        let links: Vec<_> = self.starting.lock().clone();
+        let event = Packet::Event(level.to_owned(), text.to_owned());
+        for link in links.iter().filter_map(Weak::upgrade) {
+            // One that does not read its packets gets fewer.
+            drop(link.send(&event, &[], SendFlags::DONTWAIT));
+        }
+    }
+
     /// The statuses of its mounts.
     pub fn statuses(&self) -> Vec<Status> {
         let status = |mount: &Arc<ServedMount>| {
             let panics = &mount.opened.stats.panics;
             panics.record_max(self.process.panic_count());
-            mount.status()
+            Status {
+                daemon: self.process.is_daemon(),
+                ..mount.status()
+            }
         };
         self.mounts().iter().map(status).collect()
     }
@@ -218,7 +248,7 @@ impl Server {
         self.mounts().iter().for_each(|mount| stop(mount, force));
     }
 
-    /// Serves the mount of `request`, from the keeper behind `link`, until it has ended, and returns it. `None` if there was
+    /// Serves the mount of `request`, from the monitor behind `link`, until it has ended, and returns it. `None` if there was
     /// none.
     pub fn serve(self: &Arc<Self>, link: Link, request: MountRequest) -> Option<Arc<ServedMount>> {
         let link = Arc::new(link);
@@ -228,9 +258,14 @@ impl Server {
             scratch: None,
             is_mounting: false,
         };
-        let ends_with_keeper = request.spec.ends_with_keeper;
+        let ends_with_monitor = request.spec.ends_with_monitor;
         let mountpoint = request.spec.mountpoint.clone();
-        let served = match session.start(request) {
+        let own = Arc::downgrade(&link);
+        self.starting.lock().push(Weak::clone(&own));
+        let started = session.start(request);
+        let is_other = |other: &Weak<Link>| !Weak::ptr_eq(other, &own);
+        self.starting.lock().retain(is_other);
+        let served = match started {
             Ok(Some(started)) => Some(session.follow(started)),
             Ok(None) => None,
             Err(failure) => {
@@ -242,7 +277,7 @@ impl Server {
         if let Some(scratch) = scratch.filter(|_| link.is_closed()) {
             self.process
                 .unmount_abandoned(mountpoint.as_ref(), scratch.as_ref());
-            let timeout = ends_with_keeper.then_some(OVERLAY_END_TIMEOUT);
+            let timeout = ends_with_monitor.then_some(OVERLAY_END_TIMEOUT);
             let end = served.as_ref().and_then(|served| served.mount.end());
             if end.is_none_or(|end| end.wait(timeout)) {
                 self.process.remove_scratch(scratch.as_ref());
@@ -251,11 +286,23 @@ impl Server {
                 tracing::error!(%scratch, "this directory stays, because the mount may be in use");
             }
         }
+        shutdown(&*link, Shutdown::Both).ok();
         if session.is_mounting {
-            self.keepers.fetch_sub(1, Ordering::SeqCst);
+            self.monitors.fetch_sub(1, Ordering::SeqCst);
         }
         served
     }
+}
+
+/// Fails unless `opened` has the version that a mount shows.
+fn check_version(opened: &Opened, version: &str) -> Result<(), Failure> {
+    let found = version_for_packet(&opened.version);
+    if found == version {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "the archive has changed since it was mounted: it was {version}, and is {found}"
+    )))
 }
 
 fn no_mount() -> Response {
@@ -281,7 +328,9 @@ struct Started {
     mount: Arc<ServedMount>,
     /// Closes at its end.
     ended: mpsc::Receiver<()>,
-    ends_with_keeper: bool,
+    ends_with_monitor: bool,
+    /// Whether a monitor keeps it.
+    is_kept: bool,
     _index_reports: Option<PeriodicThread>,
     _metrics: Option<JoinSet<()>>,
 }
@@ -293,30 +342,40 @@ struct Ending {
 }
 
 impl Ending {
-    /// Tells the keeper, and ends the wait for its requests.
+    /// That of the mount behind `link`, and what closes with it.
+    fn of(link: &Arc<Link>) -> (Arc<Self>, mpsc::Receiver<()>) {
+        let (sender, ended) = mpsc::channel();
+        let ending = Self {
+            link: Arc::clone(link),
+            running: Mutex::new(Some(sender)),
+        };
+        (Arc::new(ending), ended)
+    }
+
+    /// Tells the monitor, and ends the wait for its requests.
     fn reach(&self) {
         if self.running.lock().take().is_some() {
-            // The keeper may be gone.
+            // The monitor may be gone.
             drop(self.link.send(&Packet::Ended, &[], SendFlags::DONTWAIT));
             shutdown(&*self.link, Shutdown::Read).ok();
         }
     }
 }
 
-/// The conversation with one keeper.
+/// The conversation with one monitor.
 struct Session<'a> {
     server: &'a Arc<Server>,
     link: &'a Arc<Link>,
-    /// The directory that the keeper makes for the mount.
+    /// The directory that the monitor makes for the mount.
     scratch: Option<OsString>,
-    /// Whether it counts as a keeper.
+    /// Whether it counts as a monitor.
     is_mounting: bool,
 }
 
 impl Session<'_> {
-    fn count_keeper(&mut self) {
+    fn count_monitor(&mut self) {
         self.is_mounting = true;
-        self.server.keepers.fetch_add(1, Ordering::SeqCst);
+        self.server.monitors.fetch_add(1, Ordering::SeqCst);
     }
 
     fn send(&self, packet: &Packet, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
@@ -325,7 +384,7 @@ impl Session<'_> {
         sent.map_err(|error| Failure::to("the process that keeps the mount is gone", &error))
     }
 
-    /// Opens and serves the mount. `None` if the keeper is gone before.
+    /// Opens and serves the mount. `None` if the monitor is gone before.
     fn start(&mut self, request: MountRequest) -> Result<Option<Started>, Failure> {
         let MountRequest {
             spec,
@@ -335,58 +394,35 @@ impl Session<'_> {
         } = request;
         let (opened, origin, overlay) = match kind {
             RequestKind::Open { shows_progress } => {
-                let opened = self.open(&spec, shows_progress)?;
+                let opened = self.share(&spec, || self.open(&spec, shows_progress))?;
                 let view = spec.view(&*opened.volume)?;
-                let tree = OpenedTree {
-                    name: opened.name.clone(),
-                    version: version_for_packet(&opened.version),
-                    is_strong: opened.is_strong,
+                let Some(mount) = self.receive_mount(&opened)? else {
+                    return Ok(None);
                 };
-                self.count_keeper();
-                self.send(&Packet::Opened(tree), None)?;
-                let (packet, descriptors) = loop {
-                    match self.link.receive().map_err(invalid)? {
-                        Some((Packet::Scratch(scratch), _)) => self.scratch = Some(scratch),
-                        Some(received) => break received,
-                        None => return Ok(None),
-                    }
-                };
-                let mut descriptors = descriptors.into_iter();
-                let (Packet::Serve(target), Some(device)) = (packet, descriptors.next()) else {
-                    return Err(Failure::new("a mount was expected"));
-                };
-                let mount = NewMount::of_keeper(target, device, descriptors.next());
                 ((opened, view), MountOrigin::New(mount), None)
             }
             RequestKind::TakeOver(taken, descriptor) => {
-                let (opened, version) = (self.reopen(&spec)?, taken.state.version);
-                let found = version_for_packet(&opened.version);
-                if found != version {
-                    return Err(Failure::new(format!(
-                        "the archive has changed since it was mounted: it was {version}, and is {found}"
-                    )));
-                }
+                let opened = self.reopen(&spec)?;
+                check_version(&opened, &taken.state.version)?;
                 let view = spec.view(&*opened.volume)?;
-                self.count_keeper();
+                self.count_monitor();
                 self.scratch = taken.scratch;
                 let session = InheritedSession {
                     target: taken.target,
                     descriptor,
                     capabilities: taken.state.capabilities,
                 };
-                (
-                    (opened, view),
-                    MountOrigin::Inherited(session),
-                    taken.overlay,
-                )
+                let origin = MountOrigin::Inherited(session);
+                ((opened, view), origin, taken.overlay)
             }
         };
+        let is_kept = matches!(origin, MountOrigin::Inherited(_));
+        if is_kept && self.link.is_closed() {
+            // The next successor of this mount may be at work.
+            return Ok(None);
+        }
         let url = metrics.as_ref().map(MetricsListener::url);
-        let (sender, ended) = mpsc::channel();
-        let ending = Arc::new(Ending {
-            link: Arc::clone(self.link),
-            running: Mutex::new(Some(sender)),
-        });
+        let (ending, ended) = Ending::of(self.link);
         let at_end = Arc::clone(&ending);
         let on_end = move || at_end.reach();
         let mount = ServedMount::start(&spec, opened, (copy, url), origin, on_end)?;
@@ -402,10 +438,35 @@ impl Session<'_> {
         Ok(Some(Started {
             mount,
             ended,
-            ends_with_keeper: spec.ends_with_keeper,
+            ends_with_monitor: spec.ends_with_monitor,
+            is_kept,
             _index_reports: index_reports.transpose()?,
             _metrics: metrics.transpose()?,
         }))
+    }
+
+    /// Lets the monitor mount the tree. `None` if it is gone.
+    fn receive_mount(&mut self, opened: &Opened) -> Result<Option<NewMount>, Failure> {
+        let tree = OpenedTree {
+            name: opened.name.clone(),
+            version: version_for_packet(&opened.version),
+            is_strong: opened.is_strong,
+        };
+        self.count_monitor();
+        self.send(&Packet::Opened(tree), None)?;
+        let (packet, descriptors) = loop {
+            match self.link.receive().map_err(invalid)? {
+                Some((Packet::Scratch(scratch), _)) => self.scratch = Some(scratch),
+                Some(received) => break received,
+                None => return Ok(None),
+            }
+        };
+        let mut descriptors = descriptors.into_iter();
+        let (Packet::Serve(target), Some(device)) = (packet, descriptors.next()) else {
+            return Err(Failure::new("a mount was expected"));
+        };
+        let root = descriptors.next();
+        Ok(Some(NewMount::of_monitor(target, device, root)))
     }
 
     fn report_ready(&self, mount: &Arc<ServedMount>) -> Result<(), Failure> {
@@ -453,7 +514,9 @@ impl Session<'_> {
             let mount = Weak::clone(&mount);
             network.spawn_blocking(move || {
                 // Without a mount or a client, the channel closes.
-                mount.upgrade().map(|mount| sender.send(mount.status()))
+                if let Some(mount) = mount.upgrade() {
+                    drop(sender.send(mount.status()));
+                }
             });
             status
         };
@@ -461,7 +524,7 @@ impl Session<'_> {
         served.map_err(|error| Failure::to("cannot serve metrics", &error))
     }
 
-    /// Reports each change of the index to the keeper, until the index is complete or the returned thread is dropped.
+    /// Reports each change of the index to the monitor, until the index is complete or the returned thread is dropped.
     fn report_index(&self, mount: &Arc<ServedMount>) -> Result<PeriodicThread, Failure> {
         let (link, weak) = (Arc::clone(self.link), Arc::downgrade(mount));
         let mut last = None;
@@ -483,8 +546,8 @@ impl Session<'_> {
 
     /// Serves until the mount has ended.
     fn follow(&self, started: Started) -> Arc<ServedMount> {
-        let Started { mount, .. } = &started;
-        let mut force = Force::No;
+        let mount = &started.mount;
+        let (mut force, mut is_kept) = (Force::No, started.is_kept);
         loop {
             match self.link.receive() {
                 Ok(Some((Packet::Stop, _))) => {
@@ -499,12 +562,13 @@ impl Session<'_> {
                 }
                 Ok(Some((
                     Packet::Kept {
-                        keeper,
+                        monitor,
                         is_in_background,
                     },
                     _,
                 ))) => {
-                    mount.set_keeper(keeper);
+                    is_kept = true;
+                    mount.set_monitor(monitor);
                     self.server.process.settle(is_in_background);
                     let target = mount.mount.target();
                     let mountpoint = target.mountpoint.display();
@@ -515,22 +579,47 @@ impl Session<'_> {
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => break,
-                Err(error) => tracing::debug!(%error, "invalid request of a keeper"),
+                Err(error) => tracing::debug!(%error, "invalid request of a monitor"),
             }
         }
         let is_running = started.ended.try_recv() == Err(mpsc::TryRecvError::Empty);
-        if is_running && started.ends_with_keeper {
+        if is_running && (started.ends_with_monitor || !is_kept) {
             stop(mount, Force::Yes);
         } else if is_running {
-            tracing::warn!("lost the keeper; a crash will leave a dead mount");
+            tracing::warn!("lost the monitor; a crash will leave a dead mount");
         }
         // Closed by the end of the mount.
-        started.ended.recv().unwrap_or_default();
+        while started.ended.recv_timeout(JOB_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if mount.has_job_ended() {
+                stop(mount, Force::Yes);
+            }
+        }
         tracing::info!("unmounted");
         let mut mounts = self.server.mounts.lock();
         mounts.retain(|other| !Arc::ptr_eq(other, mount));
         drop(mounts);
         started.mount
+    }
+
+    /// Opens the tree of `spec` by `open`, unless other mounts share it.
+    fn share(
+        &self,
+        spec: &MountSpec,
+        open: impl FnOnce() -> Result<Opened, Failure>,
+    ) -> Result<Arc<SharedTree<Arc<Opened>>>, Failure> {
+        let requested = Instant::now();
+        let open = || open().map(Arc::new);
+        let Some(key) = VolumeKey::new(spec) else {
+            return Ok(SharedTree::of_one(open()?));
+        };
+        let context = || {
+            let context = spec
+                .open
+                .context(self.server.network.clone(), &Arc::default());
+            context.map_err(|error| Failure::of(&error))
+        };
+        let is_current = |opened: &Arc<Opened>| opened.is_current(spec, context, requested);
+        self.server.trees.open(key, is_current, open)
     }
 
     fn open(&self, spec: &MountSpec, shows_progress: bool) -> Result<Opened, Failure> {
@@ -556,18 +645,21 @@ impl Session<'_> {
         Opened::open(spec, context)
     }
 
-    /// Opens the tree of a dead process, and reports for how long its source is unreachable.
-    fn reopen(&self, spec: &MountSpec) -> Result<Opened, Failure> {
+    /// Opens the tree of a dead process. Reports for how long its source is unreachable, or another successor opens it.
+    fn reopen(&self, spec: &MountSpec) -> Result<Arc<SharedTree<Arc<Opened>>>, Failure> {
         let stats = Arc::new(Stats::default());
         let context = spec.open.context(self.server.network.clone(), &stats);
         let context = context.map_err(|error| Failure::of(&error))?;
         let link = Arc::clone(self.link);
+        let is_opening = Arc::<AtomicBool>::default();
+        let begins = Arc::clone(&is_opening);
         let mut unreachable_time = Duration::ZERO;
         let (mut received, mut looked) = (0, Instant::now());
         let watch = move |is_last: bool| {
             let before = std::mem::replace(&mut received, stats.source_read_bytes.get());
             let since = std::mem::replace(&mut looked, Instant::now());
-            if !is_last && received == before && stats.unreachable_reads.get() > 0 {
+            let is_unreachable = received == before && stats.unreachable_reads.get() > 0;
+            if !is_last && (is_unreachable || !is_opening.load(Ordering::Relaxed)) {
                 unreachable_time += looked - since;
                 let milliseconds = u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
                 // May be lost, because the next packet includes this time.
@@ -577,11 +669,14 @@ impl Session<'_> {
         };
         let watch = PeriodicThread::start("tarfs-reach", REACHABILITY_INTERVAL, watch);
         let _watch = watch.map_err(|error| Failure::to("cannot start a thread", &error))?;
-        Opened::open(spec, context)
+        self.share(spec, || {
+            begins.store(true, Ordering::Relaxed);
+            Opened::open(spec, context)
+        })
     }
 }
 
-/// Unmounts `mount`. By force, it ends even if it cannot be unmounted. The keeper unmounts what is left.
+/// Unmounts `mount`. By force, it ends even if it cannot be unmounted. The monitor unmounts what is left.
 fn stop(mount: &ServedMount, force: Force) {
     match mount.unmount(force) {
         Ok(()) => {}

@@ -41,7 +41,10 @@ pub struct Status {
     pub pid: u32,
     /// Process that keeps it, and ends with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keeper: Option<u32>,
+    pub monitor: Option<u32>,
+    /// Whether the process that serves it serves other mounts, too, and goes on after this one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub daemon: bool,
     /// When it was mounted, in seconds since 1970.
     pub since_unix_seconds: u64,
     /// Pinned version of the archive, or of each layer.
@@ -252,7 +255,8 @@ mod tests {
                 mount_id: None,
                 detached: false,
                 pid: std::process::id(),
-                keeper: None,
+                monitor: None,
+                daemon: false,
                 since_unix_seconds: 1000,
                 version: "3 bytes".into(),
                 entries: 2,

@@ -103,6 +103,20 @@ impl Fingerprint {
         }
     }
 
+    /// Whether a part of it is the state of a local file.
+    pub fn is_local(&self) -> bool {
+        match &self.validator {
+            Validator::File { .. } => true,
+            Validator::Part { whole, .. } => whole.is_local(),
+            Validator::Joined(parts) => parts.iter().any(Self::is_local),
+            Validator::PlainDigest { packed, .. } => packed.is_local(),
+            Validator::StrongEtag(_)
+            | Validator::Digest(_)
+            | Validator::Weak { .. }
+            | Validator::None => false,
+        }
+    }
+
     /// Reason why equal fingerprints prove nothing, not even about bytes that another process read.
     pub fn doubt(&self) -> Option<Doubt> {
         match &self.validator {

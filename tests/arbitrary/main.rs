@@ -92,7 +92,7 @@ tests! {
     any_bytes_as_cache_file "disk_cache" 300,
     any_bytes_as_access_profile "profile" 3000,
     any_bytes_as_http_response_head "answer" 3000,
-    any_bytes_as_keeper_packet "packet" 3000,
+    any_bytes_as_monitor_packet "packet" 3000,
     any_bytes_as_image "image" 3000,
     any_bytes_as_texts "texts" 3000,
 }

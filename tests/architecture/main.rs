@@ -186,13 +186,13 @@ const UNSAFE_FILES: &[&str] = &[
     "src/cli/malloc.rs",
     "src/cli/before_main.rs",
     "src/cli/daemon/inherited_fds.rs",
-    "src/cli/daemon/keeper/fork.rs",
+    "src/cli/daemon/fork.rs",
 ];
 
 /// The only files that may start a program: any other one, and this one again.
 const COMMAND_FILES: &[&str] = &[
     "src/base/file/foreign_command.rs",
-    "src/cli/daemon/keeper/process.rs",
+    "src/cli/daemon/monitor/process.rs",
 ];
 
 struct Source {

@@ -1,13 +1,19 @@
 //! Trees that the mounts of one process share.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::Duration;
 
 use tarfs::archive::Volume;
 use tarfs::internal::environment::Environment;
-use tarfs::locate::{Error, OpenSpec, SourceSpec};
-use tarfs::serve::{VolumeKey, VolumeTable};
+use tarfs::internal::thread::Thread;
+use tarfs::locate::{OpenSpec, SourceSpec};
+use tarfs::serve::{
+    Daemon, DaemonSocket, Failure, MountSpec, Opened, Packet, Process, Server as ServeMounts,
+    VolumeKey, VolumeTable,
+};
 use tarfs::source;
 
 use crate::support::archive_env::{PATH, TestEnv};
@@ -19,8 +25,17 @@ use crate::support::wait;
 const CALLERS: usize = 20;
 
 fn key(source: &str) -> VolumeKey {
-    let key = VolumeKey::new(&SourceSpec::from(source).into(), &OpenSpec::default());
-    key.expect("no standard input")
+    let tree = SourceSpec::from(source).into();
+    let mount = MountSpec::new(tree, OpenSpec::default(), "/mnt".into(), "/run".into());
+    VolumeKey::new(&mount).expect("no standard input")
+}
+
+type Trees = VolumeTable<Arc<dyn Volume>>;
+
+/// Any version is the current one.
+#[expect(clippy::unnecessary_wraps, reason = "a check may fail")]
+fn current(_: &Arc<dyn Volume>) -> Result<bool, Failure> {
+    Ok(true)
 }
 
 fn open(env: &TestEnv) -> Arc<dyn Volume> {
@@ -31,7 +46,7 @@ fn open(env: &TestEnv) -> Arc<dyn Volume> {
 fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
     let tree = Tree::mixed();
     let env = TestEnv::with_archive(Packing::Gzip.pack(&tree.tar));
-    let (table, opened) = (VolumeTable::default(), AtomicU64::new(0));
+    let (table, opened) = (Trees::default(), AtomicU64::new(0));
     let start = Barrier::new(CALLERS);
     let volumes: Vec<_> = thread::scope(|scope| {
         let mount = || {
@@ -40,7 +55,7 @@ fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
                 opened.fetch_add(1, Ordering::SeqCst);
                 Ok(open(&env))
             };
-            table.open(key("a.tar"), counted).expect("opened")
+            table.open(key("a.tar"), current, counted).expect("opened")
         };
         let threads: Vec<_> = (0..CALLERS).map(|_| scope.spawn(mount)).collect();
         let volumes = threads
@@ -50,7 +65,7 @@ fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
     });
     assert_eq!(opened.load(Ordering::SeqCst), 1);
     let other = table
-        .open(key("other.tar"), || Ok(open(&env)))
+        .open(key("other.tar"), current, || Ok(open(&env)))
         .expect("opened");
     assert_eq!(table.open_count(), 2);
     drop(other);
@@ -66,34 +81,52 @@ fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
     }
     assert_eq!(table.open_count(), 0);
     table
-        .open(key("a.tar"), || Ok(open(&env)))
+        .open(key("a.tar"), current, || Ok(open(&env)))
         .expect("opened again");
 }
 
 #[test]
 fn callers_that_wait_for_a_failed_attempt_share_its_error() {
-    let (table, attempts) = (VolumeTable::default(), AtomicU64::new(0));
+    let (table, attempts) = (Trees::default(), AtomicU64::new(0));
     let fail = || {
         attempts.fetch_add(1, Ordering::SeqCst);
         wait::wait_until("all wait", || table.opening_count() == CALLERS);
-        Err(Error::Empty)
+        Err(Failure::new("refused"))
     };
     thread::scope(|scope| {
-        let callers = (0..CALLERS).map(|_| scope.spawn(|| table.open(key("a.tar"), fail)));
+        let callers = (0..CALLERS).map(|_| scope.spawn(|| table.open(key("a.tar"), current, fail)));
         for caller in callers.collect::<Vec<_>>() {
             let error = caller.join().expect("no panic").expect_err("refused");
-            assert!(matches!(&*error, Error::Empty), "{error}");
+            assert_eq!(error, Failure::new("refused"));
         }
     });
     assert_eq!(attempts.load(Ordering::SeqCst), 1);
     assert_eq!(table.opening_count(), 0);
     table
-        .open(key("a.tar"), fail_at_once)
+        .open(key("a.tar"), current, fail_at_once)
         .expect_err("tried again");
 }
 
-fn fail_at_once() -> Result<Arc<dyn Volume>, Error> {
-    Err(Error::NotAnImage)
+fn fail_at_once() -> Result<Arc<dyn Volume>, Failure> {
+    Err(Failure::new("refused again"))
+}
+
+#[test]
+fn tree_of_an_old_version_is_opened_again_for_the_next_mount() {
+    let tree = Tree::mixed();
+    let env = TestEnv::with_archive(Packing::Gzip.pack(&tree.tar));
+    let table = Trees::default();
+    let open = || Ok(open(&env));
+    let old = table.open(key("a.tar"), current, open).expect("opened");
+    let outage = |_: &_| Err(Failure::new("unreachable"));
+    let error = table.open(key("a.tar"), outage, open).expect_err("unknown");
+    assert_eq!(error, Failure::new("unreachable"));
+    let new = table
+        .open(key("a.tar"), |_| Ok(false), open)
+        .expect("opened");
+    assert!(!Arc::ptr_eq(&old, &new));
+    let shared = table.open(key("a.tar"), current, open).expect("opened");
+    assert!(Arc::ptr_eq(&new, &shared));
 }
 
 #[test]
@@ -103,7 +136,7 @@ fn archive_whose_scan_failed_is_opened_again() {
     let env = TestEnv::new();
     let cut = packed.slice(..packed.len() / 2);
     env.serve(Resource::new(cut).etag("\"1\""));
-    let table = VolumeTable::default();
+    let table = Trees::default();
     let open_early = || {
         let (source, stats) = env.source();
         let options = env.options_without_disk_cache();
@@ -111,18 +144,67 @@ fn archive_whose_scan_failed_is_opened_again() {
             tarfs::archive::Archive::open_early(source, &options, env.network.handle(), &stats);
         Ok(Arc::new(archive.expect("begun")) as Arc<dyn Volume>)
     };
-    let first = table.open(key("a.tar"), open_early).expect("begun");
+    let first = table
+        .open(key("a.tar"), current, open_early)
+        .expect("begun");
     let (sender, ended) = std::sync::mpsc::channel();
     let done = tarfs::archive::Callback::new(move || sender.send(()).unwrap_or_default());
     first.on_available(tarfs::archive::WaitFor::End, done);
     ended.recv().expect("the scan ends");
     env.server.serve(PATH, Resource::new(packed).etag("\"2\""));
-    let second = table.open(key("a.tar"), open_early).expect("begun");
+    let second = table
+        .open(key("a.tar"), current, open_early)
+        .expect("begun");
     assert!(!Arc::ptr_eq(&first, &second));
     let third = table
-        .open(key("a.tar"), || Err(Error::Empty))
+        .open(key("a.tar"), current, || Err(Failure::new("not shared")))
         .expect("shared");
     assert!(Arc::ptr_eq(&second, &third));
+}
+
+/// A daemon without mounts of its own.
+struct NoProcess;
+
+impl Process for NoProcess {
+    fn settle(&self, _: bool) {}
+    fn unmount_abandoned(&self, _: &Path, _: &Path) {}
+    fn remove_scratch(&self, _: &Path) {}
+    fn report_scan_end(&self, _: &Opened) {}
+    fn is_daemon(&self) -> bool {
+        true
+    }
+    fn panic_count(&self) -> u64 {
+        0
+    }
+}
+
+// Promises: shared-end
+#[test]
+fn daemon_ends_after_its_last_client() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = DaemonSocket::in_directory(&directory.path().join("run")).expect("a place");
+    let mut listener = None;
+    let start = |made| {
+        listener = Some(made);
+        Ok(())
+    };
+    let client = socket.connect_or_start(start).expect("connected");
+    let network = tarfs::locate::start_network().expect("threads");
+    let server = ServeMounts::new(network.handle().clone(), NoProcess);
+    let daemon = Daemon::new(server, socket.clone(), listener.expect("started"));
+    let (ended, end) = std::sync::mpsc::channel();
+    let running = Thread::spawn("daemon", move || {
+        daemon.run(Some(Duration::ZERO)).expect("it can wait");
+        ended.send(()).unwrap_or_default();
+    });
+    let running = running.expect("a thread");
+    let introduced = client.receive().expect("whole").expect("there");
+    assert_eq!(introduced.0, Packet::Server(std::process::id()));
+    assert!(end.try_recv().is_err() && socket.file_id().is_some());
+    drop(client);
+    end.recv_timeout(wait::WAIT_TIMEOUT).expect("it ends");
+    assert_eq!(socket.file_id(), None);
+    drop(running);
 }
 
 // Promises: store-endpoint

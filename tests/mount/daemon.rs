@@ -13,7 +13,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat}
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 
-use crate::support::fixture::{TestMount, keeper_of, pid_of};
+use crate::support::fixture::{TestMount, monitor_of, pid_of};
 use crate::support::namespace::NamespaceProcess;
 use crate::support::packing::Packing;
 use crate::support::program::{is_signal_pending, stderr_text, stop};
@@ -98,12 +98,12 @@ impl Place {
     }
 
     /// The process that keeps the mount.
-    fn keeper_pid(&self) -> Pid {
-        keeper_of(&self.only_status()).expect("a number")
+    fn monitor_pid(&self) -> Pid {
+        monitor_of(&self.only_status()).expect("a number")
     }
 
-    fn keeper(&self) -> OwnedFd {
-        pidfd_open(self.keeper_pid(), PidfdFlags::empty()).expect("running")
+    fn monitor(&self) -> OwnedFd {
+        pidfd_open(self.monitor_pid(), PidfdFlags::empty()).expect("running")
     }
 }
 
@@ -228,7 +228,7 @@ fn process_names_follow_the_program_name() {
     let output = place.mount_command().arg0("@tarfs").output();
     assert!(output.expect("started").status.success());
     let (pid, _) = place.server();
-    for pid in [pid, place.keeper_pid()] {
+    for pid in [pid, place.monitor_pid()] {
         let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).expect("running");
         assert!(line.starts_with(b"@tarfs\0"), "{line:?}");
     }
@@ -256,11 +256,11 @@ fn mount_of_killed_process_is_unmounted() {
             _ => place.mount(),
         }
         let (pid, process) = place.server();
-        let keeper = place.keeper();
+        let monitor = place.monitor();
         let user = fs::File::open(place.path("mnt/file")).expect("there");
         kill_process(pid, Signal::KILL).expect("running");
         assert!(process_exits(&process));
-        assert!(process_exits(&keeper), "{how}");
+        assert!(process_exits(&monitor), "{how}");
         assert!(!place.is_mounted(), "{how}");
         drop((user, served.map(|mut served| served.wait())));
     }
@@ -274,7 +274,7 @@ fn dead_mount_can_be_unmounted_or_mounted_over() {
         let output = place.mount_command().output().expect("started");
         assert!(output.status.success(), "{}", stderr_text(&output));
         let (pid, process) = place.server();
-        kill_process(place.keeper_pid(), Signal::KILL).expect("running");
+        kill_process(place.monitor_pid(), Signal::KILL).expect("running");
         kill_process(pid, Signal::KILL).expect("running");
         assert!(process_exits(&process));
         assert!(place.is_mounted());

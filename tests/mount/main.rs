@@ -37,6 +37,7 @@ mod push;
 mod restart;
 mod secrets;
 mod semantics;
+mod shared;
 mod span_hash;
 mod status;
 mod stress;

@@ -424,7 +424,7 @@ fn mount_by_fstab_shows_no_secret_in_process_titles() {
          grep \"$PWD/mnt\" titles | grep -c 'hunter[2]' || :
          umount \"$PWD/mnt\"; gone",
     );
-    // The keeper and the process that serves the mount.
+    // The monitor and the process that serves the mount.
     assert_eq!(said, "open\n1\n1\n0\n");
     let seen = server.requests("/b.tar");
     assert!(!seen.is_empty());

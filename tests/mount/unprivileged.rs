@@ -215,10 +215,10 @@ fn service_with_ambient_capability_leaves_no_dead_mount() {
          service mount a.tar mnt
          as_user cat mnt/open
          server=$(pid)
-         keeper=$(user status --json | sed 's/.*\"keeper\":\\([0-9]*\\).*/\\1/')
-         grep -h CapAmb /proc/$server/status /proc/$keeper/status
+         monitor=$(user status --json | sed 's/.*\"monitor\":\\([0-9]*\\).*/\\1/')
+         grep -h CapAmb /proc/$server/status /proc/$monitor/status
          kill -9 $server
-         while kill -0 $keeper 2>/dev/null; do sleep 0.05; done
+         while kill -0 $monitor 2>/dev/null; do sleep 0.05; done
          grep -c \"$PWD/mnt \" /proc/self/mounts || ls mnt",
     );
     let ambient = format!("CapAmb:\t{:016x}\n", 1 << 21);

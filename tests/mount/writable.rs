@@ -7,7 +7,7 @@ use std::process::Output;
 use crate::support::namespace;
 
 /// An archive, and functions of the scripts. `left` prints remaining files and processes. `pid` prints
-/// the process that serves the mount, and `keeper` the one that keeps it.
+/// the process that serves the mount, and `monitor` the one that keeps it.
 const PRELUDE: &str = r#"
 chmod 755 .
 mkdir -p t/dir/sub t/acl bin mnt cache run tmp
@@ -18,7 +18,7 @@ tar --create --xattrs --xattrs-include='user.*' --acls -C t -f a.tar .
 cp "$program" bin/tarfs
 export PATH="$PWD/bin:$PATH" XDG_RUNTIME_DIR="$PWD/run" TARFS_CACHE_DIR="$PWD/cache" TMPDIR="$PWD/tmp"
 pid() { tarfs status --json mnt | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
-keeper() { tarfs status --json mnt | sed 's/.*"keeper":\([0-9]*\).*/\1/'; }
+monitor() { tarfs status --json mnt | sed 's/.*"monitor":\([0-9]*\).*/\1/'; }
 left() {
     find tmp -mindepth 1
     grep -e "$PWD/mnt" -e "$PWD/tmp" /proc/self/mountinfo || true
@@ -163,7 +163,7 @@ fn writable_mount_leaves_nothing_after_unmount_or_kill() {
         exec 5<mnt/a; kill -KILL $(pid); gone; exec 5<&-; ls mnt
         # Killed together with the process that watches.
         tarfs mount --writable --upper changes a.tar mnt
-        pid=$(pid); kill -KILL $(keeper) $pid
+        pid=$(pid); kill -KILL $(monitor) $pid
         ls mnt/nothing 2>/dev/null || true
         tarfs umount mnt; left
         # A foreground that is interrupted before it is over.

@@ -243,8 +243,8 @@ pub(crate) fn pid_of(status: &Value) -> Option<Pid> {
 }
 
 /// The process that keeps the mount with this status.
-pub(crate) fn keeper_of(status: &Value) -> Option<Pid> {
-    Pid::from_raw(i32::try_from(status.get("keeper")?.as_i64()?).ok()?)
+pub(crate) fn monitor_of(status: &Value) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(status.get("monitor")?.as_i64()?).ok()?)
 }
 
 impl<S> Deref for TestMount<S> {

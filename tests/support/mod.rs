@@ -4,6 +4,7 @@ pub(crate) mod adversarial;
 pub(crate) mod archive_env;
 pub(crate) mod atomic;
 pub(crate) mod bombs;
+pub(crate) mod cgroup;
 pub(crate) mod cli;
 pub(crate) mod damaged;
 pub(crate) mod deadline;

@@ -15,6 +15,7 @@ use super::{
 use crate::cli::completion;
 use crate::cli::ui::output::UsageError;
 use tarfs::fuse::MountOptions;
+use tarfs::serve::MountSpec;
 
 /// Arguments of `tarfs mount`.
 #[derive(Clone, Debug, Args)]
@@ -54,6 +55,13 @@ pub(crate) struct MountArgs {
     /// Stay in the foreground instead of returning once the mount is ready
     #[arg(short, long, help_heading = heading::PROCESS)]
     pub foreground: bool,
+    /// Serve the mount by the process that serves this user's other mounts with this flag
+    ///
+    /// It reads an archive once for all of them. If it dies, another one continues all mounts. Standard input and
+    /// a directory of archives are served alone.
+    #[arg(long, help_heading = heading::PROCESS, hide_short_help = true,
+          conflicts_with_all = ["foreground", "log_file", "copy_to", "record", "replay", "namespace", "metrics"])]
+    pub shared: bool,
     /// Make the mount writable, with an overlay over the archive
     #[arg(long)]
     pub writable: bool,
@@ -108,7 +116,7 @@ pub(crate) struct MountArgs {
     /// For a directory of archives: close an archive that was not used for this long
     ///
     /// The next use opens it again.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = seconds_parser(1..=86_400),
+    #[arg(long, value_name = "SECONDS", default_value_t = MountSpec::IDLE_TIMEOUT.as_secs(), value_parser = seconds_parser(1..=86_400),
           help_heading = heading::PROCESS, hide_short_help = true)]
     pub idle_timeout: u64,
     /// Serve the data of `tarfs status` to Prometheus at http://ADDR:PORT/metrics

@@ -61,6 +61,7 @@ fn environment_table() -> String {
   NOTIFY_SOCKET, JOURNAL_STREAM  set by systemd: the socket for messages about the state, and the stream of the \
       journal
   LC_ALL, LC_CTYPE, LANG  the locale, which says whether ls --tree draws lines or ASCII
+  PATH  the directories of fusermount3, fuse-overlayfs and credential helpers
   RUST_BACKTRACE  1 for a backtrace in the log after a bug")
 }
 

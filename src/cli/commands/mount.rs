@@ -7,11 +7,15 @@ use std::time::Duration;
 use crate::cli::args::MountArgs;
 use crate::cli::daemon::daemonize::LogTarget;
 use crate::cli::daemon::inherited_fds::InheritedFds;
-use crate::cli::daemon::keeper::{Keeper, KeeperOptions};
+use crate::cli::daemon::monitor::{Monitor, MonitorOptions};
 use crate::cli::daemon::overlay_dirs::OverlayDirs;
 use crate::cli::environment;
 use crate::cli::open_archive;
 use tarfs::fuse::{Mount, OpenNamespace};
+use tarfs::internal::environment::is_name_of_process;
+use tarfs::internal::trusted_dir::TrustedDir;
+use tarfs::locate::SourceSpec;
+use tarfs::serve::{DaemonSocket, MountSpec, create_private_dir};
 
 /// Mounts an archive. A mount `of_system` outlives the session of root. Returns when the mount is ready. With
 /// `--foreground`, and in the process that keeps the mount in the background, returns after the unmount.
@@ -45,17 +49,38 @@ pub(crate) fn run(args: &MountArgs, of_system: bool) -> anyhow::Result<ExitCode>
         .writable
         .then(|| OverlayDirs::open(args.upper.as_deref(), &args.mountpoint))
         .transpose()?;
+    // A process that serves it may lack the rights to create them. Their later use reports errors.
+    if let Some(directory) = &spec.open.cache.directory {
+        drop(TrustedDir::create(directory.as_ref()));
+    }
+    drop(create_private_dir(spec.runtime_dir.as_ref()));
+    let daemon =
+        is_shared(args, &spec).then(|| DaemonSocket::in_directory(spec.runtime_dir.as_ref()));
+    let daemon = daemon.and_then(|socket| {
+        let socket = socket.inspect_err(|error| tracing::debug!(%error, "no daemon"));
+        socket.ok()
+    });
+    let is_restarted = args.restart || daemon.is_some();
     let is_slow = spec.waits_for_index || spec.tree.is_layered();
-    let options = KeeperOptions {
+    let options = MonitorOptions {
         namespace,
         overlay,
         log,
         is_in_foreground: args.foreground,
         shows_progress: args.foreground || is_slow && stderr().is_terminal(),
-        restart_timeout: args
-            .restart
-            .then(|| Duration::from_secs(args.restart_timeout)),
+        restart_timeout: is_restarted.then(|| Duration::from_secs(args.restart_timeout)),
+        must_restart: args.restart,
+        daemon,
         spec,
     };
-    Keeper::run(options, inherited)
+    Monitor::run(options, inherited)
+}
+
+/// Whether a daemon serves the mount of `args`. One cannot open files that have their name only in this process.
+fn is_shared(args: &MountArgs, spec: &MountSpec) -> bool {
+    let files = [&spec.open.user.netrc, &spec.open.cache.index_file];
+    let mut files = files.into_iter().flatten();
+    let is_of_this_process = spec.tree.sources().any(SourceSpec::is_of_process)
+        || files.any(|file| is_name_of_process(file.as_ref()));
+    args.shared && !is_of_this_process && !spec.tree.source.is_place()
 }

@@ -15,10 +15,10 @@ use crate::cli::completion;
 use crate::cli::environment;
 use crate::cli::exit_status;
 use crate::cli::ui::output;
-use crate::cli::ui::units::{format_age, format_bytes, format_version};
+use crate::cli::ui::units::{format_age, format_bytes, format_index, format_version};
 use tarfs::fuse;
 use tarfs::internal::escape::{escape, escape_controls};
-use tarfs::serve::{self, CopyProgress, IndexState, Phase, Status, figures};
+use tarfs::serve::{self, CopyProgress, Status, figures};
 
 /// Shows the state of one mount, or of all mounts of this user.
 #[derive(Clone, Debug, Args)]
@@ -266,28 +266,12 @@ fn detail_lines(status: &Status) -> Lines {
         .collect()
 }
 
-pub(crate) fn format_index(state: &IndexState) -> String {
-    match (state.phase, state.of_bytes) {
-        (Phase::Complete, _) => "complete".to_owned(),
-        (Phase::Scanning, Some(of)) => {
-            let scanned = format_bytes(state.scanned_bytes);
-            format!("scanning, {scanned} of {} so far", format_bytes(of))
-        }
-        (Phase::Scanning, None) => {
-            format!("scanning, {} so far", format_bytes(state.scanned_bytes))
-        }
-        (Phase::Failed, _) => {
-            let why = state.failure.as_deref().unwrap_or("unknown error");
-            format!("incomplete, because the scan failed: {why}")
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
+    use tarfs::serve::{IndexState, Phase};
 
     fn example() -> Status {
         let text = concat!(

@@ -219,7 +219,7 @@ fn create_scratch(scratch: &Path) -> io::Result<()> {
     })
 }
 
-/// Unmounts what a dead keeper has mounted in its directory `scratch`, and the overlay on `mountpoint` that uses it.
+/// Unmounts what a dead monitor has mounted in its directory `scratch`, and the overlay on `mountpoint` that uses it.
 pub(crate) fn unmount_abandoned(mountpoint: &Path, scratch: &Path) {
     let lower = scratch.join(LOWER_DIR_NAME);
     // No other mount has this name among its options.

@@ -49,6 +49,13 @@ pub(crate) fn drop_capabilities(spec: &MountSpec, starts_successors: bool) {
     }
 }
 
+/// As [`drop_capabilities`], for a process that serves mounts of all kinds of others.
+pub(crate) fn drop_capabilities_of_daemon() {
+    if let Err(error) = try_drop_capabilities(MOUNT_CAPABILITIES) {
+        tracing::warn!(%error, "cannot drop unneeded capabilities");
+    }
+}
+
 fn try_drop_capabilities(needed: CapabilitySet) -> rustix::io::Result<()> {
     let had = capabilities(None)?;
     let has = restrict(had, ambient_capabilities(), needed);
@@ -80,7 +87,7 @@ fn ambient_capabilities() -> CapabilitySet {
 }
 
 /// Returns the part of `had` that is `needed`. Started programs inherit only the `ambient` set, by which a
-/// service that is not root passes its capabilities to keepers and successors. fusermount3 and
+/// service that is not root passes its capabilities to monitors and successors. fusermount3 and
 /// fuse-overlayfs are only for processes without capabilities. The kernel removes capabilities that are not
 /// inheritable from the ambient set.
 fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) -> CapabilitySets {

@@ -1,7 +1,7 @@
 //! Notifications for a service manager about a mount in the foreground: `sd_notify(3)` without its library.
 //!
 //! A service of `Type=notify` is started when it sends a datagram to the socket in `NOTIFY_SOCKET`. A manager
-//! accepts datagrams only from the process that it started, so the keeper sends them. No mount fails because of a failed
+//! accepts datagrams only from the process that it started, so the monitor sends them. No mount fails because of a failed
 //! notification.
 
 use std::cell::RefCell;

@@ -1,4 +1,4 @@
-//! The process that serves one mount, for the keeper that has started it.
+//! The process that serves one mount, for the monitor that has started it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,23 +20,20 @@ use crate::cli::ui::{cleanup_on_signal, logging, output, panic_hook};
 use tarfs::fuse::Force;
 use tarfs::internal::sync::Mutex;
 use tarfs::internal::thread::Thread;
-use tarfs::internal::trusted_dir::TrustedDir;
 use tarfs::locate;
-use tarfs::serve::{
-    ControlSocket, Link, MountRequest, Opened, Phase, Process, Server, create_private_dir,
-};
+use tarfs::serve::{ControlSocket, Link, MountRequest, Opened, Phase, Process, Server};
 
 /// Timeout for the threads to exit after the unmount.
-const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
+pub(super) const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
 
-/// Serves the mount of the keeper whose link is standard output.
+/// Serves the mount of the monitor whose link is standard output.
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let inherited = InheritedFds::collect();
     inherited.set_cloexec();
-    follow_keeper()?;
+    follow_monitor()?;
     let link = Link::from(rustix::io::fcntl_dupfd_cloexec(std::io::stdout(), 3)?);
     dup2_stdout(File::open("/dev/null")?)?;
-    // Signals from a terminal reach only the keeper.
+    // Signals from a terminal reach only the monitor.
     rustix::process::setsid().context("cannot begin a session")?;
     crate::cli::malloc::return_freed_memory();
     let Some((request, log)) = receive(&link) else {
@@ -72,25 +69,18 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 }
 
 /// Receives the request, and gives up the rights that it does not need, before any thread starts. `None` after a failure,
-/// which the keeper reports.
+/// which the monitor reports.
 fn receive(link: &Link) -> Option<(MountRequest, LogTarget)> {
     let received = MountRequest::receive(link).and_then(|received| {
         let Some((mut request, log)) = received else {
             return Ok(None);
         };
         let log = LogTarget::of(log);
-        if log.file().is_some() || !request.spec.ends_with_keeper {
+        if log.file().is_some() || !request.spec.ends_with_monitor {
             log.start_copying();
         }
         request.prepare()?;
-        // Root cannot create them in directories of other users after it drops its capabilities. Their later use reports
-        // errors.
-        let spec = &request.spec;
-        if let Some(directory) = &spec.open.cache.directory {
-            drop(TrustedDir::create(directory.as_ref()));
-        }
-        drop(create_private_dir(spec.runtime_dir.as_ref()));
-        privileges::drop_capabilities(spec, false);
+        privileges::drop_capabilities(&request.spec, false);
         Ok(Some((request, log)))
     });
     received.unwrap_or_else(|failure| {
@@ -99,15 +89,15 @@ fn receive(link: &Link) -> Option<(MountRequest, LogTarget)> {
     })
 }
 
-/// If the keeper is killed, this process unmounts if it can. Fails if the keeper is gone already.
-fn follow_keeper() -> anyhow::Result<()> {
-    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the keeper")?;
-    let keeper = rustix::net::sockopt::socket_peercred(std::io::stdout())?.pid;
-    ensure!(getppid() == Some(keeper), "the keeper is gone");
+/// If the monitor is killed, this process unmounts if it can. Fails if the monitor is gone already.
+fn follow_monitor() -> anyhow::Result<()> {
+    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the monitor")?;
+    let monitor = rustix::net::sockopt::socket_peercred(std::io::stdout())?.pid;
+    ensure!(getppid() == Some(monitor), "the monitor is gone");
     Ok(())
 }
 
-/// Unmounts at the first signal if the mount is idle, and at a second one by force. Without a mount, the process ends.
+/// Unmounts at the first signal what is idle, and at a second one all by force. Without a mount, the process ends.
 fn watch_signals(server: &Arc<Server>) -> anyhow::Result<()> {
     const FAILED: &str = "cannot watch for signals";
     let mut signals = Signals::new(cleanup_on_signal::termination_signals()).context(FAILED)?;
@@ -118,7 +108,7 @@ fn watch_signals(server: &Arc<Server>) -> anyhow::Result<()> {
             let server = server.upgrade();
             let server = server.filter(|server| server.is_used());
             let Some(server) = server else {
-                // There is nothing to clean up. Otherwise the end of a keeper is known by its link.
+                // There is nothing to clean up. Otherwise the end of a monitor is known by its link.
                 drop(emulate_default_handler(signal));
                 return;
             };
@@ -136,7 +126,7 @@ fn watch_signals(server: &Arc<Server>) -> anyhow::Result<()> {
     clippy::exit,
     reason = "threads that do not end cannot be ended by returning"
 )]
-fn force_exit_after(timeout: Duration) {
+pub(super) fn force_exit_after(timeout: Duration) {
     let thread = Thread::spawn("tarfs-deadline", move || {
         std::thread::sleep(timeout);
         tracing::warn!(
@@ -152,7 +142,30 @@ fn force_exit_after(timeout: Duration) {
     }
 }
 
-/// What the keeper controls in this process.
+/// Reports the end of the scan of `opened` to the user.
+pub(super) fn report_scan_end(opened: &Opened) {
+    if let Some(failure) = opened.index().failure {
+        tracing::error!(
+            failure,
+            "indexing failed; files that were not indexed yet are unavailable"
+        );
+    }
+    debug_assert_ne!(opened.index().phase, Phase::Scanning, "it is over");
+    let (members, named) = opened.damage();
+    if members == 0 {
+        return;
+    }
+    let is_logged = opened.layers.is_empty() && opened.stats.scans.get() > 0;
+    if !is_logged {
+        for member in &named {
+            tracing::warn!("{member}");
+        }
+    }
+    let count = output::format_damaged_members(members);
+    tracing::warn!("{count}; `tarfs status` names the first ones");
+}
+
+/// The parts of this process that the monitor controls.
 struct ThisProcess {
     inherited: Mutex<Option<InheritedFds>>,
     log: Mutex<LogTarget>,
@@ -199,25 +212,11 @@ impl Process for Shared {
     }
 
     fn report_scan_end(&self, opened: &Opened) {
-        if let Some(failure) = opened.index().failure {
-            tracing::error!(
-                failure,
-                "indexing failed; files that were not indexed yet are unavailable"
-            );
-        }
-        debug_assert_ne!(opened.index().phase, Phase::Scanning, "it is over");
-        let (members, named) = opened.damage();
-        if members == 0 {
-            return;
-        }
-        let is_logged = opened.layers.is_empty() && opened.stats.scans.get() > 0;
-        if !is_logged {
-            for member in &named {
-                tracing::warn!("{member}");
-            }
-        }
-        let count = output::format_damaged_members(members);
-        tracing::warn!("{count}; `tarfs status` names the first ones");
+        report_scan_end(opened);
+    }
+
+    fn is_daemon(&self) -> bool {
+        false
     }
 
     fn panic_count(&self) -> u64 {

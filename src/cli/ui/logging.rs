@@ -50,6 +50,11 @@ static LOG_SINK: Mutex<LogSink> = Mutex::new(LogSink::Terminal);
 /// Additional destination of events, until another one is chosen.
 static COPY_SINK: Mutex<LogSink> = Mutex::new(LogSink::Discard);
 
+/// Also receives warnings and errors, with their level.
+static LISTENER: Mutex<Option<Listener>> = Mutex::new(None);
+
+type Listener = fn(Level, &str);
+
 #[derive(Debug)]
 enum LogSink {
     Terminal,
@@ -130,6 +135,17 @@ pub(crate) fn start_copying_to(file: Option<File>) {
 /// Sends events to `file` from now on, with timestamps. Without it, to the journal or syslog, or nowhere.
 pub(crate) fn log_to(file: Option<File>) {
     set_sink(file.map_or_else(syslog_sink, file_sink));
+}
+
+/// Passes warnings and errors to `listener`, too, which must log nothing.
+pub(crate) fn listen(listener: Listener) {
+    *LISTENER.lock() = Some(listener);
+}
+
+/// Logs the event `text` of another process.
+pub(crate) fn repeat(level: Level, text: &str) {
+    let text = text.as_bytes().to_vec();
+    drop(EventLine { level, text });
 }
 
 fn file_sink(file: File) -> LogSink {
@@ -227,6 +243,12 @@ impl Drop for EventLine {
             let sink = sink.lock();
             // An error in the log cannot be logged.
             drop(self.send(&sink));
+        }
+        let listener = *LISTENER.lock();
+        if let Some(listener) = listener
+            && self.level <= Level::WARN
+        {
+            listener(self.level, &String::from_utf8_lossy(&self.text));
         }
     }
 }

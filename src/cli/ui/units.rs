@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tarfs::internal::time::Civil;
+use tarfs::serve::{IndexState, Phase};
 
 /// Units of 1024 bytes, each with its number of bits.
 const UNITS: [(u32, &str); 5] = [
@@ -57,6 +58,24 @@ pub(crate) fn format_version(fingerprint: &str) -> String {
     };
     let parts: Vec<_> = fingerprint.split(' ').filter_map(part).collect();
     parts.join(" ")
+}
+
+/// Formats the state of an index.
+pub(crate) fn format_index(state: &IndexState) -> String {
+    match (state.phase, state.of_bytes) {
+        (Phase::Complete, _) => "complete".to_owned(),
+        (Phase::Scanning, Some(of)) => {
+            let scanned = format_bytes(state.scanned_bytes);
+            format!("scanning, {scanned} of {} so far", format_bytes(of))
+        }
+        (Phase::Scanning, None) => {
+            format!("scanning, {} so far", format_bytes(state.scanned_bytes))
+        }
+        (Phase::Failed, _) => {
+            let why = state.failure.as_deref().unwrap_or("unknown error");
+            format!("incomplete, because the scan failed: {why}")
+        }
+    }
 }
 
 #[cfg(test)]

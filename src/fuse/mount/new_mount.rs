@@ -109,7 +109,7 @@ impl NewMount {
     }
 
     /// The mount at `target` with the connection `device`, which another process has made, and unmounts if it is not served.
-    pub fn of_keeper(target: MountTarget, device: OwnedFd, root: Option<OwnedFd>) -> Self {
+    pub fn of_monitor(target: MountTarget, device: OwnedFd, root: Option<OwnedFd>) -> Self {
         Self {
             guard: UnmountGuard(None),
             target,

@@ -133,7 +133,8 @@ impl Mount {
     ) -> Result<Self, MountError> {
         let (target, device, root) = mount.give();
         let session = |filesystem| Session::from_fd(filesystem, device, SESSION_ACL, config());
-        Self::serve_session(filesystem, &target, root, session, on_end)
+        let served = Self::serve_session(filesystem, &target, root, session, on_end);
+        served.inspect_err(|_| unmount_or_force(&target))
     }
 
     /// As [`check`](Self::check), for the directory `mountpoint` in `namespace`.
@@ -151,7 +152,7 @@ impl Mount {
     /// As [`serve`](Self::serve), on a mount whose process has died. `filesystem` must show the same tree.
     ///
     /// # Errors
-    /// When the takeover fails; then nothing is mounted any more.
+    /// When the takeover fails. Then another process may try.
     pub fn take_over(
         filesystem: TarFilesystem,
         inherited: &InheritedSession,
@@ -182,10 +183,7 @@ impl Mount {
         let started = filesystem.and_then(|filesystem| {
             Self::start_session(filesystem, target.clone(), session, on_end)
         });
-        let mut mount = started.inspect_err(|_| {
-            kernel_cache.detach();
-            unmount_or_force(target);
-        })?;
+        let mut mount = started.inspect_err(|_| kernel_cache.detach())?;
         let (device, end) = mount.wait_until_ready(root)?;
         mount.device = Some(device);
         *mount.end.write() = end.map(Arc::new);

@@ -22,8 +22,8 @@ use crate::serve::status::{Status, format_device};
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for a process to exit after its unmount.
 const PROCESS_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Timeout for a keeper, after a forced unmount. It waits until no process uses the overlay.
-const KEEPER_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout for a monitor, after a forced unmount. It waits until no process uses the overlay.
+const MONITOR_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Result of a request to unmount.
 #[derive(Debug)]
@@ -164,11 +164,12 @@ pub fn request_umount(
         return Ok(None);
     };
     let pid = status.pid;
-    let processes = [Some(pid), status.keeper].into_iter().flatten();
-    let processes: Vec<_> = processes
-        .filter_map(|pid| open_pidfd(&socket, pid))
-        .collect();
+    // A daemon goes on.
+    let server = (!status.daemon).then_some(pid);
+    let open = |pid: Option<u32>| open_pidfd(&socket, pid?);
+    let (server, monitor) = (open(server), open(status.monitor));
     if status.is_another_mount(&top) {
+        let processes = [server, monitor].into_iter().flatten().collect();
         return Ok(Some(UmountOutcome::OtherMount { pid, processes }));
     }
     let message = Request::Umount {
@@ -180,14 +181,13 @@ pub fn request_umount(
             elsewhere: true, ..
         }) => Some(UmountOutcome::InUseElsewhere { pid }),
         Some(Response::Unmounted { .. }) => {
-            let (server, keeper) = processes.split_at(processes.len().min(1));
-            let has_ended = wait_for_exit(server, PROCESS_EXIT_TIMEOUT)?;
-            let keeper_timeout = if force {
-                KEEPER_EXIT_TIMEOUT
+            let has_ended = wait_for_exit(server.as_slice(), PROCESS_EXIT_TIMEOUT)?;
+            let monitor_timeout = if force {
+                MONITOR_EXIT_TIMEOUT
             } else {
                 PROCESS_EXIT_TIMEOUT
             };
-            let is_kept = has_ended && !wait_for_exit(keeper, keeper_timeout)?;
+            let is_kept = has_ended && !wait_for_exit(monitor.as_slice(), monitor_timeout)?;
             Some(if !has_ended || is_kept && !force {
                 UmountOutcome::ProcessRemains { pid }
             } else {

@@ -19,6 +19,8 @@ use crate::index::{LazyIndex, format};
 
 /// Maximum length of a request, far above the longest that exists.
 const MAX_REQUEST_BYTES: u64 = 4096;
+/// Maximum number of connections that are answered at the same time.
+const MAX_CONNECTIONS: usize = 16;
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Control socket of this process's mount; removed when dropped.
@@ -31,13 +33,14 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens in `directory`, which it creates if needed, and answers one connection at a time on a thread.
+    /// Listens in `directory`, which it creates if needed, and answers each connection on a thread of its own, up to a
+    /// limit.
     ///
     /// # Errors
     /// If the directory is not of this user alone, or the socket cannot be made.
     pub fn serve(
         directory: &Path,
-        handle_request: impl FnMut(Request) -> Vec<Response> + Send + 'static,
+        handle_request: impl Fn(Request) -> Vec<Response> + Send + Sync + 'static,
     ) -> io::Result<Self> {
         create_private_dir(directory)?;
         let path = directory.join(socket_name());
@@ -50,7 +53,7 @@ impl ControlSocket {
         let is_stopping = Arc::new(AtomicBool::new(false));
         let thread = Thread::spawn("tarfs-control", {
             let (listener, is_stopping) = (Arc::clone(&listener), Arc::clone(&is_stopping));
-            move || accept_loop(&listener, &is_stopping, handle_request)
+            move || accept_loop(&listener, &is_stopping, &Arc::new(handle_request))
         })?;
         Ok(Self {
             path,
@@ -78,29 +81,41 @@ impl Drop for ControlSocket {
 fn accept_loop(
     listener: &UnixListener,
     is_stopping: &AtomicBool,
-    mut handle_request: impl FnMut(Request) -> Vec<Response>,
+    handle_request: &Arc<impl Fn(Request) -> Vec<Response> + Send + Sync + 'static>,
 ) {
+    // Dropping them waits for their clients, which have a timeout.
+    let mut threads: Vec<Thread<()>> = Vec::new();
     for stream in listener.incoming() {
         if is_stopping.load(Ordering::SeqCst) {
             return;
         }
+        threads.retain(|thread| !thread.is_finished());
         let answered = match stream {
-            Ok(stream) => handle_connection(&stream, &mut handle_request),
+            Ok(stream) if threads.len() < MAX_CONNECTIONS => {
+                let handle_request = Arc::clone(handle_request);
+                let answer = move || log_failure(handle_connection(&stream, &*handle_request));
+                Thread::spawn("tarfs-request", answer).map(|thread| threads.push(thread))
+            }
+            Ok(stream) => handle_connection(&stream, &**handle_request),
             Err(error) => {
                 // Without file descriptors, the client remains in the queue, so a retry at once would spin.
                 std::thread::sleep(ACCEPT_RETRY_DELAY);
                 Err(error)
             }
         };
-        if let Err(error) = answered {
-            tracing::debug!(%error, "a request failed");
-        }
+        log_failure(answered);
+    }
+}
+
+fn log_failure(answered: io::Result<()>) {
+    if let Err(error) = answered {
+        tracing::debug!(%error, "a request failed");
     }
 }
 
 fn handle_connection(
     stream: &UnixStream,
-    handle_request: &mut impl FnMut(Request) -> Vec<Response>,
+    handle_request: &impl Fn(Request) -> Vec<Response>,
 ) -> io::Result<()> {
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
     stream.set_write_timeout(Some(IO_TIMEOUT))?;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::authorizer::HeaderLoader;
 use crate::base::bounded_read::{MAX_SETTINGS_BYTES, read_text};
-use crate::base::environment::{Environment, HEADERS};
+use crate::base::environment::{Environment, HEADERS, is_name_of_process};
 
 /// A header, `NAME: VALUE`, or `@FILE` with one header per line.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -34,9 +34,6 @@ impl FromStr for HeaderArg {
         }))
     }
 }
-
-/// Directories of files that are other ones in each process.
-const PROCESS_DIRS: [&str; 3] = ["/dev/fd", "/dev/stdin", "/proc/self"];
 
 /// A `NAME: VALUE` pair.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,7 +114,7 @@ impl UserHeaders {
             match arg {
                 Arg::File(path) => {
                     let full = self.directory.join(path);
-                    let is_own = PROCESS_DIRS.iter().any(|own| full.starts_with(own));
+                    let is_own = is_name_of_process(&full);
                     if is_own || full.exists() && !full.is_file() {
                         let read = self.read_file(Path::new(path))?;
                         args.extend(

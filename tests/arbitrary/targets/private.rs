@@ -95,7 +95,7 @@ pub(super) fn answer(bytes: &[u8]) {
     assert!(status.is_redirection() || answer.redirect.is_none());
 }
 
-/// A packet between the keeper of a mount and its server: it is valid, or an error.
+/// A packet between the monitor of a mount and its server: it is valid, or an error.
 pub(super) fn packet(bytes: &[u8]) {
     let (here, there) = Link::pair().expect("sockets");
     let sent = rustix::io::write(&here, bytes.get(..bytes.len().min(150_000)).expect("less"));

@@ -39,7 +39,7 @@ impl BlockedReaders {
         place.run_ok(&[&words[..], &["--no-disk-cache", "--prefetch", "none"]].concat());
         let status = place.try_status().expect("mounted");
         let server = fixture::pid_of(&status).expect("a number");
-        let processes = [server, fixture::keeper_of(&status).expect("a number")];
+        let processes = [server, fixture::monitor_of(&status).expect("a number")];
         let handle = |pid| pidfd_open(pid, PidfdFlags::empty()).expect("running");
         let processes = processes.into_iter().map(handle).collect();
         place.serve_with_faults(strong(), every_request(fault));

@@ -1,14 +1,15 @@
-//! The keeper: the process of a mount that outlives the one that serves it.
+//! The monitor: the process of a mount that outlives the one that serves it.
 //!
 //! A killed server leaves a dead mount, on which each `ls` of the parent directory fails. So the process that the user
 //! started mounts, gives the connection to a server, and keeps a duplicate of it. In the background it forks, and the
-//! child keeps the mount. When the server dies and the mount remains, the keeper unmounts it, or starts a successor that
-//! continues on the same connection. The keeper opens and serves nothing, so little can kill it.
+//! child keeps the mount. When the server dies and the mount remains, the monitor unmounts it, or starts a successor that
+//! continues on the same connection. The monitor opens and serves nothing, so little can kill it.
 
-mod fork;
+mod kept_mount;
 mod process;
 mod signals;
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -19,18 +20,20 @@ use anyhow::{Context, anyhow, bail};
 use rustix::net::SendFlags;
 
 use super::daemonize::{self, LogTarget};
+use super::fork::{Fork, fork};
 use super::inherited_fds::InheritedFds;
 use super::overlay_dirs::OverlayDirs;
 use super::privileges;
-use crate::cli::commands::status::format_index;
 use crate::cli::ui::progress::IndexingProgress;
+use crate::cli::ui::units::format_index;
 use crate::cli::ui::{logging, output};
-use fork::Fork;
+use kept_mount::KeptMount;
 use process::{ServerProcess, THREAD_EXIT_TIMEOUT, wait_for};
 use signals::{Signals, end_by};
 use tarfs::fuse::{MountTarget, NewMount, OpenNamespace, SuperblockWatch, supports_takeover};
 use tarfs::serve::{
-    Failure, IndexState, MountSpec, OpenedTree, OverlayStatus, Packet, Phase, SessionState, Taken,
+    DaemonSocket, Failure, IndexState, MountSpec, OpenedTree, OverlayStatus, Packet, Phase,
+    SessionState, Taken,
 };
 
 /// Interval of checks of a silent server, whose blocked threads can keep the link open after a kill.
@@ -45,9 +48,12 @@ const MIN_LIFETIME: Duration = Duration::from_secs(10);
 /// Maximum number of such servers in a row.
 const MAX_SHORT_LIVED: u32 = 5;
 
+/// Number of daemons in a row that die with a mount, after which it is served alone.
+const MAX_SHORT_LIVED_DAEMONS: u32 = 2;
+
 /// How a mount is kept.
 #[derive(Debug)]
-pub(crate) struct KeeperOptions {
+pub(crate) struct MonitorOptions {
     pub(crate) spec: MountSpec,
     pub(crate) namespace: Option<OpenNamespace>,
     pub(crate) overlay: Option<OverlayDirs>,
@@ -56,11 +62,15 @@ pub(crate) struct KeeperOptions {
     pub(crate) shows_progress: bool,
     /// How long a successor may take, if one is started.
     pub(crate) restart_timeout: Option<Duration>,
+    /// Whether the user wants one, even if the mount must be made again.
+    pub(crate) must_restart: bool,
+    /// The daemon that serves the mount, unless it is served alone.
+    pub(crate) daemon: Option<DaemonSocket>,
 }
 
-/// The keeper of a mount.
-pub(crate) struct Keeper {
-    options: KeeperOptions,
+/// The monitor of a mount.
+pub(crate) struct Monitor {
+    options: MonitorOptions,
     server: ServerProcess,
     signals: Signals,
     mount: Option<KeptMount>,
@@ -74,41 +84,7 @@ pub(crate) struct Keeper {
     unreachable_time: Duration,
 }
 
-/// A mount whose connection is kept.
-struct KeptMount {
-    target: MountTarget,
-    /// The FUSE mount below an overlay, which leaves the tree soon.
-    lower: Option<MountTarget>,
-    /// The connection. While it is open, the kernel does not reuse the mount's device number.
-    device: OwnedFd,
-    /// The watch for the end of the mount, once it answers.
-    end: Option<SuperblockWatch>,
-}
-
-impl KeptMount {
-    fn is_mounted(&self) -> bool {
-        let (device, end) = (self.device.as_fd(), self.end.as_ref());
-        let is_mounted = |target| tarfs::fuse::is_still_mounted(target, device, end);
-        is_mounted(&self.target) || self.lower.as_ref().is_some_and(is_mounted)
-    }
-
-    fn unmount(&self) {
-        for target in [Some(&self.target), self.lower.as_ref()]
-            .into_iter()
-            .flatten()
-        {
-            let (device, end) = (self.device.as_fd(), self.end.as_ref());
-            if let Err(error) = tarfs::fuse::clear_dead_mounts(target, device, end) {
-                tracing::error!(%error, "cannot unmount the dead mount");
-            }
-        }
-        if self.is_mounted() {
-            tracing::error!("the dead mount is below another mount and stays");
-        }
-    }
-}
-
-/// The reason why a keeper waits no longer for a packet.
+/// The reason why a monitor waits no longer for a packet.
 enum Received {
     Packet(Packet, Vec<OwnedFd>),
     /// The server is dead, and all its packets are read.
@@ -117,35 +93,34 @@ enum Received {
     TimedOut,
 }
 
-/// The keeper was ended by a signal.
+/// The monitor was ended by a signal.
 #[derive(Debug, thiserror::Error)]
 #[error("ended by signal {0}")]
 struct EndedBySignal(i32);
 
-impl Keeper {
+/// The process that serves the mount has died before it was ready.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct ServerDied(String);
+
+/// Starts a process for the mount of `options` alone.
+fn start_alone(options: &MonitorOptions) -> anyhow::Result<ServerProcess> {
+    let server = ServerProcess::start(&options.spec, true, options.is_in_foreground);
+    server.context("cannot start a process for the mount")
+}
+
+impl Monitor {
     /// Opens the tree, mounts it, and serves it by another process. Returns when the mount has ended, or in the background
     /// when it answers.
-    pub(crate) fn run(options: KeeperOptions, inherited: InheritedFds) -> anyhow::Result<ExitCode> {
-        let signals = Signals::new()?;
-        signals.notify_status("reading the archive");
-        let has_stdin = options.is_in_foreground;
-        let server = ServerProcess::start(&options.spec, true, has_stdin);
-        let server = server.context("cannot start a process for the mount")?;
-        let mut keeper = Self {
-            options,
-            server,
-            signals,
-            mount: None,
-            state: None,
-            overlay: None,
-            has_ended: false,
-            progress: IndexingProgress::default(),
-            unreachable_time: Duration::ZERO,
-        };
-        let index = match keeper.mount() {
+    pub(crate) fn run(
+        options: MonitorOptions,
+        inherited: InheritedFds,
+    ) -> anyhow::Result<ExitCode> {
+        let mut monitor = Self::new(options)?;
+        let index = match monitor.mount() {
             Ok(index) => index,
             Err(error) => {
-                keeper.undo();
+                monitor.undo();
                 return match error.downcast_ref() {
                     Some(&EndedBySignal(signal)) => Ok(end_by(signal)),
                     None => Err(error),
@@ -159,51 +134,92 @@ impl Keeper {
                 format_index(&index)
             ));
         }
-        if keeper.options.is_in_foreground {
-            keeper.settle(inherited)?;
-            keeper.signals.notify("READY=1");
-            let code = keeper.keep();
-            keeper.signals.notify("STOPPING=1");
+        if monitor.options.is_in_foreground {
+            monitor.settle(inherited)?;
+            monitor.signals.notify("READY=1");
+            let code = monitor.keep();
+            monitor.signals.notify("STOPPING=1");
             return Ok(code);
         }
-        keeper.progress.show(None);
-        match fork::fork()? {
+        monitor.continue_in_background(inherited)
+    }
+
+    /// With a server, and nothing mounted.
+    fn new(options: MonitorOptions) -> anyhow::Result<Self> {
+        let signals = Signals::new()?;
+        signals.notify_status("reading the archive");
+        let daemon = options.daemon.as_ref().map(ServerProcess::connect);
+        let server = match daemon {
+            Some(Ok(server)) => server,
+            daemon => {
+                if let Some(Err(error)) = daemon {
+                    tracing::debug!(%error, "no daemon; the mount is served alone");
+                }
+                start_alone(&options)?
+            }
+        };
+        Ok(Self {
+            options,
+            server,
+            signals,
+            mount: None,
+            state: None,
+            overlay: None,
+            has_ended: false,
+            progress: IndexingProgress::default(),
+            unreachable_time: Duration::ZERO,
+        })
+    }
+
+    /// Divides this process. The child keeps the mount, and the parent returns when it does.
+    fn continue_in_background(mut self, inherited: InheritedFds) -> anyhow::Result<ExitCode> {
+        self.progress.show(None);
+        let forked = fork().inspect_err(|_| self.undo())?;
+        match forked {
             Fork::Parent(child) => {
                 let has_settled = child.wait_for_report();
                 // The child owns the mount now.
-                std::mem::forget(keeper);
+                std::mem::forget(self);
                 if !has_settled {
                     bail!("the process that keeps the mount has ended early");
                 }
                 Ok(ExitCode::SUCCESS)
             }
             Fork::Child(parent) => {
-                keeper.server.forget_child();
-                let settled = keeper.settle(inherited);
+                self.server.forget_child();
+                let settled = self.settle(inherited);
                 match &settled {
                     Ok(()) => parent.report(),
                     Err(error) => {
                         tracing::error!("{error:#}");
-                        keeper.undo();
+                        self.undo();
                         return Ok(ExitCode::FAILURE);
                     }
                 }
-                Ok(keeper.keep())
+                Ok(self.keep())
             }
         }
     }
 
     /// Mounts, and waits until the mount answers. Returns the state of its index then.
     fn mount(&mut self) -> anyhow::Result<IndexState> {
-        if let Some(log) = self.options.log.file() {
-            self.send(&Packet::Log, &[log])?;
-        }
-        let tree = self.open(&self.options.spec.to_memory()?)?;
-        self.mount_opened(&tree)
+        let memory = self.options.spec.to_memory()?;
+        let tree = match self.open(&memory) {
+            Err(error) if self.server.is_daemon && error.is::<ServerDied>() => {
+                tracing::debug!(%error, "the mount is served alone");
+                self.server = start_alone(&self.options)?;
+                self.open(&memory)
+            }
+            opened => opened,
+        };
+        self.mount_opened(&tree?)
     }
 
     /// Has the server open the tree of the description in `memory`.
     fn open(&mut self, memory: &OwnedFd) -> anyhow::Result<OpenedTree> {
+        if let Some(log) = self.options.log.file() {
+            self.send(&Packet::Log, &[log])?;
+        }
         let shows_progress = self.options.shows_progress;
         self.send(&Packet::Open { shows_progress }, &[memory.as_fd()])?;
         match self.next_answer(None)? {
@@ -216,7 +232,7 @@ impl Keeper {
     fn mount_opened(&mut self, tree: &OpenedTree) -> anyhow::Result<IndexState> {
         let spec = &self.options.spec;
         let mountpoint = PathBuf::from(&spec.mountpoint);
-        let wants_restart = self.options.restart_timeout.is_some();
+        let wants_restart = self.options.must_restart;
         if spec.is_writable && wants_restart && !tree.is_strong {
             bail!(NO_WRITABLE_RESTART);
         }
@@ -302,22 +318,21 @@ impl Keeper {
         let restarts = self.options.restart_timeout.is_some();
         privileges::drop_capabilities(&self.options.spec, restarts);
         std::env::set_current_dir("/").context("cannot leave the directory")?;
-        self.report_keeper()
+        self.report_monitor()
     }
 
     /// Tells the server which process keeps the mount.
-    fn report_keeper(&mut self) -> anyhow::Result<()> {
+    fn report_monitor(&mut self) -> anyhow::Result<()> {
         let kept = Packet::Kept {
-            keeper: std::process::id(),
+            monitor: std::process::id(),
             is_in_background: !self.options.is_in_foreground,
         };
         self.send(&kept, &[])?;
         loop {
             match self.next(None) {
-                Received::Packet(Packet::Done, _) => return Ok(()),
+                // Its death is handled next.
+                Received::Packet(Packet::Done, _) | Received::Gone => return Ok(()),
                 Received::Packet(..) | Received::TimedOut => {}
-                // It is handled next.
-                Received::Gone => return Ok(()),
                 Received::Signal(_) => self.stop(),
             }
             if self.has_ended {
@@ -342,7 +357,9 @@ impl Keeper {
                 // It may still write data, so there is no timeout.
                 self.server.wait();
                 // Requests of those who still use the overlay fail with the end of the connection.
-                self.mount = None;
+                if let Some(mount) = self.mount.take().filter(KeptMount::is_mounted) {
+                    mount.unmount();
+                }
                 self.finish();
                 return self.exit_code();
             }
@@ -354,7 +371,10 @@ impl Keeper {
                 short_lived_count = 1;
             }
             let is_stopped = self.options.is_in_foreground && self.signals.recent().is_some();
-            if !is_stopped && short_lived_count <= MAX_SHORT_LIVED && self.restart() {
+            if !is_stopped
+                && short_lived_count <= MAX_SHORT_LIVED
+                && self.restart(short_lived_count)
+            {
                 continue;
             }
             if let Some(mount) = self.mount.take() {
@@ -377,7 +397,7 @@ impl Keeper {
 
     /// Starts successors until one serves the mount. False if none may, or does in time, which excludes outages of the
     /// source.
-    fn restart(&mut self) -> bool {
+    fn restart(&mut self, short_lived_count: u32) -> bool {
         let (Some(timeout), Some(state)) = (self.options.restart_timeout, self.state.clone())
         else {
             return false;
@@ -385,21 +405,11 @@ impl Keeper {
         // If another version looks the same, readers would see its bytes among old ones in the page cache.
         let is_possible = state.is_strong && supports_takeover(state.capabilities);
         let is_taken_over = is_possible && self.options.spec.copy_to.is_none();
-        if !is_taken_over {
-            if self.options.spec.is_writable || self.options.namespace.is_some() {
-                // Processes with open files in the old mount would write to the directories of the new one.
-                tracing::error!("this mount cannot be mounted again while it is in use");
-                return false;
-            }
-            let Some(mount) = self.mount.take() else {
-                return false;
-            };
-            mount.unmount();
-            if mount.is_mounted() {
-                // A new mount would hide the one that hides this one.
-                return false;
-            }
+        if !is_taken_over && !self.end_mount() {
+            return false;
         }
+        // The mount may be what kills the daemon.
+        let mut may_share = short_lived_count < MAX_SHORT_LIVED_DAEMONS;
         let mut deadline = Instant::now() + timeout;
         let (mut pause, longest) = RESTART_BACKOFF;
         loop {
@@ -408,7 +418,7 @@ impl Keeper {
                 return false;
             }
             self.unreachable_time = Duration::ZERO;
-            match self.try_restart(&state, is_taken_over, deadline) {
+            match self.try_restart(&state, is_taken_over, deadline, may_share) {
                 Ok(()) => {
                     // The time before it was ready does not count towards its lifetime.
                     self.server.started = Instant::now();
@@ -419,6 +429,8 @@ impl Keeper {
                 Err(error) if error.is::<EndedBySignal>() => return false,
                 Err(error) => {
                     self.server.kill();
+                    let failure = error.downcast_ref::<Failure>();
+                    may_share &= failure.is_some_and(|failure| failure.is_outage);
                     tracing::error!("the new process failed to take over the mount: {error:#}");
                     let failure = error.downcast_ref::<Failure>();
                     if failure.is_some_and(|failure| failure.is_outage) {
@@ -440,20 +452,44 @@ impl Keeper {
         }
     }
 
+    /// Unmounts the dead mount, to mount again. False if that may not be.
+    fn end_mount(&mut self) -> bool {
+        if !self.options.must_restart {
+            return false;
+        }
+        if self.options.spec.is_writable || self.options.namespace.is_some() {
+            // Processes with open files in the old mount would write to the directories of the new one.
+            tracing::error!("this mount cannot be mounted again while it is in use");
+            return false;
+        }
+        let Some(mount) = self.mount.take() else {
+            return false;
+        };
+        mount.unmount();
+        // A new mount would hide the one that hides this one.
+        !mount.is_mounted()
+    }
+
     /// Starts one successor, and waits until it serves the mount.
     fn try_restart(
         &mut self,
         state: &SessionState,
         is_taken_over: bool,
         deadline: Instant,
+        may_share: bool,
     ) -> anyhow::Result<()> {
-        let is_in_foreground = self.options.is_in_foreground;
-        self.server = ServerProcess::start(&self.options.spec, is_in_foreground, false)?;
-        if let Some(log) = self.options.log.file() {
-            self.send(&Packet::Log, &[log])?;
-        }
+        let daemon = self.options.daemon.as_ref().filter(|_| may_share);
+        self.server = if let Some(Ok(server)) = daemon.map(ServerProcess::connect) {
+            server
+        } else {
+            let is_in_foreground = self.options.is_in_foreground;
+            ServerProcess::start(&self.options.spec, is_in_foreground, false)?
+        };
         let memory = self.options.spec.to_memory()?;
         if is_taken_over {
+            if let Some(log) = self.options.log.file() {
+                self.send(&Packet::Log, &[log])?;
+            }
             let mount = self.mount.as_ref().context("there is no mount")?;
             let taken = Packet::TakeOver(Box::new(Taken {
                 target: mount.target.clone(),
@@ -488,7 +524,7 @@ impl Keeper {
             }
             self.mount_opened(&tree)?;
         }
-        self.report_keeper()
+        self.report_monitor()
     }
 
     /// Asks the server to unmount.
@@ -508,7 +544,7 @@ impl Keeper {
                 Received::Packet(packet, descriptors) => return Ok((packet, descriptors)),
                 Received::TimedOut => bail!("it is not ready in time"),
                 Received::Signal(signal) => {
-                    // Signals to a keeper in the background are meant for others.
+                    // Signals to a monitor in the background are meant for others.
                     if self.state.is_none() || self.options.is_in_foreground {
                         return Err(EndedBySignal(signal).into());
                     }
@@ -524,11 +560,14 @@ impl Keeper {
     /// The error of a server that has ended without an answer.
     fn death(&self) -> anyhow::Error {
         match self.server.status.and_then(|status| status.signal()) {
-            Some(signal) => {
-                anyhow!("the process that served the mount was ended by signal {signal}")
-            }
-            None => anyhow!("the process that served the mount has ended before it was ready"),
+            Some(signal) => ServerDied(format!(
+                "the process that served the mount was ended by signal {signal}"
+            )),
+            None => ServerDied(
+                "the process that served the mount has ended before it was ready".to_owned(),
+            ),
         }
+        .into()
     }
 
     /// Waits for the next packet, until `deadline`, which excludes time without a source. Handles reports itself.
@@ -585,6 +624,12 @@ impl Keeper {
                 let time = Duration::from_millis(milliseconds);
                 self.unreachable_time = time.min(self.server.started.elapsed());
             }
+            Packet::Server(pid) => self.server.pid = i32::try_from(pid).ok(),
+            Packet::Event(level, text) => {
+                if let Ok(level) = level.parse() {
+                    logging::repeat(level, &text);
+                }
+            }
             Packet::Ended => self.has_ended = true,
             other => return Some(other),
         }
@@ -598,7 +643,12 @@ impl Keeper {
             .send(packet, descriptors, SendFlags::empty());
         // The reason why it is gone comes with the next packet.
         match sent {
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::PIPE.raw_os_error()) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
+                ) =>
+            {
                 Ok(())
             }
             sent => sent.context("cannot ask the process that serves the mount"),

@@ -1,13 +1,17 @@
-//! fork(2), so that a keeper in the background shares the pages of the program that it does not touch.
+//! fork(2), so that a monitor in the background shares the pages of the program that it does not touch.
 
 #![expect(unsafe_code, reason = "fork(2) has no safe interface")]
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::pipe::{PipeFlags, pipe_with};
+
+/// Timeout for ended threads.
+const THREAD_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The two processes after a fork.
 pub(super) enum Fork {
@@ -38,7 +42,13 @@ impl Parent {
 
 /// Divides this process into two. It must have one thread.
 pub(super) fn fork() -> anyhow::Result<Fork> {
-    let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    let count = || std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    // A thread is listed for a moment after it was joined.
+    let deadline = Instant::now() + THREAD_END_TIMEOUT;
+    while count() > 1 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let threads = count();
     ensure!(threads == 1, "this process has {threads} threads");
     let (reports, reporting) = pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe")?;
     // SAFETY: no other thread exists, so no lock is held that the child could wait for.

@@ -1,6 +1,6 @@
-//! Signals to the keeper, and notifications for a service manager.
+//! Signals to the monitor, and notifications for a service manager.
 //!
-//! A service manager, a shell or a container watches the process that it started. That is the keeper in the foreground.
+//! A service manager, a shell or a container watches the process that it started. That is the monitor in the foreground.
 //! It asks the server to unmount at a termination signal, and tells the service manager how the server fares.
 
 use std::cell::{Cell, RefCell};
@@ -73,7 +73,7 @@ impl Signals {
         Some(signal)
     }
 
-    /// The signal of the last moments, which a dead server may not have heard of.
+    /// The signal of the last moments, which a dead server may not have received.
     pub(super) fn recent(&self) -> Option<i32> {
         let (signal, when) = self.taken.get()?;
         (when.elapsed() < SIGNAL_GRACE).then_some(signal)

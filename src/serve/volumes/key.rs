@@ -3,7 +3,8 @@
 use std::ffi::OsStr;
 
 use crate::base::environment::Environment;
-use crate::locate::{ArchiveSpec, OpenSpec, ServerSpec, SourceSpec, TreeSpec};
+use crate::locate::{ArchiveSpec, ServerSpec, SourceSpec};
+use crate::serve::mount_spec::MountSpec;
 use crate::source::Revalidation;
 
 /// First letters of the names of variables that say by whose rights, from where and how a SOURCE is read. Programs that
@@ -40,14 +41,21 @@ const NAMES: [&str; 10] = [
 pub struct VolumeKey([u8; 32]);
 
 impl VolumeKey {
-    /// The key of `tree`, which is opened as `spec` says, both as [for another process](OpenSpec::for_other_process). `None` for standard input, which one process can read, and for a
-    /// tree that continues an earlier mount.
-    pub fn new(tree: &TreeSpec, spec: &OpenSpec) -> Option<Self> {
+    /// The key of the tree of `mount`. `None` for standard input, which one process can read, for a directory of
+    /// archives, and for a recording of reads.
+    pub fn new(mount: &MountSpec) -> Option<Self> {
+        let MountSpec {
+            tree,
+            open,
+            prefetch,
+            waits_for_index,
+            ..
+        } = mount;
         let has_stdin = tree.sources().any(SourceSpec::is_stdin);
-        if has_stdin || spec.archive.shown_version.is_some() {
+        if has_stdin || tree.source.is_place() || prefetch.record.is_some() {
             return None;
         }
-        let mut spec = spec.clone();
+        let mut spec = open.clone();
         let is_offline = spec.server.revalidation == Revalidation::Never;
         spec.user.environment = relevant(&spec.user.environment);
         // These change only how fast the tree is there.
@@ -67,7 +75,8 @@ impl VolumeKey {
             should_log_problems: archive.should_log_problems,
             ..spec.archive
         };
-        let described = serde_json::to_vec(&(tree, is_offline, spec)).ok()?;
+        let described = (tree, is_offline, spec, prefetch, waits_for_index);
+        let described = serde_json::to_vec(&described).ok()?;
         Some(Self(blake3::hash(&described).into()))
     }
 }
@@ -102,6 +111,7 @@ fn relevant(environment: &Environment) -> Environment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::locate::OpenSpec;
 
     fn key(
         source: &str,
@@ -114,8 +124,9 @@ mod tests {
         spec.user.environment = Environment::new(variables, "/work".into());
         change(&mut spec);
         let spec = spec.for_other_process().expect("usable");
-        let key = VolumeKey::new(&SourceSpec::from(source).into(), &spec);
-        key.expect("no standard input")
+        let tree = SourceSpec::from(source).into();
+        let mount = MountSpec::new(tree, spec, "/mnt".into(), "/run".into());
+        VolumeKey::new(&mount).expect("no standard input")
     }
 
     fn unchanged(_: &mut OpenSpec) {}

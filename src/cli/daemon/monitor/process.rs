@@ -2,27 +2,34 @@
 
 use std::fs;
 use std::io;
-
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, test_kill_process};
 
 use crate::cli::environment;
-use tarfs::serve::{Link, MountSpec};
+use tarfs::serve::{DaemonSocket, Link, MountSpec};
 
 /// Timeout for the threads of a killed process to exit.
 pub(super) const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Timeout for a daemon to accept a client.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A process that serves a mount, and the link to it.
 #[derive(Debug)]
 pub(super) struct ServerProcess {
     pub(super) link: Link,
-    pub(super) pid: i32,
-    /// The handle of a process that this one has started.
+    /// Its number, once it is known.
+    pub(super) pid: Option<i32>,
+    /// Whether it serves other mounts, too.
+    pub(super) is_daemon: bool,
+    /// The handle of a process that this one has started for its mount alone.
     child: Option<Child>,
     /// Its exit status, once it is reaped.
     pub(super) status: Option<ExitStatus>,
@@ -34,9 +41,8 @@ impl ServerProcess {
     /// Starts a process that serves one mount. In the foreground it has the user's terminal and standard input.
     pub(super) fn start(spec: &MountSpec, has_terminal: bool, has_stdin: bool) -> io::Result<Self> {
         let (ours, theirs) = Link::pair()?;
-        // The file's path may be gone, or belong to another version with other inode numbers.
-        let mut command = Command::new("/proc/self/exe");
-        environment::copy_argv0(&mut command)
+        let mut command = own_program();
+        command
             .arg("serve-mount")
             // For those who list processes.
             .arg(&spec.mountpoint)
@@ -49,12 +55,35 @@ impl ServerProcess {
         }
         let child = command.spawn()?;
         Ok(Self {
-            link: ours,
-            pid: i32::try_from(child.id()).unwrap_or(i32::MAX),
+            pid: i32::try_from(child.id()).ok(),
             child: Some(child),
+            ..Self::behind(ours)
+        })
+    }
+
+    /// Connects to the daemon at `socket`, and starts it if it is missing.
+    pub(super) fn connect(socket: &DaemonSocket) -> io::Result<Self> {
+        let link = socket.connect_or_start(|listener| start_daemon(socket, listener))?;
+        // A stopped one accepts no client.
+        let answers = wait_for(&mut [PollFd::new(&link, PollFlags::IN)], ACCEPT_TIMEOUT)?;
+        if !answers {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(Self {
+            is_daemon: true,
+            ..Self::behind(link)
+        })
+    }
+
+    fn behind(link: Link) -> Self {
+        Self {
+            link,
+            pid: None,
+            is_daemon: false,
+            child: None,
             status: None,
             started: Instant::now(),
-        })
+        }
     }
 
     /// It without its handle, for a process that has not started it.
@@ -62,11 +91,12 @@ impl ServerProcess {
         self.child = None;
     }
 
+    /// Whether it lives, as far as is known.
     pub(super) fn is_alive(&self) -> bool {
-        is_alive(self.pid)
+        self.pid.is_none_or(is_alive)
     }
 
-    /// Waits until it has ended, but for threads that are blocked on the mount itself.
+    /// Waits until it has ended, but for threads that are blocked on the mount itself. A daemon goes on.
     pub(super) fn wait(&mut self) {
         while self.child.is_some() && self.is_alive() {
             std::thread::sleep(Duration::from_millis(5));
@@ -74,9 +104,10 @@ impl ServerProcess {
         self.reap();
     }
 
-    /// Kills it if this process has started it, because it is dead or useless, and waits for its threads, except those
-    /// that are blocked on the mount itself.
+    /// Kills it if this process has started it for its mount, because it is dead or useless, and waits for its threads,
+    /// except those that are blocked on the mount itself. A daemon forgets the mount.
     pub(super) fn kill(&mut self) {
+        shutdown(&self.link, Shutdown::Both).ok();
         if let Some(child) = &mut self.child {
             drop(child.kill());
         }
@@ -84,20 +115,54 @@ impl ServerProcess {
     }
 
     fn reap(&mut self) {
+        if self.is_daemon && self.is_alive() {
+            return;
+        }
         let deadline = Instant::now() + THREAD_EXIT_TIMEOUT;
-        while has_threads(self.pid) && Instant::now() < deadline {
+        while self.has_threads() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
-        if let Some(child) = &mut self.child {
-            // Reaps the zombie. If threads are blocked on the mount, the process stays a zombie for longer.
-            self.status = child.try_wait().ok().flatten().or(self.status);
+    }
+
+    /// Whether a thread has not ended. If threads are blocked on the mount, they stay after a kill.
+    fn has_threads(&mut self) -> bool {
+        let Some(child) = &mut self.child else {
+            return self.pid.is_some_and(has_threads);
+        };
+        if self.status.is_none() {
+            self.status = child.try_wait().ok().flatten();
         }
+        self.status.is_none()
     }
 
     /// The descriptor that waits for packets.
     pub(super) fn poll_fd(&self) -> PollFd<'_> {
         PollFd::new(&self.link, PollFlags::IN)
     }
+}
+
+/// This program. The file's path may be gone, or belong to another version with other inode numbers.
+fn own_program() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    environment::copy_argv0(&mut command);
+    command
+}
+
+/// Starts the daemon of `socket`, which accepts clients from `listener`. It has nothing of this process that another
+/// client would not have.
+fn start_daemon(socket: &DaemonSocket, listener: OwnedFd) -> io::Result<()> {
+    let mut command = own_program();
+    command
+        .arg("serve-mounts")
+        .arg(socket.path())
+        .env_clear()
+        .envs(environment::of_daemon())
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(listener))
+        .stderr(Stdio::null());
+    // It ends when the daemon has left it.
+    command.status().map(drop)
 }
 
 /// Waits until one of `polled` is ready; false after `timeout`.

@@ -1,0 +1,126 @@
+//! The process of a daemon, which serves the mounts of many monitors.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit, umask};
+use rustix::stdio::dup2_stdout;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use tracing::Level;
+
+use super::fork::{Fork, fork};
+use super::inherited_fds::InheritedFds;
+use super::server_process::{THREAD_EXIT_TIMEOUT, force_exit_after, report_scan_end};
+use super::{overlay_dirs, privileges};
+use crate::cli::ui::{logging, panic_hook};
+use tarfs::locate;
+use tarfs::serve::{ControlSocket, Daemon, DaemonSocket, Opened, Process, Server};
+
+/// Time without a mount after which a daemon ends.
+const IDLE_TIME: Duration = Duration::from_mins(1);
+
+/// Limits that a client may have lowered for itself.
+const LIMITS: [Resource; 5] = [
+    Resource::As,
+    Resource::Cpu,
+    Resource::Data,
+    Resource::Fsize,
+    Resource::Nproc,
+];
+
+/// The server of this process, for its log.
+static SERVER: OnceLock<Weak<Server>> = OnceLock::new();
+
+/// Serves the mounts of the monitors that connect to `socket`, which is standard output. The process that is started
+/// ends at once, so that the daemon is no child of a monitor. A signal ends the daemon without unmounting: it may be meant
+/// for the job of one client, and the monitors of the others start the next daemon.
+pub(crate) fn run(socket: &Path) -> anyhow::Result<ExitCode> {
+    let Fork::Child(_) = fork()? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    InheritedFds::collect().close();
+    let listener: OwnedFd = rustix::io::fcntl_dupfd_cloexec(std::io::stdout(), 3)?;
+    dup2_stdout(File::open("/dev/null")?)?;
+    rustix::process::setsid().context("cannot begin a session")?;
+    leave_client();
+    logging::log_to(None);
+    logging::never_block();
+    logging::listen(tell_waiting);
+    crate::cli::malloc::return_freed_memory();
+    privileges::drop_capabilities_of_daemon();
+    let network = locate::start_network().context("cannot start the network")?;
+    let server = Server::new(network.handle().clone(), ThisProcess);
+    SERVER.get_or_init(|| Arc::downgrade(&server));
+    let directory = socket.parent().context("a socket has no directory")?;
+    let asked = Arc::clone(&server);
+    let control = ControlSocket::serve(directory, move |request| asked.respond(&request));
+    let control = control.context("cannot answer `tarfs status`")?;
+    let daemon = Daemon::new(Arc::clone(&server), DaemonSocket::at(socket), listener);
+    let served = daemon.run(Some(IDLE_TIME));
+    force_exit_after(THREAD_EXIT_TIMEOUT);
+    drop(control);
+    // No caller is left to wait for requests in flight.
+    network.shutdown_background();
+    drop((daemon, server));
+    served.context("cannot wait for clients")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Gives up what the client that has started this process may have set for itself.
+fn leave_client() {
+    umask(Mode::from_raw_mode(0o022));
+    // Only some users may raise it.
+    setpriority_process(None, 0).ok();
+    for resource in LIMITS {
+        let limit = getrlimit(resource);
+        let current = limit.maximum;
+        setrlimit(resource, Rlimit { current, ..limit }).ok();
+    }
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|number| all.set(number));
+    sched_setaffinity(None, &all).ok();
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "0") {
+        tracing::debug!(%error, "the score of the OOM killer stays as it is");
+    }
+}
+
+fn tell_waiting(level: Level, text: &str) {
+    if let Some(server) = SERVER.get().and_then(Weak::upgrade) {
+        server.tell_waiting(level.as_str(), text);
+    }
+}
+
+/// The parts of a daemon that monitors control: none.
+struct ThisProcess;
+
+impl Process for ThisProcess {
+    fn settle(&self, _in_background: bool) {}
+
+    fn unmount_abandoned(&self, mountpoint: &Path, scratch: &Path) {
+        overlay_dirs::unmount_abandoned(mountpoint, scratch);
+    }
+
+    fn remove_scratch(&self, scratch: &Path) {
+        overlay_dirs::remove_scratch(scratch);
+    }
+
+    fn report_scan_end(&self, opened: &Opened) {
+        if opened.begin_scan_report() {
+            report_scan_end(opened);
+        }
+    }
+
+    fn is_daemon(&self) -> bool {
+        true
+    }
+
+    fn panic_count(&self) -> u64 {
+        panic_hook::count()
+    }
+}

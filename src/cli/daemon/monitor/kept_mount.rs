@@ -1,0 +1,39 @@
+//! The mount that a monitor keeps: its connection, and what is left of it after its server.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use tarfs::fuse::{MountTarget, SuperblockWatch};
+
+/// A mount whose connection is kept.
+pub(super) struct KeptMount {
+    pub(super) target: MountTarget,
+    /// The FUSE mount below an overlay, which leaves the tree soon.
+    pub(super) lower: Option<MountTarget>,
+    /// The connection. While it is open, the kernel does not reuse the mount's device number.
+    pub(super) device: OwnedFd,
+    /// The watch for the end of the mount, once it answers.
+    pub(super) end: Option<SuperblockWatch>,
+}
+
+impl KeptMount {
+    pub(super) fn is_mounted(&self) -> bool {
+        let (device, end) = (self.device.as_fd(), self.end.as_ref());
+        let is_mounted = |target| tarfs::fuse::is_still_mounted(target, device, end);
+        is_mounted(&self.target) || self.lower.as_ref().is_some_and(is_mounted)
+    }
+
+    pub(super) fn unmount(&self) {
+        for target in [Some(&self.target), self.lower.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            let (device, end) = (self.device.as_fd(), self.end.as_ref());
+            if let Err(error) = tarfs::fuse::clear_dead_mounts(target, device, end) {
+                tracing::error!(%error, "cannot unmount the dead mount");
+            }
+        }
+        if self.is_mounted() {
+            tracing::error!("the dead mount is below another mount and stays");
+        }
+    }
+}

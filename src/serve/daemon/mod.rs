@@ -1,0 +1,136 @@
+//! Daemon: a server for the monitors that connect to its socket. It ends some time after its last mount.
+
+mod socket;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::failure::Failure;
+use super::link::Link;
+use super::served_mount::ServedMount;
+use super::server::{MountRequest, Server};
+use crate::base::sync::Mutex;
+use crate::base::thread::Thread;
+
+pub use socket::DaemonSocket;
+
+/// Interval of checks whether it is idle.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval of checks whether a request still holds a mount that has ended.
+const HOLDER_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Pause after a client that cannot be accepted.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// A server for the monitors that connect to a socket.
+#[derive(Debug)]
+pub struct Daemon {
+    server: Arc<Server>,
+    socket: DaemonSocket,
+    listener: OwnedFd,
+    /// Device and inode of the socket's file.
+    file_id: Option<(u64, u64)>,
+    /// The conversations with clients.
+    clients: Mutex<Vec<Thread<()>>>,
+}
+
+impl Daemon {
+    /// A daemon that accepts clients from `listener`, the socket at `socket`.
+    pub fn new(server: Arc<Server>, socket: DaemonSocket, listener: OwnedFd) -> Self {
+        Self {
+            file_id: socket.file_id(),
+            server,
+            socket,
+            listener,
+            clients: Mutex::default(),
+        }
+    }
+
+    /// Serves clients until there was none for `idle_time`; for ever without one. Then no client reaches it any more.
+    ///
+    /// # Errors
+    /// If the system cannot wait.
+    pub fn run(&self, idle_time: Option<Duration>) -> io::Result<()> {
+        let mut last_used = Instant::now();
+        loop {
+            if socket::wait_for_client(self.listener.as_fd(), POLL_INTERVAL)? {
+                if let Err(error) = self.accept() {
+                    tracing::warn!(%error, "cannot serve a client");
+                    std::thread::sleep(RETRY_DELAY);
+                }
+                last_used = Instant::now();
+            }
+            let is_used = self.has_clients();
+            if is_used {
+                last_used = Instant::now();
+            }
+            let is_idle = idle_time.is_some_and(|time| last_used.elapsed() >= time);
+            // Without its socket, no client can come.
+            let is_reachable = self.socket.file_id() == self.file_id;
+            let ends = if is_reachable {
+                is_idle && !is_used && self.socket.remove(self.listener.as_fd())
+            } else {
+                !is_used
+            };
+            if ends {
+                return Ok(());
+            }
+        }
+    }
+
+    fn has_clients(&self) -> bool {
+        let mut clients = self.clients.lock();
+        clients.retain(|client| !client.is_finished());
+        !clients.is_empty()
+    }
+
+    fn accept(&self) -> io::Result<()> {
+        let link = socket::accept(self.listener.as_fd())?;
+        let server = Arc::clone(&self.server);
+        let client = Thread::spawn("tarfs-client", move || serve(&server, link))?;
+        self.clients.lock().push(client);
+        Ok(())
+    }
+}
+
+/// Serves the mount that the monitor behind `link` asks for, until it has ended.
+fn serve(server: &Arc<Server>, link: Link) {
+    match socket::receive_client(&link) {
+        Ok(Some(())) => {}
+        Ok(None) => return,
+        Err(error) => return tracing::warn!(%error, "a client was refused"),
+    }
+    let received = MountRequest::receive(&link).and_then(|received| {
+        let Some((mut request, _)) = received else {
+            return Ok(None);
+        };
+        request.prepare()?;
+        Ok(Some(request))
+    });
+    match received {
+        Ok(Some(request)) => {
+            if let Some(mount) = server.serve(link, request) {
+                mount.close();
+                drop_last(mount);
+            }
+        }
+        Ok(None) => {}
+        Err(failure) => report(&link, failure),
+    }
+}
+
+/// Drops `mount` after its other holders, which answer requests. That may take long, because it ends a scan.
+fn drop_last(mut mount: Arc<ServedMount>) {
+    while let Err(held) = Arc::try_unwrap(mount) {
+        mount = held;
+        std::thread::sleep(HOLDER_INTERVAL);
+    }
+}
+
+fn report(link: &Link, failure: Failure) {
+    tracing::debug!(%failure, "a request was refused");
+    link.report_failure(failure);
+}

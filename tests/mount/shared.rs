@@ -1,0 +1,379 @@
+//! Mounts that one process serves.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde_json::Value;
+
+use crate::support::cgroup::Group;
+use crate::support::fixture::{PROGRAM, TestDir, TestMount, monitor_of, pid_of};
+use crate::support::http::{Resource, Response, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::packing::Packing;
+use crate::support::program::stderr_text;
+use crate::support::raw::Archive;
+use crate::support::rng::Rng;
+use crate::support::rounds;
+use crate::support::wait;
+
+const ARCHIVE: &str = "/a.tar.gz";
+const MOUNTPOINTS: [&str; 5] = ["m0", "m1", "m2", "m3", "m4"];
+const FILES: usize = 20;
+
+type Place = TestMount<Server>;
+
+fn content(number: usize) -> Vec<u8> {
+    Rng::new(number as u64 + 1).bytes(200_000)
+}
+
+fn archive(last: &str) -> Vec<u8> {
+    let archive = (0..FILES).fold(Archive::new(), |archive, number| {
+        archive.file(&format!("d/f{number}"), content(number))
+    });
+    let tar = archive.file("last", last).end();
+    Packing::Gzip.pack(&tar.into()).to_vec()
+}
+
+fn place() -> Place {
+    let directory = TestDir::with(&MOUNTPOINTS, Server::start());
+    let place = TestMount::of(directory, &MOUNTPOINTS);
+    place
+        .server()
+        .serve(ARCHIVE, Resource::new(archive("old")).etag("\"1\""));
+    place
+}
+
+impl Place {
+    fn server(&self) -> &Server {
+        self
+    }
+
+    fn mount(&self, mountpoint: &str, flags: &[&str]) {
+        let url = self.url(ARCHIVE);
+        self.succeeds(&[&["mount"], flags, &[&url, mountpoint]].concat());
+    }
+
+    fn share(&self, mountpoint: &str) {
+        self.mount(mountpoint, &["--shared"]);
+    }
+
+    fn start_mount(&self, mountpoint: &str) -> Child {
+        let mut command = self.command(&["mount", "--shared", &self.url(ARCHIVE), mountpoint]);
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().expect("started")
+    }
+
+    fn file(&self, mountpoint: &str, number: usize) -> PathBuf {
+        self.path(mountpoint).join(format!("d/f{number}"))
+    }
+
+    #[track_caller]
+    fn compare(&self, mountpoint: &str) {
+        for number in 0..FILES {
+            let read = fs::read(self.file(mountpoint, number)).expect("readable");
+            assert!(read == content(number), "{mountpoint}: f{number} is wrong");
+        }
+    }
+
+    fn pid(&self, mountpoint: &str) -> Pid {
+        pid_of(&self.status_of(mountpoint)).expect("a number")
+    }
+
+    fn last(&self, mountpoint: &str) -> String {
+        fs::read_to_string(self.path(mountpoint).join("last")).expect("readable")
+    }
+}
+
+fn counter(status: &Value, name: &str) -> u64 {
+    let counter = status.pointer(&format!("/counters/{name}"));
+    counter.and_then(Value::as_u64).unwrap_or(0)
+}
+
+// Promises: shared-one
+#[test]
+fn mounts_that_start_together_cost_one_download_and_one_scan() {
+    let place = place();
+    let started = MOUNTPOINTS.map(|mountpoint| place.start_mount(mountpoint));
+    for child in started {
+        let output = child.wait_with_output().expect("a child");
+        assert!(output.status.success(), "{}", stderr_text(&output));
+    }
+    for mountpoint in MOUNTPOINTS {
+        place.compare(mountpoint);
+    }
+    let len = archive("old").len() as u64;
+    let sent = place.sent_bytes(ARCHIVE);
+    assert!(sent <= len * 102 / 100, "{sent} bytes of {len} were sent");
+    let statuses = MOUNTPOINTS.map(|mountpoint| place.status_of(mountpoint));
+    let (first, _) = statuses.split_first().expect("some");
+    for status in &statuses {
+        assert_eq!(status.get("pid"), first.get("pid"));
+        assert_eq!(counter(status, "scans"), 1);
+        assert!(counter(status, "served_bytes") <= 200_000 * FILES as u64 + 4096);
+    }
+}
+
+// Promises: shared-one
+#[test]
+fn end_of_a_mount_leaves_others_with_the_same_archive() {
+    let place = place();
+    place.mount("m0", &["--shared", "--no-disk-cache"]);
+    place.mount("m1", &["--shared", "--no-disk-cache"]);
+    let requests = place.requests(ARCHIVE).len();
+    place.mount("m2", &["--shared", "--no-disk-cache"]);
+    assert_eq!(
+        place.requests(ARCHIVE).len(),
+        requests,
+        "the version is known"
+    );
+    let pid = place.pid("m1");
+    place.succeeds(&["umount", "m0"]);
+    assert!(!is_mounted(&place.path("m0")));
+    place.compare("m1");
+    assert_eq!(place.pid("m1"), pid);
+    place.succeeds(&["umount", "m1"]);
+    place.succeeds(&["umount", "--all"]);
+    assert!(!is_mounted(&place.path("m2")));
+}
+
+// Promises: shared-version
+#[test]
+fn changed_local_archive_is_mounted_beside_its_old_version() {
+    let place = place();
+    place.put("a.tar.gz", archive("old"));
+    place.succeeds(&["mount", "--shared", "a.tar.gz", "m0"]);
+    assert_eq!(place.last("m0"), "old");
+    place.put("new", archive("new"));
+    fs::rename(place.path("new"), place.path("a.tar.gz")).expect("renamed");
+    place.succeeds(&["mount", "--shared", "a.tar.gz", "m1"]);
+    assert_eq!(place.last("m1"), "new");
+    assert_eq!(place.pid("m0"), place.pid("m1"));
+    place.compare("m0");
+}
+
+// Promises: shared-one
+#[test]
+fn mount_without_the_flag_has_a_process_of_its_own() {
+    let place = place();
+    place.share("m0");
+    place.mount("m1", &[]);
+    assert_ne!(place.pid("m0"), place.pid("m1"));
+    place.compare("m1");
+}
+
+// Promises: shared-restart
+#[test]
+fn killed_daemon_is_followed_by_one_for_all_mounts() {
+    let place = place();
+    for mountpoint in MOUNTPOINTS {
+        place.share(mountpoint);
+    }
+    place.wait_until_index_is_saved();
+    let mut open = File::open(place.file("m3", 7)).expect("there");
+    let before = place.pid("m0");
+    kill_process(before, Signal::KILL).expect("running");
+    for mountpoint in MOUNTPOINTS {
+        place.compare(mountpoint);
+    }
+    let mut read = Vec::new();
+    open.seek(SeekFrom::Start(0)).expect("sought");
+    open.read_to_end(&mut read).expect("readable");
+    assert!(read == content(7));
+    drop(open);
+    let after = place.pid("m0");
+    assert_ne!(after, before);
+    for mountpoint in MOUNTPOINTS {
+        assert_eq!(place.pid(mountpoint), after, "{mountpoint}");
+        place.succeeds(&["umount", mountpoint]);
+    }
+}
+
+// Promises: shared-restart
+#[test]
+fn mount_that_sees_two_daemons_die_is_served_alone() {
+    let place = place();
+    place.share("m0");
+    place.share("m1");
+    place.wait_until_index_is_saved();
+    for _ in 0..2 {
+        let before = place.pid("m0");
+        kill_process(before, Signal::KILL).expect("running");
+        for mountpoint in ["m0", "m1"] {
+            wait::wait_until("another process serves it", || {
+                let status = place.tarfs(&["status", mountpoint, "--json"]);
+                let status = serde_json::from_slice(&status.stdout).ok();
+                status.is_some_and(|status| pid_of(&status) != Some(before))
+            });
+        }
+    }
+    assert_ne!(place.pid("m0"), place.pid("m1"));
+    place.compare("m0");
+    place.compare("m1");
+}
+
+// Promises: shared-one
+#[test]
+fn warnings_of_a_shared_mount_reach_its_user() {
+    let place = place();
+    let mut tar = Archive::new().file("a", "one").file("b", "two").end();
+    // A byte of the second header.
+    tar[1024 + 100] ^= 1;
+    place.put("bad.tar", tar);
+    let alone = place.tarfs(&["mount", "--wait-index", "bad.tar", "m0"]);
+    let shared = place.tarfs(&["mount", "--shared", "--wait-index", "bad.tar", "m1"]);
+    let text = stderr_text(&shared);
+    assert!(text.contains("1 member is damaged"), "{text}");
+    assert_eq!(text, stderr_text(&alone));
+    // It is reported once for each mount that opens it.
+    let later = place.tarfs(&["mount", "--shared", "--wait-index", "bad.tar", "m2"]);
+    assert!(later.status.success());
+}
+
+// Promises: unmount-quick
+#[test]
+fn forced_unmount_ends_readers_although_others_use_the_archive() {
+    let place = place();
+    let resource = Resource::new(archive("old")).etag("\"1\"");
+    let half = archive("old").len() as u64 / 2;
+    place.server().route(ARCHIVE, move |request| {
+        let is_first_half = request.range().is_some_and(|(_, end)| end <= half);
+        let answer = resource.answer(request);
+        if is_first_half {
+            answer
+        } else {
+            answer.stall_after(0)
+        }
+    });
+    place.share("m0");
+    place.share("m1");
+    let mut reader = place.command_of("cat");
+    reader.arg(place.path("m0").join("last"));
+    let mut reader = reader.stderr(Stdio::piped()).spawn().expect("started");
+    let pid = Pid::from_child(&reader);
+    wait::wait_until("it waits", || {
+        assert!(
+            reader.try_wait().expect("a child").is_none(),
+            "it has ended"
+        );
+        let waits = fs::read_to_string(format!("/proc/{}/wchan", pid.as_raw_pid()));
+        waits.is_ok_and(|waits| waits.contains("request_wait_answer") || waits.contains("fuse"))
+    });
+    place.succeeds(&["umount", "--lazy", "m0"]);
+    let output = wait::finish_in_time(move || reader.wait_with_output().expect("a child"));
+    assert!(!output.status.success());
+    assert!(is_mounted(&place.path("m1")));
+    place.succeeds(&["umount", "--lazy", "m1"]);
+}
+
+// Promises: shared-restart
+#[test]
+fn killed_clients_and_daemons_leave_nothing_and_harm_nobody() {
+    for round in 0..rounds::rounds(6) {
+        let place = place();
+        place.share("m4");
+        let mut rng = Rng::new(rounds::seed() + round);
+        // A mount ends when its processes die again and again.
+        let mut kills = 0;
+        for _ in 0..12 {
+            let number = usize::try_from(rng.below(4)).expect("small");
+            let mountpoint = MOUNTPOINTS[number];
+            match rng.below(4) {
+                0 | 1 if !is_mounted(&place.path(mountpoint)) => {
+                    let mut child = place.start_mount(mountpoint);
+                    if rng.below(2) == 0 {
+                        std::thread::sleep(Duration::from_millis(rng.below(30)));
+                        child.kill().expect("a child");
+                    }
+                    child.wait().expect("a child");
+                }
+                2 if kills < 4 => {
+                    kills += 1;
+                    let status = place.tarfs(&["status", "m4", "--json"]);
+                    let status = serde_json::from_slice(&status.stdout).ok();
+                    if let Some(pid) = status.and_then(|status| pid_of(&status)) {
+                        kill_process(pid, Signal::KILL).ok();
+                    }
+                }
+                _ => drop(place.tarfs(&["umount", "--lazy", mountpoint])),
+            }
+            let number = usize::try_from(rng.below(FILES as u64)).expect("small");
+            let read = fs::read(place.file("m4", number)).expect("readable");
+            assert!(read == content(number), "f{number} is wrong");
+        }
+        for mountpoint in MOUNTPOINTS {
+            wait::wait_until("it is unmounted", || {
+                drop(place.tarfs(&["umount", "--lazy", mountpoint]));
+                !is_mounted(&place.path(mountpoint))
+            });
+        }
+        assert_eq!(place.succeeds(&["status", "--json"]), "");
+    }
+}
+
+// Promises: shared-job
+#[test]
+fn mount_ends_with_the_job_of_its_monitor() {
+    let place = place();
+    let job = Group::new();
+    place.share("m1");
+    let [shell, words @ ..] = job.prefix();
+    let mut command = place.command_of(shell);
+    command
+        .args(words)
+        .arg(PROGRAM)
+        .args(["mount", "--shared", &place.url(ARCHIVE), "m0"]);
+    let output = command.output().expect("started");
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    assert_eq!(place.pid("m0"), place.pid("m1"));
+    job.kill();
+    wait::wait_until("it is unmounted", || !is_mounted(&place.path("m0")));
+    place.compare("m1");
+}
+
+// Promises: shared-job
+#[test]
+fn mount_outlives_its_monitor_but_not_its_unmount() {
+    let place = place();
+    place.share("m0");
+    place.share("m1");
+    let monitor = monitor_of(&place.status_of("m0")).expect("a number");
+    let process = pidfd_open(monitor, PidfdFlags::empty()).expect("running");
+    kill_process(monitor, Signal::KILL).expect("running");
+    assert!(wait::process_exits(&process));
+    place.compare("m0");
+    place.succeeds(&["umount", "m0"]);
+    assert!(!is_mounted(&place.path("m0")));
+}
+
+// Promises: shared-identity
+#[test]
+fn wrong_credentials_see_nothing_of_a_mount_with_right_ones() {
+    let place = place();
+    let resource = Resource::new(archive("old")).etag("\"1\"");
+    place.server().route(ARCHIVE, move |request| {
+        if request.header("authorization") == Some("Bearer right") {
+            resource.answer(request)
+        } else {
+            Response::new(401)
+        }
+    });
+    let url = place.url(ARCHIVE);
+    let mount = |header: &str, mountpoint: &str| {
+        place.tarfs(&["mount", "--shared", "--header", header, &url, mountpoint])
+    };
+    assert!(!mount("Authorization: Bearer wrong", "m0").status.success());
+    let output = mount("Authorization: Bearer right", "m1");
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    for header in ["Authorization: Bearer wrong", "Authorization: Bearer"] {
+        assert!(!mount(header, "m2").status.success(), "{header}");
+    }
+    let output = mount("Authorization: Bearer right", "m3");
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    place.compare("m3");
+    let shown = place.succeeds(&["status", "--json"]);
+    assert!(!shown.contains("Bearer"), "{shown}");
+}
