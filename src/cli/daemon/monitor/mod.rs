@@ -429,11 +429,12 @@ impl Monitor {
                 Err(error) if error.is::<EndedBySignal>() => return false,
                 Err(error) => {
                     self.server.kill();
-                    let failure = error.downcast_ref::<Failure>();
-                    may_share &= failure.is_some_and(|failure| failure.is_outage);
                     tracing::error!("the new process failed to take over the mount: {error:#}");
                     let failure = error.downcast_ref::<Failure>();
-                    if failure.is_some_and(|failure| failure.is_outage) {
+                    let is_outage = failure.is_some_and(|failure| failure.is_outage);
+                    // A daemon that lacks something may lack it again.
+                    may_share &= is_outage;
+                    if is_outage {
                         self.unreachable_time = self.server.started.elapsed();
                     }
                     if self.unreachable_time > Duration::ZERO {
