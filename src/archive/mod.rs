@@ -92,9 +92,6 @@ impl Drop for Archive {
             return;
         }
         self.reader.cancel();
-        if let Some(background_scan) = &self.background_scan {
-            background_scan.cancel();
-        }
     }
 }
 

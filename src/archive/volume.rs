@@ -328,9 +328,6 @@ impl Volume for Archive {
     }
 
     fn close(&self) {
-        if let Some(background_scan) = &self.background_scan {
-            background_scan.cancel();
-        }
         self.reader.close();
         self.read_threads.discard_queue();
     }

@@ -31,5 +31,5 @@ pub(crate) use memory::budget as memory_budget;
 pub use memory::{buffer_pool, free_list, reclaim as memory_reclaim};
 pub(crate) use path::{NAME_MAX, archive_path, glob};
 pub use path::{resolve, rooted};
-pub(crate) use threads::{once_job, thread_pool};
+pub(crate) use threads::{cancel_token, once_job, thread_pool};
 pub use threads::{periodic, sync, thread};

@@ -23,6 +23,7 @@ use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, IsIntact, ReadMode, Source};
 
+pub use crate::base::cancel_token::CancelToken;
 pub use crate::source::DEFAULT_CONNECTIONS;
 pub use scheduler::Config;
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::stragglers::{CHECK_INTERVAL, HEDGE_FACTOR, MIN_HEDGE_DELAY};
 use crate::base::buffer_pool::{Buffer, BufferPool};
+use crate::base::cancel_token::CancelToken;
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
@@ -32,7 +32,7 @@ pub struct RangeReader {
     hedge_pool: BufferPool,
     latency_stats: Mutex<LatencyStats>,
     stats: Arc<Stats>,
-    is_closed: watch::Sender<bool>,
+    cancel_token: CancelToken,
 }
 
 #[derive(Debug, Default)]
@@ -62,16 +62,16 @@ impl RangeReader {
             hedge_pool,
             latency_stats: Mutex::default(),
             stats,
-            is_closed: watch::Sender::new(false),
+            cancel_token: CancelToken::default(),
         }
     }
 
-    /// Ends all reads with an error, now and later.
-    pub fn close(&self) {
-        self.is_closed.send_replace(true);
+    /// Ends all reads with an error when it is cancelled, now and later.
+    pub fn cancel_token(&self) -> &CancelToken {
+        &self.cancel_token
     }
 
-    /// As [`read`](super::read), until it is closed.
+    /// As [`read`](super::read), until it is cancelled.
     ///
     /// # Errors
     /// If the source cannot be read there.
@@ -84,11 +84,10 @@ impl RangeReader {
         &self,
         reading: impl Future<Output = Result<Bytes, Error>>,
     ) -> Result<Bytes, Error> {
-        let mut is_closed = self.is_closed.subscribe();
         super::block_on_read(&self.handle, &self.source, async {
             tokio::select! {
                 biased;
-                _ = is_closed.wait_for(|is_closed| *is_closed) => {
+                () = self.cancel_token.cancelled() => {
                     Err(Error::new(self.source.location(), Cause::Cancelled))
                 }
                 result = reading => result,

@@ -16,6 +16,7 @@ use super::request::{ChunkBytes, ChunkRequest};
 use super::stragglers::{CHECK_INTERVAL, StragglerAction, StragglerDetector};
 use super::{DEFAULT_CHUNK_LEN, DEFAULT_CONNECTIONS, MinSpeed};
 use crate::base::buffer_pool::{Buffer, BufferPool};
+use crate::base::cancel_token::CancelToken;
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::source::{Continuation, Error, ReadHandle, RetryForever, Source};
@@ -34,6 +35,8 @@ pub struct Config {
     pub min_speed: MinSpeed,
     /// Whether reads continue when the source is unreachable for long.
     pub retry_forever: RetryForever,
+    /// Ends the stream, whose reader gets [`Cause::Cancelled`](crate::source::Cause::Cancelled).
+    pub cancel_token: CancelToken,
     /// Supplies the chunks' memory. Its budget bounds the fetch-ahead.
     pub pool: BufferPool,
     /// Counters.
@@ -48,6 +51,7 @@ impl Config {
             connections: DEFAULT_CONNECTIONS,
             min_speed: MinSpeed::default(),
             retry_forever: RetryForever::default(),
+            cancel_token: CancelToken::default(),
             pool,
             stats,
         }

@@ -74,6 +74,7 @@ impl Stream {
         let demand = Arc::<Demand>::default();
         let mut scheduler = JoinSet::new();
         let (supply, shared) = (Arc::clone(&source), Arc::clone(&demand));
+        let cancel_token = config.cancel_token.clone();
         let supply = async move {
             // An error means that the receiver was dropped, so the rest is not needed.
             drop(match supply.access() {
@@ -81,7 +82,13 @@ impl Stream {
                 Access::Stream => forward(supply.as_ref(), start, &config.pool, &sender).await,
             });
         };
-        let scheduler_handle = scheduler.spawn_on(supply, handle);
+        let until_cancelled = async move {
+            tokio::select! {
+                () = cancel_token.cancelled() => {}
+                () = supply => {}
+            }
+        };
+        let scheduler_handle = scheduler.spawn_on(until_cancelled, handle);
         Self {
             source,
             scheduler_handle,
@@ -136,7 +143,7 @@ impl Stream {
             Err(TryRecvError::Empty) => self.demand.time_wait(|| self.next_chunks.blocking_recv()),
             next_chunk => next_chunk.ok(),
         };
-        // The scheduler ended without a result, because its runtime stopped.
+        // The scheduler ended without a result, because it was cancelled, or its runtime stopped.
         match next_chunk.ok_or_else(cancelled)? {
             NextChunk::End => Ok(None),
             NextChunk::Piece(bytes) => bytes.map(Some),

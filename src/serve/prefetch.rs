@@ -126,10 +126,7 @@ fn fetch_profile(location: &str, context: &OpenContext) -> Result<String, Failur
     let config = fetch::Config {
         chunk_len: fetch::DEFAULT_CHUNK_LEN.min(1 << 20),
         connections: 1,
-        min_speed: fetch::MinSpeed::default(),
-        retry_forever: source::RetryForever::default(),
-        pool: BufferPool::new(8 << 20),
-        stats,
+        ..fetch::Config::new(BufferPool::new(8 << 20), stats)
     };
     let mut stream = fetch::Stream::start(&context.network, profile, Packed(0), config);
     let mut text = Vec::new();

@@ -115,6 +115,7 @@ fn minimum_options() -> scan::Options {
         chunk_len: 8 << 20,
         min_speed: fetch::MinSpeed::default(),
         retry_forever: RetryForever::default(),
+        cancel_token: fetch::CancelToken::default(),
         memory: 0,
         memory_share: scan::MemoryShare::Whole,
         readers: None,

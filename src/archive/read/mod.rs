@@ -39,6 +39,7 @@ use super::index_source::tree_origin::TreeSource;
 use super::live_index::LiveIndex;
 use super::scan::lag_limit::LagLimit;
 use crate::base::buffer_pool::BufferPool;
+use crate::base::cancel_token::CancelToken;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::memory_reclaim::MemoryBroker;
@@ -78,17 +79,22 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Ends all reads soon, now and later: those that wait for memory at once, others at their next span.
+    /// As [`Self::cancel`], and ends at once the reads that wait for memory.
     pub(crate) fn close(&self) {
-        self.read_priority.close();
+        self.cancel();
         self.budget.close();
         self.broker.close();
     }
 
-    /// Ends prefetch and all fetches at once, and reads at their next span. The memory stays open to other archives.
+    /// Ends the scan, prefetch and all fetches at once, and reads at their next span, now and later. The memory stays open
+    /// to other archives.
     pub(crate) fn cancel(&self) {
         self.read_priority.close();
-        self.packed.close();
+        self.cancel_token().cancel();
+    }
+
+    pub(crate) fn cancel_token(&self) -> &CancelToken {
+        self.packed.cancel_token()
     }
 
     /// As [`crate::archive::Volume::try_read`].

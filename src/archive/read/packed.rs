@@ -9,6 +9,7 @@ use super::first_read_hashes::FirstReadHashes;
 use crate::archive::error::{Error, ReadError};
 use crate::archive::live_index::LiveIndex;
 use crate::base::buffer_pool::BufferPool;
+use crate::base::cancel_token::CancelToken;
 use crate::base::extent::{Extent, Packed};
 use crate::base::free_list::FreeList;
 use crate::base::random_reads::Wait;
@@ -17,7 +18,7 @@ use crate::base::stats::Stats;
 use crate::fetch;
 use crate::index::import::SpanDigests;
 use crate::index::{Blocks, Index};
-use crate::source::{self, Cause, IsIntact, RetryForever, Slice, Source};
+use crate::source::{self, Cause, IsIntact, Slice, Source};
 
 /// Maximum length of an extent that one request fetches. Longer ones, only without seek points, are streamed.
 const MAX_SINGLE_REQUEST_BYTES: u64 = 16 << 20;
@@ -123,9 +124,9 @@ impl PackedReader {
         &self.source
     }
 
-    /// Ends all fetches at once.
-    pub(super) fn close(&self) {
-        self.ranges.close();
+    /// Ends all fetches at once when it is cancelled.
+    pub(super) fn cancel_token(&self) -> &CancelToken {
+        self.ranges.cancel_token()
     }
 
     /// Reads and verifies `blocks` of a local source on the calling thread. `None` if bytes are unreadable, wrong, or,
@@ -194,10 +195,8 @@ impl PackedReader {
                 let config = fetch::Config {
                     chunk_len: STREAM_CHUNK_BYTES,
                     connections: 2,
-                    min_speed: fetch::MinSpeed::default(),
-                    retry_forever: RetryForever::default(),
-                    pool,
-                    stats: Arc::clone(&self.stats),
+                    cancel_token: self.cancel_token().clone(),
+                    ..fetch::Config::new(pool, Arc::clone(&self.stats))
                 };
                 // Bounded, so that nothing behind the extent is fetched ahead.
                 let part = Slice::new(Arc::clone(&source), extent, source.location())?;

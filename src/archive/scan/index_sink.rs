@@ -1,13 +1,12 @@
 //! Sink that builds the index, and fills the span cache and the disk cache.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use bytes::Bytes;
 
 use super::disk_cache_policy::ScanDiskCache;
 use super::lag_limit::LagLimit;
 use crate::archive::live_index::LiveIndex;
 use crate::archive::sink::Sink;
+use crate::base::cancel_token::CancelToken;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::cache::{SpanCache, SpanKey};
@@ -18,7 +17,7 @@ use crate::tar::Member;
 pub(crate) struct IndexSink<'a> {
     pub(crate) live_index: &'a LiveIndex,
     pub(crate) packed_bytes: Option<u64>,
-    pub(crate) is_cancelled: &'a AtomicBool,
+    pub(crate) cancel_token: &'a CancelToken,
     pub(crate) span_cache: Option<&'a SpanCache>,
     pub(crate) span_owner: u32,
     pub(crate) lag_limit: &'a LagLimit,
@@ -58,7 +57,7 @@ impl Sink for IndexSink<'_> {
     }
 
     fn member(&mut self, member: Member) -> Result<(), IndexSinkError> {
-        if self.is_cancelled.load(Ordering::Relaxed) {
+        if self.cancel_token.is_cancelled() {
             return Err(IndexSinkError::Cancelled);
         }
         let placed = self.live_index.grow(|builder| {
@@ -86,7 +85,7 @@ impl Sink for IndexSink<'_> {
     }
 
     fn check_memory(&mut self) -> Result<(), IndexSinkError> {
-        if self.is_cancelled.load(Ordering::Relaxed) {
+        if self.cancel_token.is_cancelled() {
             return Err(IndexSinkError::Cancelled);
         }
         self.memory_check.map_err(IndexSinkError::Memory)

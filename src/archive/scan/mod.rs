@@ -319,6 +319,7 @@ impl<'a, S: Sink> Scan<'a, S> {
             connections: options.connections,
             min_speed: options.min_speed,
             retry_forever: options.retry_forever.clone(),
+            cancel_token: options.cancel_token.clone(),
             pool: packed,
             stats: Arc::clone(self.stats),
         };

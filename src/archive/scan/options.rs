@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::resume_point::ResumePoint;
 use crate::archive::index_source::saved_index::SavedIndex;
+use crate::base::cancel_token::CancelToken;
 use crate::base::memory_budget::MemoryShare;
 use crate::base::memory_reclaim::{MemoryBroker, Reclaim};
 use crate::base::sha256::Sha256;
@@ -32,13 +33,15 @@ pub struct Options {
     pub min_speed: fetch::MinSpeed,
     /// Whether the scan keeps retrying while the source is unreachable.
     pub retry_forever: RetryForever,
+    /// Ends the scan.
+    pub cancel_token: CancelToken,
     /// Memory for all buffers and decoder state, in bytes. The scan uses at least [`MIN_MEMORY`](super::MIN_MEMORY).
     pub memory: u64,
     /// How `memory` follows from the user's, which errors name.
     pub memory_share: MemoryShare,
     /// Lends memory to later reads, which must be able to decode the same stream. `None` without reads.
     pub readers: Option<MemoryBroker>,
-    /// Memory that decoder state reclaims before it reclaims the scan's buffers.
+    /// Memory that decoder state, also that of later reads, reclaims before it reclaims the scan's buffers.
     pub reclaimers: Vec<Arc<dyn Reclaim>>,
     /// Number of threads for data that can be decoded out of order.
     pub workers: usize,
@@ -74,6 +77,7 @@ impl Default for Options {
             chunk_len: fetch::DEFAULT_CHUNK_LEN,
             min_speed: fetch::MinSpeed::default(),
             retry_forever: RetryForever::default(),
+            cancel_token: CancelToken::default(),
             memory: 128 << 20,
             memory_share: MemoryShare::Whole,
             readers: None,

@@ -3,6 +3,7 @@
 // The primitives of `sync`, which tests/interleavings replaces.
 use std::sync as primitives;
 
+pub(crate) mod cancel_token;
 pub(crate) mod once_job;
 pub mod periodic;
 pub mod sync;

@@ -8,9 +8,10 @@ use std::sync::{Arc, OnceLock};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::directory::CopyDirectory;
-use super::status::{BackgroundCopyProgress, CancelToken, CopyStatus};
+use super::status::{BackgroundCopyProgress, CopyStatus};
 use super::task::CopyTask;
 use crate::archive::Volume;
+use crate::base::cancel_token::CancelToken;
 use crate::base::lock::LockHolder;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
