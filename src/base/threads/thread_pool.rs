@@ -1,12 +1,16 @@
-//! A fixed set of named threads that run jobs in FIFO order.
+//! Named threads that run jobs in FIFO order, as many as there is work for.
 
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::thread::Thread;
 use crate::base::sync::{Condvar, Mutex};
+
+/// Time without a job after which a thread ends. The first one stays.
+const IDLE_TIME: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -14,31 +18,49 @@ type Job = Box<dyn FnOnce() + Send>;
 /// unbounded, because decoders bound their pieces, and the kernel a mount's requests.
 #[derive(Debug)]
 pub(crate) struct ThreadPool {
+    name: String,
+    max_threads: usize,
     queue: Arc<Queue>,
-    threads: Vec<Thread<()>>,
+    threads: Mutex<Vec<Thread<()>>>,
 }
 
 impl ThreadPool {
-    pub(crate) fn start(name: &str, count: usize) -> io::Result<Self> {
-        let mut workers = Self {
+    /// A pool of one thread, which grows to `max_threads` while more jobs wait.
+    pub(crate) fn start(name: &str, max_threads: usize) -> io::Result<Self> {
+        let pool = Self {
+            name: name.to_owned(),
+            max_threads,
             queue: Arc::default(),
-            threads: Vec::new(),
+            threads: Mutex::default(),
         };
-        for _ in 0..count.max(1) {
-            let queue = Arc::clone(&workers.queue);
-            let thread = Thread::spawn(name, move || queue.run())?;
-            workers.threads.push(thread);
-        }
-        Ok(workers)
+        pool.queue.state.lock().running = 1;
+        pool.start_thread(true)?;
+        Ok(pool)
+    }
+
+    fn start_thread(&self, is_first: bool) -> io::Result<()> {
+        let queue = Arc::clone(&self.queue);
+        let thread = Thread::spawn(&self.name, move || queue.run(is_first))?;
+        let mut threads = self.threads.lock();
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread);
+        Ok(())
     }
 
     /// Queues `work` without waiting.
     pub(crate) fn submit(&self, work: impl FnOnce() + Send + 'static) {
         let mut state = self.queue.state.lock();
-        if !state.is_discarded {
-            state.work.push_back(Box::new(work));
-            drop(state);
-            self.queue.changed.notify_one();
+        if state.is_discarded {
+            return;
+        }
+        state.work.push_back(Box::new(work));
+        let grows = state.work.len() > state.idle && state.running < self.max_threads;
+        state.running += usize::from(grows);
+        drop(state);
+        self.queue.changed.notify_one();
+        // The other threads do the work of one that cannot be started.
+        if grows && self.start_thread(false).is_err() {
+            self.queue.state.lock().running -= 1;
         }
     }
 
@@ -56,7 +78,7 @@ impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.queue.state.lock().is_closed = true;
         self.queue.changed.notify_all();
-        self.threads.clear();
+        self.threads.get_mut().clear();
     }
 }
 
@@ -70,22 +92,35 @@ struct Queue {
 #[derive(Default)]
 struct State {
     work: VecDeque<Job>,
+    /// Number of threads, and how many of them wait for a job.
+    running: usize,
+    idle: usize,
     is_discarded: bool,
     is_closed: bool,
 }
 
 impl Queue {
-    fn run(&self) {
-        while let Some(work) = self.next() {
+    fn run(&self, is_first: bool) {
+        while let Some(work) = self.next(is_first) {
             // The panic hook has logged a panic. The thread must continue, or the queue may never drain.
             drop(catch_unwind(AssertUnwindSafe(work)));
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    /// Waits for a job. `None` if there will be none, or there was none for long and the thread is not the first.
+    fn next(&self, is_first: bool) -> Option<Job> {
         let is_idle = |state: &mut State| state.work.is_empty() && !state.is_closed;
-        let mut state = self.changed.wait_while(self.state.lock(), is_idle);
-        state.work.pop_front()
+        let mut state = self.state.lock();
+        state.idle += 1;
+        if is_first {
+            state = self.changed.wait_while(state, is_idle);
+        } else {
+            (state, _) = self.changed.wait_timeout_while(state, IDLE_TIME, is_idle);
+        }
+        state.idle -= 1;
+        let work = state.work.pop_front();
+        state.running -= usize::from(work.is_none());
+        work
     }
 }
 
@@ -121,6 +156,31 @@ mod tests {
         drop(begin);
         drop(workers);
         assert!(receiver.recv().is_err());
+    }
+
+    #[test]
+    fn waiting_jobs_get_threads_up_to_the_maximum() {
+        let workers = ThreadPool::start("test", 3).expect("threads");
+        let (arrive, arrived) = std::sync::mpsc::channel();
+        let (leave, leaving) = std::sync::mpsc::channel::<()>();
+        let leaving = Arc::new(Mutex::new(leaving));
+        for _ in 0..5 {
+            let (arrive, leaving) = (arrive.clone(), Arc::clone(&leaving));
+            workers.submit(move || {
+                arrive.send(()).expect("a receiver");
+                leaving.lock().recv().expect("a sender");
+            });
+        }
+        for _ in 0..3 {
+            arrived.recv().expect("it runs");
+        }
+        assert_eq!(workers.queue.state.lock().running, 3);
+        assert_eq!(workers.queue.state.lock().work.len(), 2);
+        for _ in 0..5 {
+            leave.send(()).expect("a receiver");
+        }
+        drop(workers);
+        assert_eq!(arrived.iter().take(2).count(), 2);
     }
 
     #[test]
