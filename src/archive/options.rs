@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +10,7 @@ use super::index_source::published_index::PublishedIndex;
 use super::open::resources::SharedResources;
 use super::scan;
 use crate::base::memory_budget::Budget;
+use crate::base::memory_reclaim::Reserve;
 use crate::cache::DiskCacheDir;
 use crate::index::store::RowsToLoad;
 use crate::index::{MemoryLimit, WhiteoutFormat};
@@ -45,10 +47,21 @@ impl OpenOptions {
         Budget::new(self.scan.memory)
     }
 
+    /// Leaves `bytes` of memory to buffers and caches. Decoders can borrow as much as before, so nothing fails that
+    /// could be decoded.
+    pub(crate) fn cut_memory(&mut self, bytes: u64) {
+        let decoder_bytes = self.budget().read_decoder_bytes();
+        self.scan.memory = bytes;
+        let reserve = decoder_bytes.saturating_sub(self.budget().read_decoder_bytes());
+        if reserve > 0 {
+            self.scan.reclaimers.push(Arc::new(Reserve::new(reserve)));
+        }
+    }
+
     /// Creates resources for archives that share the memory of these options. Fails if the system cannot start a
     /// thread.
     pub(crate) fn create_resources(&self) -> io::Result<SharedResources> {
-        SharedResources::new(self.budget(), self.scan.memory_share)
+        SharedResources::new(self)
     }
 
     pub(super) fn disk_cache_dir(&self) -> Option<DiskCacheDir> {

@@ -15,6 +15,7 @@ mod prometheus;
 mod served_mount;
 mod server;
 mod status;
+mod tree_memory;
 mod volumes;
 
 pub use control_socket::{

@@ -9,6 +9,7 @@ use super::failure::Failure;
 use super::mount_spec::MountSpec;
 use super::prefetch::{self, Notes};
 use super::status::{IndexState, Phase, PrefetchStatus};
+use super::tree_memory::{Granted, TreeMemory};
 use super::volumes::Shareable;
 use crate::archive::directory::ArchiveDirectory;
 use crate::archive::{
@@ -45,6 +46,8 @@ pub struct Opened {
     prefetch_notes: Notes,
     /// The archives, if SOURCE is a directory of archives.
     pub(super) directory: Option<Arc<SourceArchives>>,
+    /// Its memory, unless it is a directory.
+    _memory: Option<Granted>,
     /// Recorder of read files, if the user wants one.
     recording: Mutex<Option<PeriodicThread>>,
     /// When a check of its version last began.
@@ -73,15 +76,21 @@ impl fmt::Debug for Opened {
 }
 
 impl Opened {
-    /// Opens the tree of `spec` with the settings `context`, and starts its prefetch.
+    /// Opens the tree of `spec` with the settings `context`, and memory of `memory`, and starts its prefetch.
     ///
     /// # Errors
     /// If it cannot be opened, or the system cannot start a thread.
-    pub fn open(spec: &MountSpec, context: OpenContext) -> Result<Self, Failure> {
+    pub(super) fn open(
+        spec: &MountSpec,
+        mut context: OpenContext,
+        memory: &TreeMemory,
+    ) -> Result<Self, Failure> {
         let begun = Instant::now();
         if spec.tree.source.is_place() {
             return Self::open_directory(spec, context);
         }
+        let granted = memory.grant(context.archive.scan.memory);
+        context.archive.cut_memory(granted.bytes);
         let (tree, is_layered) = (&spec.tree, spec.tree.is_layered());
         let stats = Arc::clone(&context.source.stats);
         let retry_forever = context.archive.scan.retry_forever.clone();
@@ -107,6 +116,7 @@ impl Opened {
             prefetch_notes,
             recording: Mutex::new(recording),
             confirmed: Mutex::new(begun),
+            _memory: Some(granted),
             ..Self::new(spec, &volume, is_layered, stats)
         })
     }
@@ -199,6 +209,7 @@ impl Opened {
             has_disk_cache: spec.open.cache.archives != DiskCacheMode::Disabled,
             prefetch_notes: Notes::default(),
             directory: None,
+            _memory: None,
             recording: Mutex::default(),
             confirmed: Mutex::new(Instant::now()),
             has_reported_scan: AtomicBool::new(false),

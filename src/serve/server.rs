@@ -22,6 +22,7 @@ use super::mount_spec::MountSpec;
 use super::opened::Opened;
 use super::served_mount::{MountOrigin, ServedMount};
 use super::status::{Phase, Status, format_device};
+use super::tree_memory::TreeMemory;
 use super::volumes::{SharedTree, VolumeKey, VolumeTable};
 use crate::archive::{Callback, WaitFor};
 use crate::base::periodic::PeriodicThread;
@@ -151,6 +152,7 @@ pub struct Server {
     process: Box<dyn Process + Send>,
     mounts: Mutex<Vec<Arc<ServedMount>>>,
     trees: VolumeTable<Arc<Opened>>,
+    memory: TreeMemory,
     /// Links of mounts that do not answer yet.
     starting: Mutex<Vec<Weak<Link>>>,
     /// Number of monitors that mount, or that have a mount.
@@ -173,6 +175,7 @@ impl Server {
             process: Box::new(process),
             mounts: Mutex::default(),
             trees: VolumeTable::default(),
+            memory: TreeMemory::default(),
             starting: Mutex::default(),
             monitors: AtomicUsize::default(),
         })
@@ -642,7 +645,7 @@ impl Session<'_> {
             };
             context.progress = Some(Arc::new(start));
         }
-        Opened::open(spec, context)
+        Opened::open(spec, context, &self.server.memory)
     }
 
     /// Opens the tree of a dead process. Reports for how long its source is unreachable, or another successor opens it.
@@ -671,7 +674,7 @@ impl Session<'_> {
         let _watch = watch.map_err(|error| Failure::to("cannot start a thread", &error))?;
         self.share(spec, || {
             begins.store(true, Ordering::Relaxed);
-            Opened::open(spec, context)
+            Opened::open(spec, context, &self.server.memory)
         })
     }
 }

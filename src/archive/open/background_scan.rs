@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::opener::{Opener, disk_cache_name, keep_index_lock};
 use crate::archive::error::{Error, OpenError};
@@ -11,6 +10,7 @@ use crate::archive::read::Reader;
 use crate::archive::scan::disk_cache_policy::ScanDiskCache;
 use crate::archive::scan::index_sink::{IndexSink, IndexSinkError};
 use crate::archive::scan::{self, ScanError, Summary};
+use crate::base::cancel_token::CancelToken;
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Plain};
 use crate::base::memory_reclaim::{MemoryBroker, MemoryGrant, Reclaim};
@@ -20,16 +20,16 @@ use crate::codec::Compression;
 use crate::index::Origin;
 use crate::source::Access;
 
-/// A background scan, running or over. Dropping it cancels the scan.
+/// A background scan, running or over. It ends early with the reads of its archive.
 #[derive(Debug)]
 pub(crate) struct BackgroundScan {
     shared: Arc<Shared>,
+    cancel_token: CancelToken,
     _thread: Thread<()>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    is_cancelled: AtomicBool,
     notes: Mutex<Vec<String>>,
     failure: Mutex<Option<Arc<OpenError>>>,
 }
@@ -41,6 +41,7 @@ impl BackgroundScan {
         reader: Arc<Reader>,
     ) -> io::Result<Self> {
         let shared = Arc::<Shared>::default();
+        let cancel_token = reader.cancel_token().clone();
         let scan_thread = ScanThread {
             opener,
             reader,
@@ -53,6 +54,7 @@ impl BackgroundScan {
         })?;
         Ok(Self {
             shared,
+            cancel_token,
             _thread: thread,
         })
     }
@@ -69,15 +71,11 @@ impl BackgroundScan {
         let failure = self.shared.failure.lock().take()?;
         Some(Arc::try_unwrap(failure).unwrap_or_else(OpenError::Shared))
     }
-
-    pub(crate) fn cancel(&self) {
-        self.shared.is_cancelled.store(true, Ordering::Relaxed);
-    }
 }
 
 impl Drop for BackgroundScan {
     fn drop(&mut self) {
-        self.cancel();
+        self.cancel_token.cancel();
     }
 }
 
@@ -119,14 +117,16 @@ impl ScanThread {
         let lent = options.budget().borrowed_span_bytes();
         let spans = borrow_memory(reader.spans.memory().clone(), lent);
         let mut sink = self.index_sink(disk_cache_writer);
+        let mut reclaimers = options.scan.reclaimers.clone();
+        if lent == 0 {
+            reclaimers.push(Arc::new(reader.spans.memory().clone()));
+        }
         let scan_options = scan::Options {
             spans: true,
             memory: scan_memory,
+            cancel_token: reader.cancel_token().clone(),
             readers: Some(reader.broker.clone()),
-            reclaimers: match lent {
-                0 => vec![Arc::new(reader.spans.memory().clone())],
-                _ => Vec::new(),
-            },
+            reclaimers,
             ..options.scan.clone()
         };
         let scanned = scan::scan(source, &scan_options, network, stats, &mut sink);
@@ -157,7 +157,7 @@ impl ScanThread {
         IndexSink {
             live_index: &reader.live_index,
             packed_bytes: self.opener.source.fingerprint().len,
-            is_cancelled: &self.shared.is_cancelled,
+            cancel_token: reader.cancel_token(),
             span_cache: caches_spans.then_some(reader.spans.memory()),
             span_owner: reader.spans.owner(),
             lag_limit: &reader.lag_limit,
@@ -171,6 +171,9 @@ impl ScanThread {
     }
 
     fn open_error(&self, error: ScanError<IndexSinkError>) -> Option<OpenError> {
+        if self.reader.cancel_token().is_cancelled() {
+            return None;
+        }
         let (error, member) = match error {
             ScanError::Archive { error, member, .. } => (error, member),
             ScanError::Sink(IndexSinkError::Cancelled) => return None,
@@ -240,6 +243,7 @@ mod tests {
         *shared.failure.lock() = Some(Arc::new(failure));
         let scan = BackgroundScan {
             shared,
+            cancel_token: CancelToken::default(),
             _thread: Thread::spawn("test", || ()).expect("a thread"),
         };
         let held = scan.failure().expect("it failed");

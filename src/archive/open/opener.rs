@@ -309,11 +309,7 @@ impl Opener {
         let (budgets, number) = if let Some((resources, number)) = &self.resources {
             (resources.budgets.clone(), *number)
         } else {
-            let options = &self.options;
-            (
-                MemoryBudgets::new(options.budget(), options.scan.memory_share),
-                0,
-            )
+            (MemoryBudgets::new(&self.options), 0)
         };
         // A scan must not use spans that were decoded for a saved index that did not match.
         let is_scanned_now = !live_index.is_scan_over();

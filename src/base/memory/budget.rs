@@ -100,7 +100,7 @@ impl Budget {
     }
 
     /// Bytes that a decoder can borrow from reads and cached spans.
-    fn read_decoder_bytes(self) -> u64 {
+    pub(crate) fn read_decoder_bytes(self) -> u64 {
         lendable_bytes(self.half()) + self.span_bytes()
     }
 }

@@ -20,6 +20,39 @@ pub trait Reclaim: Send + Sync + Debug {
     fn restore(&self, bytes: u64);
 }
 
+/// Memory that only decoders use.
+#[derive(Debug)]
+pub(crate) struct Reserve {
+    bytes: u64,
+    lent: Mutex<u64>,
+}
+
+impl Reserve {
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            lent: Mutex::default(),
+        }
+    }
+}
+
+impl Reclaim for Reserve {
+    fn reclaimable_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn reclaim(&self, bytes: u64) -> u64 {
+        let mut lent = self.lent.lock();
+        let granted = bytes.min(self.bytes - *lent);
+        *lent += granted;
+        granted
+    }
+
+    fn restore(&self, bytes: u64) {
+        *self.lent.lock() -= bytes;
+    }
+}
+
 /// Grants memory to decoders. Clones share one limit.
 #[derive(Clone, Debug)]
 pub struct MemoryBroker {
