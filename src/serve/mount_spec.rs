@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 use super::failure::Failure;
 use super::prefetch::PrefetchSpec;
 use crate::archive::Volume;
+use crate::base::environment::is_name_of_process;
 use crate::fuse::{MountOptions, Ownership, Subtree};
 use crate::index::{Index, Ino};
-use crate::locate::{OpenSpec, TreeSpec};
+use crate::locate::{OpenSpec, SourceSpec, TreeSpec};
 use crate::materialize::XattrFilter;
 use crate::source::Revalidation;
 
@@ -88,6 +89,24 @@ impl MountSpec {
             ends_with_monitor: false,
             reports_index: false,
         }
+    }
+
+    /// Whether only a process of its own can serve it: one that works for it alone, and has the files that have their name
+    /// only in the process of its user.
+    pub fn needs_own_process(&self) -> bool {
+        let files = [&self.open.user.netrc, &self.open.cache.index_file];
+        let mut files = files.into_iter().flatten();
+        let is_own = |file: &OsString| is_name_of_process(file.as_ref());
+        let replay = self.prefetch.replay.as_deref().map(SourceSpec::from);
+        let mut sources = self.tree.sources().chain(&replay);
+        let has_files_of_process = files.any(is_own) || sources.any(SourceSpec::is_of_process);
+        has_files_of_process
+            || self.ends_with_monitor
+            || self.is_in_other_namespace
+            || self.copy_to.is_some()
+            || self.metrics.is_some()
+            || self.prefetch.record.is_some()
+            || self.tree.source.is_place()
     }
 
     /// The part of `volume` that is shown.

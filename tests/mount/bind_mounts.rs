@@ -12,7 +12,7 @@ mkdir -p t/dir bin mnt part whole cache run tmp
 echo one >t/file; echo two >t/dir/file; tar -C t -cf a.tar .
 cp "$program" bin/tarfs
 export PATH="$PWD/bin:$PATH" XDG_RUNTIME_DIR="$PWD/run" TARFS_CACHE_DIR="$PWD/cache" TMPDIR="$PWD/tmp"
-pid() { tarfs status --json "$1" | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
+pid() { tarfs status --json "$1" | sed 's/.*"monitor":\([0-9]*\).*/\1/'; }
 wait_for_exit() { for _ in $(seq 200); do kill -0 $1 2>/dev/null || return 0; sleep 0.02; done; echo "$1 runs"; }
 mounts() { grep -c " $PWD/" /proc/self/mountinfo || true; }
 "#;

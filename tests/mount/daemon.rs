@@ -1,4 +1,4 @@
-//! `tarfs mount` as a process: detaching, and ending.
+//! `tarfs mount` by a process of its own: detaching, and ending.
 
 use std::fs;
 use std::io::Write;
@@ -38,7 +38,7 @@ impl Place {
 
     fn mount_command(&self) -> Command {
         let mut command = self.verb("mount");
-        command.arg(self.path("a.tar")).arg(self.path("mnt"));
+        command.args(["--isolated".into(), self.path("a.tar"), self.path("mnt")]);
         command
     }
 

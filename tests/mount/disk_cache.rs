@@ -42,7 +42,8 @@ impl Place {
     #[track_caller]
     fn mount(&self, archive: &str, mountpoint: &str, more: &[&str]) {
         let url = self.server.url(archive);
-        self.succeeds(&[&["mount", &url, mountpoint], more].concat());
+        // A mount that is killed is not continued.
+        self.succeeds(&[&["mount", "--isolated", &url, mountpoint], more].concat());
     }
 
     /// Kills the process of a mount, and waits until the mount is gone.

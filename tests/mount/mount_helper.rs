@@ -103,13 +103,13 @@ fn system_mount_uses_system_directories() {
     let said = place.stdout_of(
         "helpers mount.tarfs
          mount -t tarfs -o ro a.tar mnt
-         ls /run/tarfs | sed 's/[0-9]*-[0-9]*/PID-NS/'; ls /var/cache/tarfs session
+         ls /run/tarfs | sed 's/[0-9]*-[0-9]*/PID-NS/; s/.*.daemon/ID.daemon/' | sort; ls /var/cache/tarfs session
          cd /; tarfs umount \"$OLDPWD/mnt\"; gone
          env -u HOME -u XDG_RUNTIME_DIR tarfs ls \"$OLDPWD/a.tar\"",
     );
     assert_eq!(
         said,
-        "PID-NS.sock\n/var/cache/tarfs:\nindex\n\nsession:\nopen\nraised\n"
+        "ID.daemon\nPID-NS.sock\n/var/cache/tarfs:\nindex\n\nsession:\nopen\nraised\n"
     );
 }
 
@@ -420,8 +420,9 @@ fn mount_by_fstab_shows_no_secret_in_process_titles() {
              tr '\\0' ' ' <$process/cmdline 2>/dev/null || :; echo
          done >titles
          grep -c \"tarfs mount .*$PWD/mnt\" titles
-         grep -c \"tarfs serve-mount $PWD/mnt\" titles
-         grep \"$PWD/mnt\" titles | grep -c 'hunter[2]' || :
+         server=$(tarfs status --json \"$PWD/mnt\" | grep -m 1 -o '\"pid\": *[0-9]*' | tr -dc 0-9)
+         tr '\\0' ' ' </proc/$server/cmdline | grep -c 'tarfs serve-mounts /run/tarfs/'
+         grep tarfs titles | grep -c 'hunter[2]' || :
          umount \"$PWD/mnt\"; gone",
     );
     // The monitor and the process that serves the mount.

@@ -58,11 +58,11 @@ impl Place {
     }
 
     fn share(&self, mountpoint: &str) {
-        self.mount(mountpoint, &["--shared"]);
+        self.mount(mountpoint, &[]);
     }
 
     fn start_mount(&self, mountpoint: &str) -> Child {
-        let mut command = self.command(&["mount", "--shared", &self.url(ARCHIVE), mountpoint]);
+        let mut command = self.command(&["mount", &self.url(ARCHIVE), mountpoint]);
         command.stdin(Stdio::null()).stderr(Stdio::piped());
         command.spawn().expect("started")
     }
@@ -81,6 +81,18 @@ impl Place {
 
     fn pid(&self, mountpoint: &str) -> Pid {
         pid_of(&self.status_of(mountpoint)).expect("a number")
+    }
+
+    /// Removes the socket of the daemon, which then ends with its last mount.
+    fn remove_daemon_socket(&self) {
+        let files = fs::read_dir(self.path("tarfs")).expect("a runtime directory");
+        let paths = files.map(|file| file.expect("there").path());
+        let is_daemon = |path: &PathBuf| path.extension().is_some_and(|name| name == "daemon");
+        let sockets: Vec<_> = paths.filter(is_daemon).collect();
+        assert_eq!(sockets.len(), 1, "{sockets:?}");
+        for socket in sockets {
+            fs::remove_file(socket).expect("removable");
+        }
     }
 
     fn last(&self, mountpoint: &str) -> String {
@@ -121,10 +133,10 @@ fn mounts_that_start_together_cost_one_download_and_one_scan() {
 #[test]
 fn end_of_a_mount_leaves_others_with_the_same_archive() {
     let place = place();
-    place.mount("m0", &["--shared", "--no-disk-cache"]);
-    place.mount("m1", &["--shared", "--no-disk-cache"]);
+    place.mount("m0", &["--no-disk-cache"]);
+    place.mount("m1", &["--no-disk-cache"]);
     let requests = place.requests(ARCHIVE).len();
-    place.mount("m2", &["--shared", "--no-disk-cache"]);
+    place.mount("m2", &["--no-disk-cache"]);
     assert_eq!(
         place.requests(ARCHIVE).len(),
         requests,
@@ -145,11 +157,11 @@ fn end_of_a_mount_leaves_others_with_the_same_archive() {
 fn changed_local_archive_is_mounted_beside_its_old_version() {
     let place = place();
     place.put("a.tar.gz", archive("old"));
-    place.succeeds(&["mount", "--shared", "a.tar.gz", "m0"]);
+    place.succeeds(&["mount", "a.tar.gz", "m0"]);
     assert_eq!(place.last("m0"), "old");
     place.put("new", archive("new"));
     fs::rename(place.path("new"), place.path("a.tar.gz")).expect("renamed");
-    place.succeeds(&["mount", "--shared", "a.tar.gz", "m1"]);
+    place.succeeds(&["mount", "a.tar.gz", "m1"]);
     assert_eq!(place.last("m1"), "new");
     assert_eq!(place.pid("m0"), place.pid("m1"));
     place.compare("m0");
@@ -157,10 +169,10 @@ fn changed_local_archive_is_mounted_beside_its_old_version() {
 
 // Promises: shared-one
 #[test]
-fn mount_without_the_flag_has_a_process_of_its_own() {
+fn isolated_mount_has_a_process_of_its_own() {
     let place = place();
     place.share("m0");
-    place.mount("m1", &[]);
+    place.mount("m1", &["--isolated"]);
     assert_ne!(place.pid("m0"), place.pid("m1"));
     place.compare("m1");
 }
@@ -223,13 +235,13 @@ fn warnings_of_a_shared_mount_reach_its_user() {
     // A byte of the second header.
     tar[1024 + 100] ^= 1;
     place.put("bad.tar", tar);
-    let alone = place.tarfs(&["mount", "--wait-index", "bad.tar", "m0"]);
-    let shared = place.tarfs(&["mount", "--shared", "--wait-index", "bad.tar", "m1"]);
+    let alone = place.tarfs(&["mount", "--isolated", "--wait-index", "bad.tar", "m0"]);
+    let shared = place.tarfs(&["mount", "--wait-index", "bad.tar", "m1"]);
     let text = stderr_text(&shared);
     assert!(text.contains("1 member is damaged"), "{text}");
     assert_eq!(text, stderr_text(&alone));
     // It is reported once for each mount that opens it.
-    let later = place.tarfs(&["mount", "--shared", "--wait-index", "bad.tar", "m2"]);
+    let later = place.tarfs(&["mount", "--wait-index", "bad.tar", "m2"]);
     assert!(later.status.success());
 }
 
@@ -266,7 +278,78 @@ fn forced_unmount_ends_readers_although_others_use_the_archive() {
     let output = wait::finish_in_time(move || reader.wait_with_output().expect("a child"));
     assert!(!output.status.success());
     assert!(is_mounted(&place.path("m1")));
+    let daemon = pidfd_open(place.pid("m1"), PidfdFlags::empty()).expect("running");
     place.succeeds(&["umount", "--lazy", "m1"]);
+    place.remove_daemon_socket();
+    assert!(wait::process_exits(&daemon), "its scan waits");
+}
+
+// Promises: shared-memory
+#[test]
+fn archive_beside_large_ones_has_less_memory_and_is_decoded_all_the_same() {
+    let place = place();
+    let plain = Archive::new().file("last", "packed").end();
+    let budget = |mountpoint: &str| {
+        let status = place.status_of(mountpoint);
+        let bytes = status.pointer("/memory/budget_bytes");
+        bytes.and_then(Value::as_u64).map(|bytes| bytes >> 20)
+    };
+    for (mountpoint, mebibytes) in [("m0", 512), ("m1", 256), ("m2", 128), ("m3", 64)] {
+        let name = format!("{mountpoint}.tar");
+        place.put(&name, &plain);
+        place.succeeds(&["mount", "--memory", "512M", &name, mountpoint]);
+        assert_eq!(budget(mountpoint), Some(mebibytes));
+    }
+    place.put("a.tar", &plain);
+    let mut xz = place.command_of("xz");
+    xz.args(["--lzma2=preset=0,dict=64MiB", "a.tar"]);
+    assert!(xz.status().expect("installed").success());
+    place.succeeds(&["mount", "--no-disk-cache", "a.tar.xz", "m4"]);
+    assert_eq!(budget("m4"), Some(32));
+    assert_eq!(place.last("m4"), "packed");
+    // Who ends leaves memory to later ones.
+    place.succeeds(&["umount", "m0", "m4"]);
+    place.succeeds(&["mount", "--no-disk-cache", "a.tar.xz", "m4"]);
+    assert_eq!(budget("m4"), Some(128));
+}
+
+// Promises: shared-fair
+#[test]
+fn readers_of_a_silent_server_delay_no_other_archive() {
+    let place = place();
+    let resource = Resource::new(archive("slow")).etag("\"2\"");
+    let half = archive("slow").len() as u64 / 2;
+    place.server().route("/slow.tar.gz", move |request| {
+        let is_first_half = request.range().is_some_and(|(_, end)| end <= half);
+        let answer = resource.answer(request);
+        if is_first_half {
+            answer
+        } else {
+            answer.stall_after(0)
+        }
+    });
+    place.succeeds(&["mount", &place.url("/slow.tar.gz"), "m0"]);
+    // More than an archive has threads.
+    let readers = (0..16).map(|_| {
+        let mut reader = place.command_of("cat");
+        reader.arg(place.path("m0").join("last"));
+        reader.stderr(Stdio::null()).spawn().expect("started")
+    });
+    let mut readers: Vec<_> = readers.collect();
+    place.share("m1");
+    place.share("m2");
+    place.compare("m1");
+    assert_eq!(place.pid("m0"), place.pid("m1"));
+    place.succeeds(&["umount", "m1"]);
+    place.compare("m2");
+    for reader in &mut readers {
+        let ended = reader.try_wait().expect("a child");
+        assert!(ended.is_none(), "the server has answered");
+    }
+    place.succeeds(&["umount", "--lazy", "m0"]);
+    for mut reader in readers {
+        assert!(!reader.wait().expect("a child").success());
+    }
 }
 
 // Promises: shared-restart
@@ -325,7 +408,7 @@ fn mount_ends_with_the_job_of_its_monitor() {
     command
         .args(words)
         .arg(PROGRAM)
-        .args(["mount", "--shared", &place.url(ARCHIVE), "m0"]);
+        .args(["mount", &place.url(ARCHIVE), "m0"]);
     let output = command.output().expect("started");
     assert!(output.status.success(), "{}", stderr_text(&output));
     assert_eq!(place.pid("m0"), place.pid("m1"));
@@ -363,7 +446,7 @@ fn wrong_credentials_see_nothing_of_a_mount_with_right_ones() {
     });
     let url = place.url(ARCHIVE);
     let mount = |header: &str, mountpoint: &str| {
-        place.tarfs(&["mount", "--shared", "--header", header, &url, mountpoint])
+        place.tarfs(&["mount", "--header", header, &url, mountpoint])
     };
     assert!(!mount("Authorization: Bearer wrong", "m0").status.success());
     let output = mount("Authorization: Bearer right", "m1");

@@ -52,7 +52,7 @@ fn mount_is_found_after_parent_directory_is_renamed() {
             let script = format!(
                 r#"
                 mkdir -p above/mnt
-                tarfs mount {flags} a.tar above/mnt
+                tarfs mount --isolated {flags} a.tar above/mnt
                 server=$(tarfs status --json above/mnt | sed 's/.*"pid":\([0-9]*\).*/\1/')
                 mv above below
                 cat below/mnt/a
@@ -148,21 +148,21 @@ fn writable_mount_leaves_nothing_after_unmount_or_kill() {
         r"
         kill_it() { kill -$1 $(pid); gone; }
         for how in 'tarfs umount mnt' 'umount mnt' 'kill_it TERM' 'kill_it INT' 'kill_it KILL'; do
-            tarfs mount --writable a.tar mnt
+            tarfs mount --isolated --writable a.tar mnt
             echo x >>mnt/dir/b; mkdir -m 0 mnt/closed; test $(ls tmp | wc -l) = 1
             $how; gone
         done
         # A process with an open file can use the mount until it closes the file.
-        tarfs mount --writable a.tar mnt
+        tarfs mount --isolated --writable a.tar mnt
         exec 5<mnt/a; tarfs umount mnt 2>/dev/null || echo in use
         pid=$(pid); umount -l mnt; read line <&5; echo $line; kill -0 $pid; exec 5<&-; gone
         for _ in $(seq 100); do kill -0 $pid 2>/dev/null || break; sleep 0.02; done
         kill -0 $pid 2>/dev/null || echo ended
         # Killed while a process uses it.
-        tarfs mount --writable --upper changes a.tar mnt
+        tarfs mount --isolated --writable --upper changes a.tar mnt
         exec 5<mnt/a; kill -KILL $(pid); gone; exec 5<&-; ls mnt
         # Killed together with the process that watches.
-        tarfs mount --writable --upper changes a.tar mnt
+        tarfs mount --isolated --writable --upper changes a.tar mnt
         pid=$(pid); kill -KILL $(monitor) $pid
         ls mnt/nothing 2>/dev/null || true
         tarfs umount mnt; left
@@ -182,7 +182,7 @@ fn process_in_killed_mount_sees_errors_not_empty_listings() {
     let said = stdout_of(
         r#"
         use_it() {
-            tarfs mount --writable "${@:2}" a.tar mnt
+            tarfs mount --isolated --writable "${@:2}" a.tar mnt
             mkdir mnt/new; echo new >mnt/new/f; rm mnt/dir/b; echo x >mnt/dir/x
             exec 5<mnt/new 6<mnt/dir 7<mnt/dir/sub 8<mnt; pid=$(pid)
             $1
@@ -302,7 +302,7 @@ fn ordinary_user_writes_by_fuse_overlayfs() {
         r#"
         for_users
         use_it() {
-            as_user tarfs mount --writable a.tar mnt
+            as_user tarfs mount --isolated --writable a.tar mnt
             as_user sh -c 'echo more >>mnt/a; rm mnt/dir/b; echo new >mnt/new; cat mnt/a; ls mnt/dir'
         }
         use_it; as_user tarfs status mnt | grep -c 'by fuse-overlayfs'

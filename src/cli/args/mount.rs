@@ -41,27 +41,27 @@ pub(crate) struct MountArgs {
     pub wait_index: bool,
     /// Restart the process that serves the mount when it dies; open files stay open
     ///
-    /// Without this flag, a mount whose process dies is unmounted. With --foreground, the process that the
-    /// user started stays alive.
+    /// Without this flag, an isolated mount is unmounted then, and any other one only if it cannot be continued. With
+    /// --foreground, the process that the user started stays alive.
     #[arg(long, help_heading = heading::PROCESS)]
     pub restart: bool,
-    /// With --restart: seconds that a new process may take to read the index before the mount is unmounted
+    /// After a restart: seconds that a new process may take to read the index before the mount is unmounted
     ///
     /// Time in which the source is unreachable does not count.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "restart",
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
           value_parser = seconds_parser(1..=86_400),
           help_heading = heading::PROCESS, hide_short_help = true)]
     pub restart_timeout: u64,
     /// Stay in the foreground instead of returning once the mount is ready
     #[arg(short, long, help_heading = heading::PROCESS)]
     pub foreground: bool,
-    /// Serve the mount by the process that serves this user's other mounts with this flag
+    /// Serve the mount by a process of its own, which shares nothing with this user's other mounts
     ///
-    /// It reads an archive once for all of them. If it dies, another one continues all mounts. Standard input and
-    /// a directory of archives are served alone.
-    #[arg(long, help_heading = heading::PROCESS, hide_short_help = true,
-          conflicts_with_all = ["foreground", "log_file", "copy_to", "record", "replay", "namespace", "metrics"])]
-    pub shared: bool,
+    /// Its memory and time then belong to the job that mounts. --foreground, --log-file, --copy-to, --record,
+    /// --namespace, --metrics, standard input and a directory of archives imply this flag. Otherwise one process reads
+    /// an archive once for all mounts of it.
+    #[arg(long, help_heading = heading::PROCESS, hide_short_help = true)]
+    pub isolated: bool,
     /// Make the mount writable, with an overlay over the archive
     #[arg(long)]
     pub writable: bool,

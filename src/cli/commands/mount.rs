@@ -12,10 +12,8 @@ use crate::cli::daemon::overlay_dirs::OverlayDirs;
 use crate::cli::environment;
 use crate::cli::open_archive;
 use tarfs::fuse::{Mount, OpenNamespace};
-use tarfs::internal::environment::is_name_of_process;
 use tarfs::internal::trusted_dir::TrustedDir;
-use tarfs::locate::SourceSpec;
-use tarfs::serve::{DaemonSocket, MountSpec, create_private_dir};
+use tarfs::serve::{DaemonSocket, create_private_dir};
 
 /// Mounts an archive. A mount `of_system` outlives the session of root. Returns when the mount is ready. With
 /// `--foreground`, and in the process that keeps the mount in the background, returns after the unmount.
@@ -54,8 +52,9 @@ pub(crate) fn run(args: &MountArgs, of_system: bool) -> anyhow::Result<ExitCode>
         drop(TrustedDir::create(directory.as_ref()));
     }
     drop(create_private_dir(spec.runtime_dir.as_ref()));
-    let daemon =
-        is_shared(args, &spec).then(|| DaemonSocket::in_directory(spec.runtime_dir.as_ref()));
+    // A daemon logs for many mounts.
+    let is_isolated = args.isolated || args.log_file.is_some() || spec.needs_own_process();
+    let daemon = (!is_isolated).then(|| DaemonSocket::in_directory(spec.runtime_dir.as_ref()));
     let daemon = daemon.and_then(|socket| {
         let socket = socket.inspect_err(|error| tracing::debug!(%error, "no daemon"));
         socket.ok()
@@ -74,13 +73,4 @@ pub(crate) fn run(args: &MountArgs, of_system: bool) -> anyhow::Result<ExitCode>
         spec,
     };
     Monitor::run(options, inherited)
-}
-
-/// Whether a daemon serves the mount of `args`. One cannot open files that have their name only in this process.
-fn is_shared(args: &MountArgs, spec: &MountSpec) -> bool {
-    let files = [&spec.open.user.netrc, &spec.open.cache.index_file];
-    let mut files = files.into_iter().flatten();
-    let is_of_this_process = spec.tree.sources().any(SourceSpec::is_of_process)
-        || files.any(|file| is_name_of_process(file.as_ref()));
-    args.shared && !is_of_this_process && !spec.tree.source.is_place()
 }

@@ -16,11 +16,12 @@ use tracing::Level;
 
 use super::fork::{Fork, fork};
 use super::inherited_fds::InheritedFds;
-use super::server_process::{THREAD_EXIT_TIMEOUT, force_exit_after, report_scan_end};
-use super::{overlay_dirs, privileges};
-use crate::cli::ui::{logging, panic_hook};
+use super::server_process::{THREAD_EXIT_TIMEOUT, ThisProcess, force_exit_after};
+use super::{privileges, scope};
+use crate::cli::ui::logging;
+use tarfs::internal::thread::Thread;
 use tarfs::locate;
-use tarfs::serve::{ControlSocket, Daemon, DaemonSocket, Opened, Process, Server};
+use tarfs::serve::{ControlSocket, Daemon, DaemonSocket, Server};
 
 /// Time without a mount after which a daemon ends.
 const IDLE_TIME: Duration = Duration::from_mins(1);
@@ -54,8 +55,9 @@ pub(crate) fn run(socket: &Path) -> anyhow::Result<ExitCode> {
     logging::listen(tell_waiting);
     crate::cli::malloc::return_freed_memory();
     privileges::drop_capabilities_of_daemon();
+    let scope = Thread::spawn("tarfs-scope", scope::enter).context("cannot start a thread")?;
     let network = locate::start_network().context("cannot start the network")?;
-    let server = Server::new(network.handle().clone(), ThisProcess);
+    let server = Server::new(network.handle().clone(), ThisProcess::of_many());
     SERVER.get_or_init(|| Arc::downgrade(&server));
     let directory = socket.parent().context("a socket has no directory")?;
     let asked = Arc::clone(&server);
@@ -64,7 +66,7 @@ pub(crate) fn run(socket: &Path) -> anyhow::Result<ExitCode> {
     let daemon = Daemon::new(Arc::clone(&server), DaemonSocket::at(socket), listener);
     let served = daemon.run(Some(IDLE_TIME));
     force_exit_after(THREAD_EXIT_TIMEOUT);
-    drop(control);
+    drop((control, scope));
     // No caller is left to wait for requests in flight.
     network.shutdown_background();
     drop((daemon, server));
@@ -93,34 +95,5 @@ fn leave_client() {
 fn tell_waiting(level: Level, text: &str) {
     if let Some(server) = SERVER.get().and_then(Weak::upgrade) {
         server.tell_waiting(level.as_str(), text);
-    }
-}
-
-/// The parts of a daemon that monitors control: none.
-struct ThisProcess;
-
-impl Process for ThisProcess {
-    fn settle(&self, _in_background: bool) {}
-
-    fn unmount_abandoned(&self, mountpoint: &Path, scratch: &Path) {
-        overlay_dirs::unmount_abandoned(mountpoint, scratch);
-    }
-
-    fn remove_scratch(&self, scratch: &Path) {
-        overlay_dirs::remove_scratch(scratch);
-    }
-
-    fn report_scan_end(&self, opened: &Opened) {
-        if opened.begin_scan_report() {
-            report_scan_end(opened);
-        }
-    }
-
-    fn is_daemon(&self) -> bool {
-        true
-    }
-
-    fn panic_count(&self) -> u64 {
-        panic_hook::count()
     }
 }

@@ -7,5 +7,7 @@ pub(crate) mod inherited_fds;
 pub(crate) mod monitor;
 pub(crate) mod overlay_dirs;
 pub(crate) mod privileges;
+mod resident_memory;
+mod scope;
 pub(crate) mod sd_notify;
 pub(crate) mod server_process;

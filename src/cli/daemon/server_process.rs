@@ -40,15 +40,18 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     };
     let network = locate::start_network().context("cannot start the network")?;
-    let process = Arc::new(ThisProcess {
+    let alone = Arc::new(Alone {
         inherited: Mutex::new(Some(inherited)),
         log: Mutex::new(log),
         runtime_dir: (&request.spec.runtime_dir).into(),
         server: OnceLock::new(),
         control: Mutex::default(),
     });
-    let server = Server::new(network.handle().clone(), Shared(Arc::clone(&process)));
-    drop(process.server.set(Arc::downgrade(&server)));
+    let process = ThisProcess {
+        alone: Some(Arc::clone(&alone)),
+    };
+    let server = Server::new(network.handle().clone(), process);
+    drop(alone.server.set(Arc::downgrade(&server)));
     watch_signals(&server)?;
     let mount = server.serve(link, request);
     let is_done = mount.is_some();
@@ -56,7 +59,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
         mount.close();
     }
     force_exit_after(THREAD_EXIT_TIMEOUT);
-    drop(process.control.lock().take());
+    drop(alone.control.lock().take());
     // No caller is left to wait for requests in flight, such as those of a scan.
     network.shutdown_background();
     // Joins the threads of copy and scans, which do not wait for a server any more.
@@ -143,7 +146,7 @@ pub(super) fn force_exit_after(timeout: Duration) {
 }
 
 /// Reports the end of the scan of `opened` to the user.
-pub(super) fn report_scan_end(opened: &Opened) {
+fn report_scan_end(opened: &Opened) {
     if let Some(failure) = opened.index().failure {
         tracing::error!(
             failure,
@@ -165,8 +168,14 @@ pub(super) fn report_scan_end(opened: &Opened) {
     tracing::warn!("{count}; `tarfs status` names the first ones");
 }
 
-/// The parts of this process that the monitor controls.
-struct ThisProcess {
+/// The parts of this process that its monitors control.
+pub(super) struct ThisProcess {
+    /// Those of a process for one mount.
+    alone: Option<Arc<Alone>>,
+}
+
+/// The parts of a process that serves one mount, and has what is its monitor's.
+struct Alone {
     inherited: Mutex<Option<InheritedFds>>,
     log: Mutex<LogTarget>,
     /// Directory of the control socket.
@@ -175,19 +184,24 @@ struct ThisProcess {
     control: Mutex<Option<ControlSocket>>,
 }
 
-struct Shared(Arc<ThisProcess>);
+impl ThisProcess {
+    /// That of a daemon.
+    pub(super) fn of_many() -> Self {
+        Self { alone: None }
+    }
+}
 
-impl Process for Shared {
+impl Alone {
     fn settle(&self, in_background: bool) {
-        let control = self.0.server.get().and_then(Weak::upgrade).map(|server| {
-            ControlSocket::serve(&self.0.runtime_dir, move |request| server.respond(&request))
+        let control = self.server.get().and_then(Weak::upgrade).map(|server| {
+            ControlSocket::serve(&self.runtime_dir, move |request| server.respond(&request))
         });
         match control.transpose() {
-            Ok(control) => *self.0.control.lock() = control,
+            Ok(control) => *self.control.lock() = control,
             Err(error) => tracing::warn!(%error, "no control socket, so no `tarfs status`"),
         }
         logging::never_block();
-        let log = self.0.log.lock();
+        let log = self.log.lock();
         if !in_background {
             log.redirect();
             return;
@@ -195,11 +209,19 @@ impl Process for Shared {
         if let Err(error) = set_parent_process_death_signal(None) {
             tracing::error!(%error, "cannot stay in the background");
         }
-        let inherited = self.0.inherited.lock().take();
+        let inherited = self.inherited.lock().take();
         let inherited = inherited.unwrap_or_else(InheritedFds::none);
         let left = daemonize::detach(&log, inherited).and_then(|()| std::env::set_current_dir("/"));
         if let Err(error) = left {
             tracing::error!(%error, "cannot leave the terminal");
+        }
+    }
+}
+
+impl Process for ThisProcess {
+    fn settle(&self, in_background: bool) {
+        if let Some(alone) = &self.alone {
+            alone.settle(in_background);
         }
     }
 
@@ -212,11 +234,13 @@ impl Process for Shared {
     }
 
     fn report_scan_end(&self, opened: &Opened) {
-        report_scan_end(opened);
+        if opened.begin_scan_report() {
+            report_scan_end(opened);
+        }
     }
 
     fn is_daemon(&self) -> bool {
-        false
+        self.alone.is_none()
     }
 
     fn panic_count(&self) -> u64 {

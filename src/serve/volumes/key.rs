@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use crate::base::environment::Environment;
-use crate::locate::{ArchiveSpec, ServerSpec, SourceSpec};
+use crate::locate::{ArchiveSpec, ServerSpec};
 use crate::serve::mount_spec::MountSpec;
 use crate::source::Revalidation;
 
@@ -41,8 +41,7 @@ const NAMES: [&str; 10] = [
 pub struct VolumeKey([u8; 32]);
 
 impl VolumeKey {
-    /// The key of the tree of `mount`. `None` for standard input, which one process can read, for a directory of
-    /// archives, and for a recording of reads.
+    /// The key of the tree of `mount`. `None` if it needs its own process.
     pub fn new(mount: &MountSpec) -> Option<Self> {
         let MountSpec {
             tree,
@@ -51,8 +50,7 @@ impl VolumeKey {
             waits_for_index,
             ..
         } = mount;
-        let has_stdin = tree.sources().any(SourceSpec::is_stdin);
-        if has_stdin || tree.source.is_place() || prefetch.record.is_some() {
+        if mount.needs_own_process() {
             return None;
         }
         let mut spec = open.clone();
@@ -111,7 +109,7 @@ fn relevant(environment: &Environment) -> Environment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::locate::OpenSpec;
+    use crate::locate::{OpenSpec, SourceSpec};
 
     fn key(
         source: &str,

@@ -35,7 +35,7 @@ impl BlockedReaders {
         let place = Place::serve(&strong());
         let url = place.server.url(PATH);
         place.run_ok(&["index", &url]);
-        let words = ["mount", &url, "mnt", "--timeout", "60"];
+        let words = ["mount", "--isolated", &url, "mnt", "--timeout", "60"];
         place.run_ok(&[&words[..], &["--no-disk-cache", "--prefetch", "none"]].concat());
         let status = place.try_status().expect("mounted");
         let server = fixture::pid_of(&status).expect("a number");

@@ -23,7 +23,7 @@ use super::daemonize::{self, LogTarget};
 use super::fork::{Fork, fork};
 use super::inherited_fds::InheritedFds;
 use super::overlay_dirs::OverlayDirs;
-use super::privileges;
+use super::{privileges, resident_memory};
 use crate::cli::ui::progress::IndexingProgress;
 use crate::cli::ui::units::format_index;
 use crate::cli::ui::{logging, output};
@@ -345,6 +345,7 @@ impl Monitor {
     fn keep(&mut self) -> ExitCode {
         let mut short_lived_count = 0;
         loop {
+            resident_memory::release_code();
             loop {
                 match self.next(None) {
                     Received::Gone => break,
