@@ -10,7 +10,7 @@ use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use super::commands::list::{chmod, chown, diff, du, find, ls, rm};
 use super::commands::write::{copy, materialize, shard, sync};
 use super::commands::{
-    bundle, cache, cat, generate, image, index, profile, status, umount, verify,
+    bundle, cache, cat, daemon, generate, image, index, profile, status, umount, verify,
 };
 use super::help::Sorted;
 use super::ui::output;
@@ -37,6 +37,9 @@ pub(crate) struct ServeMountArgs {
 pub(crate) struct ServeMountsArgs {
     /// Path of the socket that is its standard output
     pub socket: PathBuf,
+    /// Stay the process that was started
+    #[arg(long)]
+    pub foreground: bool,
 }
 
 #[derive(Subcommand, Debug)]
@@ -86,6 +89,8 @@ pub(crate) enum Verb {
     Profile(Sorted<profile::ProfileArgs>),
     /// Show and clean the disk cache
     Cache(Sorted<cache::CacheVerbArgs>),
+    /// Run or replace the process that serves this user's mounts
+    Daemon(Sorted<daemon::DaemonArgs>),
     /// Serve a mount for the process that keeps it
     #[command(hide = true)]
     ServeMount(ServeMountArgs),

@@ -70,7 +70,7 @@ pub(crate) fn rows(table: &str) -> impl Iterator<Item = (&str, &str)> {
 const PURPOSE: &str = "\n  # ";
 
 /// Command lines of each verb below their purposes, as the help shows them. `-h` shows the first two.
-const EXAMPLES: [(&str, &str); 21] = [
+const EXAMPLES: [(&str, &str); 22] = [
     (
         "mount",
         "
@@ -260,6 +260,14 @@ const EXAMPLES: [(&str, &str); 21] = [
   tarfs cache list
   # remove the oldest data
   tarfs cache prune --max-size 10GiB",
+    ),
+    (
+        "daemon",
+        "
+  # after an upgrade, continue all mounts by the new program
+  tarfs daemon upgrade
+  # serve mounts until the service manager stops it
+  tarfs daemon run",
     ),
 ];
 

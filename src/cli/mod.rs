@@ -64,7 +64,7 @@ pub(crate) fn run() -> ExitCode {
     let result = match verb {
         Verb::Mount(args) => mount::run(&args, false),
         Verb::ServeMount(_) => server_process::run(),
-        Verb::ServeMounts(args) => daemon_process::run(&args.socket),
+        Verb::ServeMounts(args) => daemon_process::run(&args.socket, args.foreground),
         Verb::Umount(args) => umount::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Materialize(args) => materialize::run(&args),
@@ -85,6 +85,7 @@ pub(crate) fn run() -> ExitCode {
         Verb::Verify(args) => verify::run(&args),
         Verb::Profile(args) => profile::run(&args),
         Verb::Cache(args) => cache::run(&args),
+        Verb::Daemon(args) => commands::daemon::run(&args),
         Verb::Generate(args) => generate::run(&args, command_line::command()),
     };
     result.unwrap_or_else(|error| output::print_failure(&error))

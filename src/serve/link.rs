@@ -46,6 +46,10 @@ const MAX_SPEC_BYTES: u64 = 16 << 20;
 pub enum Packet {
     /// Client of a daemon: it is in the mount namespace and the user namespace of the descriptors.
     Client,
+    /// Client of a daemon: hand all mounts over to the daemon of this socket.
+    Retire(OsString),
+    /// Daemon: its monitors know that other one, and this process ends at once.
+    Retired,
     /// Monitor: log to the descriptor, or to the system's log without one.
     Log,
     /// Monitor: the process with this number keeps the mount from now on.
@@ -88,6 +92,8 @@ pub enum Packet {
     Unreachable(u64),
     /// Server: progress of the index, when it has changed.
     Index(IndexState),
+    /// Daemon: the one at this socket continues with the mount when this process has ended.
+    Successor(OsString),
     /// Server: the mount has ended.
     Ended,
 }

@@ -6,6 +6,7 @@ mod control_socket;
 mod copy;
 mod daemon;
 mod failure;
+mod first_request;
 mod link;
 mod metrics_server;
 mod mount_spec;
@@ -25,6 +26,7 @@ pub use control_socket::{
 pub use copy::MountCopy;
 pub use daemon::{Daemon, DaemonSocket};
 pub use failure::Failure;
+pub use first_request::{FirstRequest, MountRequest};
 pub use link::{Link, OpenedTree, Packet, SessionState, Taken};
 pub use metrics_server::MetricsListener;
 pub use mount_spec::MountSpec;
@@ -32,7 +34,7 @@ pub use opened::Opened;
 pub use prefetch::PrefetchSpec;
 pub use prometheus::{Figure, figures};
 pub use served_mount::{MountOrigin, ServedMount};
-pub use server::{MountRequest, Process, Server};
+pub use server::{Process, Server};
 pub use status::{
     CopyProgress, FailedRead, IndexState, OverlayStatus, Phase, PrefetchStatus, Status,
     format_device,

@@ -20,7 +20,7 @@ use crate::base::sync::Mutex;
 use crate::base::time::unix_seconds;
 use crate::fuse::{
     Force, InheritedSession, LeftOutXattrs, Mount, MountTarget, NewMount, Subtree, TarFilesystem,
-    UnmountError, left_out_xattrs,
+    UnmountError, left_out_xattrs, supports_takeover,
 };
 use crate::index::{Ino, LazyIndex};
 
@@ -145,6 +145,11 @@ impl ServedMount {
     pub(super) fn has_job_ended(&self) -> bool {
         let group = self.monitor.get().and_then(|(_, group)| group.as_ref());
         group.is_some_and(ControlGroup::has_ended)
+    }
+
+    /// Whether another process can continue with it.
+    pub(super) fn can_be_continued(&self) -> bool {
+        self.opened.is_strong && supports_takeover(self.mount.capabilities)
     }
 
     /// Calls `release` when the mount is to be served no more, although it has users.

@@ -1,8 +1,7 @@
 //! Server: it serves the mounts of monitors, each behind a link.
 
 use std::ffi::OsString;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak, mpsc};
@@ -14,9 +13,10 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::control_socket::{Request, Response};
-use super::copy::MountCopy;
+use super::daemon::DaemonSocket;
 use super::failure::Failure;
-use super::link::{Link, OpenedTree, Packet, SessionState, Taken, version_for_packet};
+use super::first_request::{MountRequest, RequestKind, invalid};
+use super::link::{Link, OpenedTree, Packet, SessionState, version_for_packet};
 use super::metrics_server::MetricsListener;
 use super::mount_spec::MountSpec;
 use super::opened::Opened;
@@ -29,6 +29,12 @@ use crate::base::periodic::PeriodicThread;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::fuse::{Force, InheritedSession, NewMount, UnmountError};
+
+/// Timeout for mounts that are being made, before all are handed over.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Interval of checks whether they are made.
+const START_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Interval of reports of progress to a monitor.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -67,85 +73,6 @@ pub trait Process: Sync {
     fn panic_count(&self) -> u64;
 }
 
-/// The first request of a monitor.
-#[derive(Debug)]
-pub struct MountRequest {
-    /// The mount.
-    pub spec: MountSpec,
-    kind: RequestKind,
-    copy: Option<MountCopy>,
-    metrics: Option<MetricsListener>,
-}
-
-#[derive(Debug)]
-enum RequestKind {
-    Open {
-        shows_progress: bool,
-    },
-    /// With the connection.
-    TakeOver(Box<Taken>, OwnedFd),
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn invalid(error: io::Error) -> Failure {
-    Failure::to("invalid request for a mount", &error)
-}
-
-impl MountRequest {
-    /// Introduces this process, and waits for the first request on `link`, and the log that precedes it. `None` if the
-    /// monitor is gone.
-    ///
-    /// # Errors
-    /// If the request is invalid.
-    pub fn receive(link: &Link) -> Result<Option<(Self, Option<OwnedFd>)>, Failure> {
-        let server = Packet::Server(std::process::id());
-        // A monitor that is gone sends no request either.
-        drop(link.send(&server, &[], SendFlags::empty()));
-        let mut log = None;
-        let (packet, descriptors) = loop {
-            match link.receive().map_err(invalid)? {
-                Some((Packet::Log, descriptors)) => log = descriptors.into_iter().next(),
-                Some(received) => break received,
-                None => return Ok(None),
-            }
-        };
-        let mut descriptors = descriptors.into_iter();
-        let memory = descriptors.next();
-        let memory = memory.ok_or_else(|| Failure::new("a description of a mount was expected"))?;
-        let spec = MountSpec::from_memory(memory).map_err(invalid)?;
-        let (spec, kind) = match (packet, descriptors.next()) {
-            (Packet::Open { shows_progress }, _) => (spec, RequestKind::Open { shows_progress }),
-            (Packet::TakeOver(taken), Some(connection)) => (
-                spec.continuing(&taken.state.version),
-                RequestKind::TakeOver(taken, connection),
-            ),
-            _ => return Err(Failure::new("a mount was expected")),
-        };
-        let request = Self {
-            spec,
-            kind,
-            copy: None,
-            metrics: None,
-        };
-        Ok(Some((request, log)))
-    }
-
-    /// Prepares what fails early, before the long work, and needs more rights than that.
-    ///
-    /// # Errors
-    /// If metrics cannot be served, or the directory of a copy cannot be used.
-    pub fn prepare(&mut self) -> Result<(), Failure> {
-        let spec = &self.spec;
-        self.metrics = spec.metrics.map(MetricsListener::bind).transpose()?;
-        let copy = spec.copy_to.as_ref().map(|directory| {
-            let mountpoint = Path::new(&spec.mountpoint);
-            MountCopy::open(Path::new(directory), mountpoint, spec.xattrs.clone())
-        });
-        self.copy = copy.transpose()?;
-        Ok(())
-    }
-}
-
 /// Serves mounts in this process.
 pub struct Server {
     network: Handle,
@@ -155,6 +82,8 @@ pub struct Server {
     memory: TreeMemory,
     /// Links of mounts that do not answer yet.
     starting: Mutex<Vec<Weak<Link>>>,
+    /// Links of the others.
+    serving: Mutex<Vec<Weak<Link>>>,
     /// Number of monitors that mount, or that have a mount.
     monitors: AtomicUsize,
 }
@@ -177,6 +106,7 @@ impl Server {
             trees: VolumeTable::default(),
             memory: TreeMemory::default(),
             starting: Mutex::default(),
+            serving: Mutex::default(),
             monitors: AtomicUsize::default(),
         })
     }
@@ -199,6 +129,33 @@ impl Server {
             // One that does not read its packets gets fewer.
             drop(link.send(&event, &[], SendFlags::DONTWAIT));
         }
+    }
+
+    /// Tells all monitors that the daemon at `successor` continues with their mounts when this process has ended.
+    ///
+    /// # Errors
+    /// If another process cannot continue with one of them, or a monitor is gone. Then no mount may lose this process.
+    pub(super) fn name_successor(&self, successor: &DaemonSocket) -> Result<(), Failure> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        while !self.starting.lock().is_empty() {
+            if Instant::now() >= deadline {
+                return Err(Failure::new("a mount that is being made takes too long"));
+            }
+            std::thread::sleep(START_INTERVAL);
+        }
+        if let Some(mount) = self.mounts().iter().find(|mount| !mount.can_be_continued()) {
+            let mountpoint = mount.mount.target().mountpoint.display().to_string();
+            return Err(Failure::new(format!(
+                "another process cannot continue with {mountpoint}: that needs Linux 6.9 and a source with a strong version"
+            )));
+        }
+        let links: Vec<_> = self.serving.lock().clone();
+        let packet = Packet::Successor(successor.path().into());
+        for link in links.iter().filter_map(Weak::upgrade) {
+            let sent = link.send(&packet, &[], SendFlags::DONTWAIT);
+            sent.map_err(|error| Failure::to("a process that keeps a mount is gone", &error))?;
+        }
+        Ok(())
     }
 
     /// The statuses of its mounts.
@@ -267,9 +224,16 @@ impl Server {
         self.starting.lock().push(Weak::clone(&own));
         let started = session.start(request);
         let is_other = |other: &Weak<Link>| !Weak::ptr_eq(other, &own);
+        if matches!(started, Ok(Some(_))) {
+            self.serving.lock().push(Weak::clone(&own));
+        }
         self.starting.lock().retain(is_other);
         let served = match started {
-            Ok(Some(started)) => Some(session.follow(started)),
+            Ok(Some(started)) => {
+                let served = session.follow(started);
+                self.serving.lock().retain(is_other);
+                Some(served)
+            }
             Ok(None) => None,
             Err(failure) => {
                 link.report_failure(failure);

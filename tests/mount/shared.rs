@@ -83,12 +83,16 @@ impl Place {
         pid_of(&self.status_of(mountpoint)).expect("a number")
     }
 
-    /// Removes the socket of the daemon, which then ends with its last mount.
-    fn remove_daemon_socket(&self) {
-        let files = fs::read_dir(self.path("tarfs")).expect("a runtime directory");
+    fn daemon_sockets(&self) -> Vec<PathBuf> {
+        let files = fs::read_dir(self.path("tarfs")).into_iter().flatten();
         let paths = files.map(|file| file.expect("there").path());
         let is_daemon = |path: &PathBuf| path.extension().is_some_and(|name| name == "daemon");
-        let sockets: Vec<_> = paths.filter(is_daemon).collect();
+        paths.filter(is_daemon).collect()
+    }
+
+    /// Removes the socket of the daemon, which then ends with its last mount.
+    fn remove_daemon_socket(&self) {
+        let sockets = self.daemon_sockets();
         assert_eq!(sockets.len(), 1, "{sockets:?}");
         for socket in sockets {
             fs::remove_file(socket).expect("removable");
@@ -395,6 +399,95 @@ fn killed_clients_and_daemons_leave_nothing_and_harm_nobody() {
         }
         assert_eq!(place.succeeds(&["status", "--json"]), "");
     }
+}
+
+// Promises: shared-upgrade
+#[test]
+fn upgraded_program_continues_the_mounts_of_the_old_one() {
+    let place = place();
+    fs::copy(PROGRAM, place.path("old")).expect("space");
+    let old = |words: &[&str]| {
+        let output = place.command_of(place.path("old")).args(words).output();
+        let output = output.expect("started");
+        assert!(output.status.success(), "{}", stderr_text(&output));
+    };
+    let url = place.url(ARCHIVE);
+    old(&["mount", &url, "m0"]);
+    old(&["mount", "--writable", &url, "m1"]);
+    // The old program is gone, as after an upgrade by a package.
+    fs::remove_file(place.path("old")).expect("removable");
+    place.wait_until_index_is_saved();
+    let mut open = File::open(place.file("m0", 7)).expect("there");
+    fs::write(place.file("m1", 3), "changed").expect("writable");
+    let before = place.pid("m0");
+    assert_eq!(place.pid("m1"), before);
+    let told = place.succeeds(&["daemon", "upgrade"]);
+    let pid = before.as_raw_pid();
+    assert_eq!(told, format!("process {pid} has handed over 2 mounts\n"));
+    place.share("m2");
+    for mountpoint in ["m0", "m1"] {
+        assert_eq!(place.pid(mountpoint), place.pid("m2"), "{mountpoint}");
+    }
+    let mut read = Vec::new();
+    open.read_to_end(&mut read).expect("readable");
+    assert!(read == content(7));
+    place.compare("m0");
+    assert_eq!(fs::read(place.file("m1", 3)).expect("readable"), b"changed");
+    assert_eq!(place.succeeds(&["daemon", "upgrade"]), "");
+    drop(open);
+    place.succeeds(&["umount", "m0", "m1"]);
+    assert!(!is_mounted(&place.path("m0")) && !is_mounted(&place.path("m1")));
+}
+
+// Promises: shared-upgrade
+#[test]
+fn mounts_that_cannot_be_continued_are_not_handed_over() {
+    let place = place();
+    fs::copy(PROGRAM, place.path("old")).expect("space");
+    // Without a validator, another archive could look the same.
+    place
+        .server()
+        .serve("/weak.tar.gz", Resource::new(archive("weak")));
+    for (path, mountpoint) in [(ARCHIVE, "m0"), ("/weak.tar.gz", "m1")] {
+        let mut command = place.command_of(place.path("old"));
+        command.args(["mount", &place.url(path), mountpoint]);
+        assert!(command.status().expect("started").success());
+    }
+    let before = place.pid("m0");
+    let error = place.error_of(&["daemon", "upgrade"]);
+    assert!(
+        error.contains("m1") && error.contains("strong version"),
+        "{error}"
+    );
+    assert_eq!(place.pid("m0"), before);
+    assert_eq!(place.last("m1"), "weak");
+    // New mounts are made by the new program all the same.
+    place.share("m2");
+    assert_ne!(place.pid("m2"), before);
+}
+
+// Promises: shared-service
+#[test]
+fn daemon_of_a_service_manager_stays_and_hands_over_at_its_end() {
+    let place = place();
+    let mut command = place.command(&["daemon", "run"]);
+    let mut service = command.stderr(Stdio::piped()).spawn().expect("started");
+    wait::wait_until("it has its socket", || place.daemon_sockets().len() == 1);
+    let error = place.error_of(&["daemon", "run"]);
+    assert!(
+        error.contains("serves this user's mounts already"),
+        "{error}"
+    );
+    place.share("m0");
+    place.share("m1");
+    let pid = Pid::from_child(&service);
+    assert_eq!((place.pid("m0"), place.pid("m1")), (pid, pid));
+    place.wait_until_index_is_saved();
+    kill_process(pid, Signal::TERM).expect("running");
+    assert!(!service.wait().expect("a child").success());
+    place.compare("m0");
+    place.compare("m1");
+    assert_eq!(place.pid("m0"), place.pid("m1"));
 }
 
 // Promises: shared-job

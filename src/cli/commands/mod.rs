@@ -3,6 +3,7 @@
 pub(crate) mod bundle;
 pub(crate) mod cache;
 pub(crate) mod cat;
+pub(crate) mod daemon;
 pub(crate) mod generate;
 pub(crate) mod image;
 pub(crate) mod index;

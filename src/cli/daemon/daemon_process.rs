@@ -1,9 +1,11 @@
 //! The process of a daemon, which serves the mounts of many monitors.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -16,8 +18,10 @@ use tracing::Level;
 
 use super::fork::{Fork, fork};
 use super::inherited_fds::InheritedFds;
+use super::sd_notify::ServiceManager;
 use super::server_process::{THREAD_EXIT_TIMEOUT, ThisProcess, force_exit_after};
 use super::{privileges, scope};
+use crate::cli::environment;
 use crate::cli::ui::logging;
 use tarfs::internal::thread::Thread;
 use tarfs::locate;
@@ -38,24 +42,66 @@ const LIMITS: [Resource; 5] = [
 /// The server of this process, for its log.
 static SERVER: OnceLock<Weak<Server>> = OnceLock::new();
 
+/// This program. The file's path may be gone, or belong to another version with other inode numbers.
+pub(super) fn own_program() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    environment::copy_argv0(&mut command);
+    command
+}
+
+/// Starts the daemon of `socket`, which accepts clients from `listener`.
+pub(crate) fn start_daemon(socket: &DaemonSocket, listener: OwnedFd) -> io::Result<()> {
+    let mut command = daemon_command(socket, listener);
+    command.stderr(Stdio::null());
+    // It ends when the daemon has left it.
+    command.status().map(drop)
+}
+
+/// Becomes the daemon of `socket`, which accepts clients from `listener` until it is stopped.
+pub(crate) fn become_daemon(socket: &DaemonSocket, listener: OwnedFd) -> io::Error {
+    let mut command = daemon_command(socket, listener);
+    if let Some(manager) = environment::notify_socket() {
+        command.env("NOTIFY_SOCKET", manager);
+    }
+    command.arg("--foreground").exec()
+}
+
+/// The program of a daemon, which has nothing of this process that another client would not have.
+fn daemon_command(socket: &DaemonSocket, listener: OwnedFd) -> Command {
+    let mut command = own_program();
+    command
+        .arg("serve-mounts")
+        .arg(socket.path())
+        .env_clear()
+        .envs(environment::of_daemon())
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(listener));
+    command
+}
+
 /// Serves the mounts of the monitors that connect to `socket`, which is standard output. The process that is started
-/// ends at once, so that the daemon is no child of a monitor. A signal ends the daemon without unmounting: it may be meant
-/// for the job of one client, and the monitors of the others start the next daemon.
-pub(crate) fn run(socket: &Path) -> anyhow::Result<ExitCode> {
-    let Fork::Child(_) = fork()? else {
+/// ends at once, so that the daemon is no child of a monitor. In the foreground, it serves as long as it lives, and logs
+/// to standard error. A signal ends the daemon without unmounting: it may be meant for the job of one client, and the
+/// monitors of the others start the next daemon.
+pub(crate) fn run(socket: &Path, is_in_foreground: bool) -> anyhow::Result<ExitCode> {
+    if !is_in_foreground && matches!(fork()?, Fork::Parent(_)) {
         return Ok(ExitCode::SUCCESS);
-    };
+    }
     InheritedFds::collect().close();
     let listener: OwnedFd = rustix::io::fcntl_dupfd_cloexec(std::io::stdout(), 3)?;
     dup2_stdout(File::open("/dev/null")?)?;
-    rustix::process::setsid().context("cannot begin a session")?;
     leave_client();
-    logging::log_to(None);
+    if !is_in_foreground {
+        rustix::process::setsid().context("cannot begin a session")?;
+        logging::log_to(None);
+    }
     logging::never_block();
     logging::listen(tell_waiting);
     crate::cli::malloc::return_freed_memory();
     privileges::drop_capabilities_of_daemon();
-    let scope = Thread::spawn("tarfs-scope", scope::enter).context("cannot start a thread")?;
+    let scope = (!is_in_foreground).then(|| Thread::spawn("tarfs-scope", scope::enter));
+    let scope = scope.transpose().context("cannot start a thread")?;
     let network = locate::start_network().context("cannot start the network")?;
     let server = Server::new(network.handle().clone(), ThisProcess::of_many());
     SERVER.get_or_init(|| Arc::downgrade(&server));
@@ -64,7 +110,10 @@ pub(crate) fn run(socket: &Path) -> anyhow::Result<ExitCode> {
     let control = ControlSocket::serve(directory, move |request| asked.respond(&request));
     let control = control.context("cannot answer `tarfs status`")?;
     let daemon = Daemon::new(Arc::clone(&server), DaemonSocket::at(socket), listener);
-    let served = daemon.run(Some(IDLE_TIME));
+    if let Some(manager) = ServiceManager::from_environment() {
+        manager.notify("READY=1");
+    }
+    let served = daemon.run((!is_in_foreground).then_some(IDLE_TIME));
     force_exit_after(THREAD_EXIT_TIMEOUT);
     drop((control, scope));
     // No caller is left to wait for requests in flight.

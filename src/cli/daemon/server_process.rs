@@ -21,7 +21,9 @@ use tarfs::fuse::Force;
 use tarfs::internal::sync::Mutex;
 use tarfs::internal::thread::Thread;
 use tarfs::locate;
-use tarfs::serve::{ControlSocket, Link, MountRequest, Opened, Phase, Process, Server};
+use tarfs::serve::{
+    ControlSocket, FirstRequest, Link, MountRequest, Opened, Phase, Process, Server,
+};
 
 /// Timeout for the threads to exit after the unmount.
 pub(super) const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
@@ -74,8 +76,8 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 /// Receives the request, and gives up the rights that it does not need, before any thread starts. `None` after a failure,
 /// which the monitor reports.
 fn receive(link: &Link) -> Option<(MountRequest, LogTarget)> {
-    let received = MountRequest::receive(link).and_then(|received| {
-        let Some((mut request, log)) = received else {
+    let received = FirstRequest::receive(link).and_then(|received| {
+        let Some(FirstRequest::Mount(mut request, log)) = received else {
             return Ok(None);
         };
         let log = LogTarget::of(log);
@@ -84,7 +86,7 @@ fn receive(link: &Link) -> Option<(MountRequest, LogTarget)> {
         }
         request.prepare()?;
         privileges::drop_capabilities(&request.spec, false);
-        Ok(Some((request, log)))
+        Ok(Some((*request, log)))
     });
     received.unwrap_or_else(|failure| {
         link.report_failure(failure);

@@ -2,15 +2,21 @@
 
 mod socket;
 
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::net::SendFlags;
+use rustix::process::{Signal, getpid, kill_process};
+
 use super::failure::Failure;
-use super::link::Link;
+use super::first_request::FirstRequest;
+use super::link::{Link, Packet};
 use super::served_mount::ServedMount;
-use super::server::{MountRequest, Server};
+use super::server::Server;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 
@@ -89,30 +95,26 @@ impl Daemon {
 
     fn accept(&self) -> io::Result<()> {
         let link = socket::accept(self.listener.as_fd())?;
-        let server = Arc::clone(&self.server);
-        let client = Thread::spawn("tarfs-client", move || serve(&server, link))?;
+        let (server, socket) = (Arc::clone(&self.server), self.socket.clone());
+        let client = Thread::spawn("tarfs-client", move || serve(&server, &socket, link))?;
         self.clients.lock().push(client);
         Ok(())
     }
 }
 
 /// Serves the mount that the monitor behind `link` asks for, until it has ended.
-fn serve(server: &Arc<Server>, link: Link) {
+fn serve(server: &Arc<Server>, socket: &DaemonSocket, link: Link) {
     match socket::receive_client(&link) {
         Ok(Some(())) => {}
         Ok(None) => return,
         Err(error) => return tracing::warn!(%error, "a client was refused"),
     }
-    let received = MountRequest::receive(&link).and_then(|received| {
-        let Some((mut request, _)) = received else {
-            return Ok(None);
-        };
-        request.prepare()?;
-        Ok(Some(request))
-    });
-    match received {
-        Ok(Some(request)) => {
-            if let Some(mount) = server.serve(link, request) {
+    match FirstRequest::receive(&link) {
+        Ok(Some(FirstRequest::Retire(successor))) => retire(server, socket, &link, &successor),
+        Ok(Some(FirstRequest::Mount(mut request, _))) => {
+            if let Err(failure) = request.prepare() {
+                report(&link, failure);
+            } else if let Some(mount) = server.serve(link, *request) {
                 mount.close();
                 drop_last(mount);
             }
@@ -120,6 +122,24 @@ fn serve(server: &Arc<Server>, link: Link) {
         Ok(None) => {}
         Err(failure) => report(&link, failure),
     }
+}
+
+/// Hands all mounts over to the daemon at `successor`, and ends this process as a kill does: nothing is unmounted, and the
+/// kernel asks the next process again what this one has not answered.
+fn retire(server: &Server, socket: &DaemonSocket, link: &Link, successor: &Path) {
+    let successor = DaemonSocket::at(successor);
+    if !socket.has_same_clients(&successor) {
+        let text = "the other process serves for other users or namespaces, or by the same program";
+        return report(link, Failure::new(text));
+    }
+    // New mounts are made by the successor. Without the file, this process ends at the latest with its mounts.
+    drop(fs::remove_file(socket.path()));
+    if let Err(failure) = server.name_successor(&successor) {
+        return report(link, failure);
+    }
+    // The caller, too, learns it from the end of this process.
+    drop(link.send(&Packet::Retired, &[], SendFlags::empty()));
+    kill_process(getpid(), Signal::KILL).ok();
 }
 
 /// Drops `mount` after its other holders, which answer requests. That may take long, because it ends a scan.

@@ -51,7 +51,7 @@ impl DaemonSocket {
     /// If the directory is not of this user alone, or there is no /proc.
     pub fn in_directory(directory: &Path) -> io::Result<Self> {
         create_private_dir(directory)?;
-        let name = format!("{}.{EXTENSION}", identity()?);
+        let name = format!("{}-{}.{EXTENSION}", identity()?, program()?);
         Ok(Self(directory.join(name)))
     }
 
@@ -63,6 +63,30 @@ impl DaemonSocket {
     /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// The other sockets in its directory of daemons that serve for the same processes, by other program files.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub fn of_other_programs(&self) -> io::Result<Vec<Self>> {
+        let directory = self.0.parent().unwrap_or(Path::new("/"));
+        let found = fs::read_dir(directory)?.map(|entry| Ok(Self(entry?.path())));
+        let found = found.collect::<io::Result<Vec<_>>>()?.into_iter();
+        Ok(found.filter(|other| self.has_same_clients(other)).collect())
+    }
+
+    /// Whether `other` is of another program file, and else of the same.
+    pub(super) fn has_same_clients(&self, other: &Self) -> bool {
+        let split = |socket: &'_ Self| {
+            let name = socket.0.file_name()?.to_str()?;
+            let (identity, program) = name.strip_suffix(EXTENSION)?.split_once('-')?;
+            Some((identity.to_owned(), program.to_owned()))
+        };
+        let (Some((own, program)), Some((its, other_program))) = (split(self), split(other)) else {
+            return false;
+        };
+        self.0.parent() == other.0.parent() && own == its && program != other_program
     }
 
     /// Connects to the daemon. If there is none, `start` starts one, with the socket that it listens on.
@@ -87,7 +111,11 @@ impl DaemonSocket {
         self.connect()
     }
 
-    fn connect(&self) -> io::Result<Link> {
+    /// Connects to the daemon.
+    ///
+    /// # Errors
+    /// As of [`Self::connect_or_start`], and if there is none.
+    pub fn connect(&self) -> io::Result<Link> {
         let socket = new_socket(SocketFlags::NONBLOCK)?;
         connect(&socket, &SocketAddrUnix::new(&self.0)?)?;
         rustix::io::ioctl_fionbio(&socket, false)?;
@@ -107,8 +135,33 @@ impl DaemonSocket {
         Ok(directory)
     }
 
-    /// Makes the socket, in the place of that of a dead daemon.
+    /// Makes the socket of a daemon that clients have not started.
+    ///
+    /// # Errors
+    /// If there is a daemon already, or the socket cannot be made.
+    pub fn listen_alone(&self) -> io::Result<OwnedFd> {
+        let _lock = self.lock(LOCK_TIMEOUT)?;
+        let link = self.connect();
+        if is_missing(&link) {
+            return self.listen();
+        }
+        link?;
+        let kind = ErrorKind::AddrInUse;
+        Err(io::Error::new(
+            kind,
+            "a process serves this user's mounts already",
+        ))
+    }
+
+    /// Makes the socket, in the place of that of a dead daemon. The caller has the lock.
     fn listen(&self) -> io::Result<OwnedFd> {
+        for other in self.of_other_programs()? {
+            if matches!(other.connect(), Err(error) if error.kind() == ErrorKind::ConnectionRefused)
+            {
+                // Its daemon was killed.
+                drop(fs::remove_file(&other.0));
+            }
+        }
         // It gets its name when it listens, so that a client never finds it too early.
         publish(&self.0, |temporary| {
             let socket = new_socket(SocketFlags::empty())?;
@@ -204,7 +257,26 @@ fn check_peer(socket: impl AsFd) -> io::Result<()> {
     Err(io::Error::new(kind, "the other process is of another user"))
 }
 
-/// A digest of all that must be the same for a process that serves for another one.
+/// A digest of the program file of this process, because any version may have another protocol.
+fn program() -> io::Result<String> {
+    let program = fs::metadata("/proc/self/exe")?;
+    let times = (program.ctime(), program.ctime_nsec());
+    let described = (
+        env!("CARGO_PKG_VERSION"),
+        program.dev(),
+        program.ino(),
+        times,
+    );
+    digest(&described, 12)
+}
+
+/// The first `len` digits of the digest of `described`.
+fn digest(described: &impl serde::Serialize, len: usize) -> io::Result<String> {
+    let hash = blake3::hash(&serde_json::to_vec(described)?);
+    Ok(hash.to_hex().chars().take(len).collect())
+}
+
+/// A digest of all else that must be the same for a process that serves for another one.
 fn identity() -> io::Result<String> {
     let groups: BTreeSet<_> = getgroups()?.iter().map(|group| group.as_raw()).collect();
     let capabilities = rustix::thread::capabilities(None)?;
@@ -219,17 +291,7 @@ fn identity() -> io::Result<String> {
     });
     // Of a security module, if there is one.
     let label = fs::read("/proc/self/attr/current").unwrap_or_default();
-    // Any version may have another protocol.
-    let program = fs::metadata("/proc/self/exe")?;
-    let program = (
-        program.dev(),
-        program.ino(),
-        program.ctime(),
-        program.ctime_nsec(),
-    );
     let described = (
-        env!("CARGO_PKG_VERSION"),
-        program,
         (geteuid().as_raw(), getegid().as_raw(), groups),
         capabilities.effective.bits(),
         places,
@@ -238,8 +300,7 @@ fn identity() -> io::Result<String> {
         // There is the program that unmounts for an ordinary user.
         variable("PATH"),
     );
-    let hash = blake3::hash(&serde_json::to_vec(&described)?);
-    Ok(hash.to_hex().chars().take(32).collect())
+    digest(&described, 32)
 }
 
 #[cfg(test)]

@@ -5,18 +5,18 @@
 //! child keeps the mount. When the server dies and the mount remains, the monitor unmounts it, or starts a successor that
 //! continues on the same connection. The monitor opens and serves nothing, so little can kill it.
 
+mod errors;
 mod kept_mount;
 mod process;
 mod signals;
 
-use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use rustix::net::SendFlags;
 
 use super::daemonize::{self, LogTarget};
@@ -27,6 +27,7 @@ use super::{privileges, resident_memory};
 use crate::cli::ui::progress::IndexingProgress;
 use crate::cli::ui::units::format_index;
 use crate::cli::ui::{logging, output};
+use errors::{EndedBySignal, NO_WRITABLE_RESTART, ServerDied, is_disconnection, unexpected};
 use kept_mount::KeptMount;
 use process::{ServerProcess, THREAD_EXIT_TIMEOUT, wait_for};
 use signals::{Signals, end_by};
@@ -79,6 +80,8 @@ pub(crate) struct Monitor {
     /// The overlay over the mount.
     overlay: Option<OverlayStatus>,
     has_ended: bool,
+    /// Whether the server ends because another one continues.
+    is_replaced: bool,
     progress: IndexingProgress,
     /// Time during which the source was unreachable, before the server was ready.
     unreachable_time: Duration,
@@ -92,16 +95,6 @@ enum Received {
     Signal(i32),
     TimedOut,
 }
-
-/// The monitor was ended by a signal.
-#[derive(Debug, thiserror::Error)]
-#[error("ended by signal {0}")]
-struct EndedBySignal(i32);
-
-/// The process that serves the mount has died before it was ready.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct ServerDied(String);
 
 /// Starts a process for the mount of `options` alone.
 fn start_alone(options: &MonitorOptions) -> anyhow::Result<ServerProcess> {
@@ -166,6 +159,7 @@ impl Monitor {
             state: None,
             overlay: None,
             has_ended: false,
+            is_replaced: false,
             progress: IndexingProgress::default(),
             unreachable_time: Duration::ZERO,
         })
@@ -365,11 +359,10 @@ impl Monitor {
                 return self.exit_code();
             }
             self.server.kill();
-            self.report_death();
-            if self.server.started.elapsed() < MIN_LIFETIME {
-                short_lived_count += 1;
-            } else {
-                short_lived_count = 1;
+            if !std::mem::take(&mut self.is_replaced) {
+                self.report_death();
+                let is_short = self.server.started.elapsed() < MIN_LIFETIME;
+                short_lived_count = if is_short { short_lived_count + 1 } else { 1 };
             }
             let is_stopped = self.options.is_in_foreground && self.signals.recent().is_some();
             if !is_stopped
@@ -434,7 +427,7 @@ impl Monitor {
                     let failure = error.downcast_ref::<Failure>();
                     let is_outage = failure.is_some_and(|failure| failure.is_outage);
                     // A daemon that lacks something may lack it again.
-                    may_share &= is_outage;
+                    may_share &= is_outage || error.downcast_ref().is_some_and(is_disconnection);
                     if is_outage {
                         self.unreachable_time = self.server.started.elapsed();
                     }
@@ -481,11 +474,13 @@ impl Monitor {
         may_share: bool,
     ) -> anyhow::Result<()> {
         let daemon = self.options.daemon.as_ref().filter(|_| may_share);
-        self.server = if let Some(Ok(server)) = daemon.map(ServerProcess::connect) {
-            server
-        } else {
-            let is_in_foreground = self.options.is_in_foreground;
-            ServerProcess::start(&self.options.spec, is_in_foreground, false)?
+        self.server = match daemon.map(ServerProcess::connect) {
+            Some(Ok(server)) => server,
+            Some(Err(error)) if is_disconnection(&error) => return Err(error.into()),
+            _ => {
+                let is_in_foreground = self.options.is_in_foreground;
+                ServerProcess::start(&self.options.spec, is_in_foreground, false)?
+            }
         };
         let memory = self.options.spec.to_memory()?;
         if is_taken_over {
@@ -632,6 +627,10 @@ impl Monitor {
                     logging::repeat(level, &text);
                 }
             }
+            Packet::Successor(socket) => {
+                self.options.daemon = Some(DaemonSocket::at(Path::new(&socket)));
+                self.is_replaced = true;
+            }
             Packet::Ended => self.has_ended = true,
             other => return Some(other),
         }
@@ -645,14 +644,7 @@ impl Monitor {
             .send(packet, descriptors, SendFlags::empty());
         // The reason why it is gone comes with the next packet.
         match sent {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
-                ) =>
-            {
-                Ok(())
-            }
+            Err(error) if is_disconnection(&error) => Ok(()),
             sent => sent.context("cannot ask the process that serves the mount"),
         }
     }
@@ -684,13 +676,4 @@ impl Monitor {
             None => output::print_failure(&self.death()),
         }
     }
-}
-
-/// Why a writable mount cannot be restarted.
-const NO_WRITABLE_RESTART: &str = "--restart with --writable needs Linux 6.9 or later and a source that identifies each \
-     version reliably";
-
-fn unexpected(packet: &Packet) -> anyhow::Error {
-    tracing::debug!(?packet, "unexpected");
-    anyhow!("the process that serves the mount has answered something else")
 }

@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, test_kill_process};
 
-use crate::cli::environment;
+use crate::cli::daemon::daemon_process::{own_program, start_daemon};
 use tarfs::serve::{DaemonSocket, Link, MountSpec};
 
 /// Timeout for the threads of a killed process to exit.
@@ -141,30 +140,6 @@ impl ServerProcess {
     }
 }
 
-/// This program. The file's path may be gone, or belong to another version with other inode numbers.
-fn own_program() -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    environment::copy_argv0(&mut command);
-    command
-}
-
-/// Starts the daemon of `socket`, which accepts clients from `listener`. It has nothing of this process that another
-/// client would not have.
-fn start_daemon(socket: &DaemonSocket, listener: OwnedFd) -> io::Result<()> {
-    let mut command = own_program();
-    command
-        .arg("serve-mounts")
-        .arg(socket.path())
-        .env_clear()
-        .envs(environment::of_daemon())
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(Stdio::from(listener))
-        .stderr(Stdio::null());
-    // It ends when the daemon has left it.
-    command.status().map(drop)
-}
-
 /// Waits until one of `polled` is ready; false after `timeout`.
 pub(super) fn wait_for(polled: &mut [PollFd<'_>], timeout: Duration) -> Result<bool, Errno> {
     let timeout = Timespec::try_from(timeout).unwrap_or_default();
@@ -220,6 +195,7 @@ fn is_running(pid: Pid) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
     use std::time::Duration;
 
     use super::*;
