@@ -16,8 +16,18 @@ pub(crate) use tarfs::internal::environment::{CACHE_DIR, CACHE_SIZE, SYSTEM_CACH
 /// Variable with the directory of the sockets of a user's mounts.
 pub(crate) const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 
+/// Variables of a service manager: `sd_notify(3)`, systemd.exec(5).
+const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+const JOURNAL_STREAM: &str = "JOURNAL_STREAM";
+
 /// Directory of the sockets of the system's mounts.
 pub(crate) const SYSTEM_RUNTIME_DIR: &str = "/run/tarfs";
+
+/// Whether systemd does not kill this process at shutdown, because its `argv[0]` begins with `@`.
+pub(crate) fn is_kept_at_shutdown() -> bool {
+    let name = env::args_os().next().unwrap_or_default();
+    name.as_encoded_bytes().starts_with(b"@")
+}
 
 /// Gives `command` our `argv[0]`, because systemd does not kill processes with `@` in front at shutdown.
 pub(crate) fn copy_argv0(command: &mut Command) -> &mut Command {
@@ -29,12 +39,12 @@ pub(crate) fn copy_argv0(command: &mut Command) -> &mut Command {
 
 /// Returns the service manager's socket; see `sd_notify(3)`.
 pub(crate) fn notify_socket() -> Option<OsString> {
-    variable("NOTIFY_SOCKET").map(PathBuf::into_os_string)
+    variable(NOTIFY_SOCKET).map(PathBuf::into_os_string)
 }
 
 /// Returns device and inode of the stream that leads to the journal; see systemd.exec(5).
 pub(crate) fn journal_stream() -> Option<(u64, u64)> {
-    let stream = variable("JOURNAL_STREAM")?;
+    let stream = variable(JOURNAL_STREAM)?;
     let (device, inode) = stream.to_str()?.split_once(':')?;
     Some((device.parse().ok()?, inode.parse().ok()?))
 }
@@ -47,6 +57,12 @@ pub(crate) const COMPLETE: &str = "TARFS_COMPLETE";
 
 pub(crate) fn log_level() -> Option<Level> {
     variable(LOG_LEVEL)?.to_str()?.parse().ok()
+}
+
+/// Variables that a service manager sets for a process in the foreground.
+pub(crate) fn of_service() -> impl Iterator<Item = (&'static str, OsString)> {
+    let names = [NOTIFY_SOCKET, JOURNAL_STREAM].into_iter();
+    names.filter_map(|name| Some((name, variable(name)?.into_os_string())))
 }
 
 /// Variables of a daemon, which serves for processes with other ones.

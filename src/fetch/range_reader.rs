@@ -49,12 +49,13 @@ struct StallClock {
 }
 
 impl RangeReader {
-    /// Creates a reader of `source`, with memory for hedges from `hedge_pool`.
+    /// Creates a reader of `source`, with memory for hedges from `hedge_pool`, that `cancel_token` ends.
     pub fn new(
         handle: Handle,
         source: Arc<dyn Source>,
         hedge_pool: BufferPool,
         stats: Arc<Stats>,
+        cancel_token: CancelToken,
     ) -> Self {
         Self {
             handle,
@@ -62,7 +63,7 @@ impl RangeReader {
             hedge_pool,
             latency_stats: Mutex::default(),
             stats,
-            cancel_token: CancelToken::default(),
+            cancel_token,
         }
     }
 

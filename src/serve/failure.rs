@@ -21,6 +21,9 @@ pub struct Failure {
     pub is_usage_error: bool,
     /// Whether it is a temporary outage of a source.
     pub is_outage: bool,
+    /// Whether the work was ended because its own client is gone.
+    #[serde(skip)]
+    pub(super) is_abandoned: bool,
 }
 
 impl Failure {
@@ -30,6 +33,15 @@ impl Failure {
             text: text.into(),
             is_usage_error: false,
             is_outage: false,
+            is_abandoned: false,
+        }
+    }
+
+    /// The end of work whose client is gone.
+    pub(super) fn abandoned() -> Self {
+        Self {
+            is_abandoned: true,
+            ..Self::new("the process that asked for it is gone")
         }
     }
 
@@ -48,6 +60,7 @@ impl Failure {
             text: describe(error),
             is_usage_error: located.is_some_and(locate::Error::is_usage_error),
             is_outage: causes.any(is_outage),
+            is_abandoned: false,
         }
     }
 

@@ -41,8 +41,8 @@ pub(super) fn invalid(error: io::Error) -> Failure {
 pub enum FirstRequest {
     /// A mount, and the log for its server.
     Mount(Box<MountRequest>, Option<OwnedFd>),
-    /// To hand all mounts over to the daemon at this socket.
-    Retire(PathBuf),
+    /// To hand all mounts over to the daemon at this socket, of this program.
+    Retire(PathBuf, OwnedFd),
 }
 
 impl FirstRequest {
@@ -58,7 +58,11 @@ impl FirstRequest {
         let (packet, descriptors) = loop {
             match link.receive().map_err(invalid)? {
                 Some((Packet::Log, descriptors)) => log = descriptors.into_iter().next(),
-                Some((Packet::Retire(path), _)) => return Ok(Some(Self::Retire(path.into()))),
+                Some((Packet::Retire(path), descriptors)) => {
+                    let program = descriptors.into_iter().next();
+                    let program = program.ok_or_else(|| Failure::new("a program was expected"))?;
+                    return Ok(Some(Self::Retire(path.into(), program)));
+                }
                 Some(received) => break received,
                 None => return Ok(None),
             }

@@ -25,14 +25,14 @@ use super::mount_spec::MountSpec;
 use super::status::{IndexState, OverlayStatus};
 use crate::base::bounded_read::read_at_most;
 use crate::base::sha256::Sha256;
-use crate::fuse::MountTarget;
+use crate::fuse::{MountTarget, supports_takeover};
 
 /// Maximum length of a packet, in bytes. The longest has two targets with two paths of 4096 bytes as numbers each, and a
 /// version of as many bytes, each of which JSON may expand to six: 90 KiB.
 const MAX_PACKET_BYTES: usize = 128 << 10;
 
 /// Maximum number of descriptors of a packet.
-const MAX_DESCRIPTORS: usize = 2;
+const MAX_DESCRIPTORS: usize = 5;
 
 /// Maximum length of a version that is sent unchanged, in bytes.
 const MAX_VERSION_BYTES: usize = 4096;
@@ -44,12 +44,10 @@ const MAX_SPEC_BYTES: u64 = 16 << 20;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Packet {
-    /// Client of a daemon: it is in the mount namespace and the user namespace of the descriptors.
+    /// Client of a daemon: it is in the namespaces of the descriptors, and has the last one's root directory.
     Client,
-    /// Client of a daemon: hand all mounts over to the daemon of this socket.
+    /// Client of a daemon: hand all mounts over to the daemon of this socket, and end. The descriptor is its program.
     Retire(OsString),
-    /// Daemon: its monitors know that other one, and this process ends at once.
-    Retired,
     /// Monitor: log to the descriptor, or to the system's log without one.
     Log,
     /// Monitor: the process with this number keeps the mount from now on.
@@ -92,7 +90,7 @@ pub enum Packet {
     Unreachable(u64),
     /// Server: progress of the index, when it has changed.
     Index(IndexState),
-    /// Daemon: the one at this socket continues with the mount when this process has ended.
+    /// Daemon: the one at this socket continues with the mount when this process has ended. The descriptor is its program.
     Successor(OsString),
     /// Server: the mount has ended.
     Ended,
@@ -118,6 +116,14 @@ pub struct SessionState {
     pub version: String,
     /// Whether it differs for any two contents.
     pub is_strong: bool,
+}
+
+impl SessionState {
+    /// Whether another process can continue with the mount. If another version looks the same, readers would see its bytes
+    /// among old ones in the page cache.
+    pub fn can_be_continued(&self) -> bool {
+        self.is_strong && supports_takeover(self.capabilities)
+    }
 }
 
 /// Mount that a successor takes over.

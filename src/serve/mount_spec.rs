@@ -1,6 +1,6 @@
 //! Description of a mount, by which any process of its user can serve it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -95,8 +95,11 @@ impl MountSpec {
     /// only in the process of its user.
     pub fn needs_own_process(&self) -> bool {
         let files = [&self.open.user.netrc, &self.open.cache.index_file];
-        let mut files = files.into_iter().flatten();
-        let is_own = |file: &OsString| is_name_of_process(file.as_ref());
+        let files = files.into_iter().flatten().map(OsString::as_os_str);
+        // Such as `GOOGLE_APPLICATION_CREDENTIALS`.
+        let variables = self.open.user.environment.variables();
+        let mut files = files.chain(variables.map(|(_, value)| value));
+        let is_own = |file: &OsStr| is_name_of_process(file.as_ref());
         let replay = self.prefetch.replay.as_deref().map(SourceSpec::from);
         let mut sources = self.tree.sources().chain(&replay);
         let has_files_of_process = files.any(is_own) || sources.any(SourceSpec::is_of_process);

@@ -23,7 +23,7 @@ use crate::locate::{OpenContext, SourceArchives, describe};
 const MAX_NAMED_DAMAGED: usize = 10;
 
 /// Time for which the version of a source on a server needs no check before another mount shares it.
-const CONFIRMED_TIME: Duration = Duration::from_mins(1);
+const CONFIRMED_TIME: Duration = Duration::from_secs(10);
 
 /// The tree that a mount serves.
 pub struct Opened {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::cgroup::ControlGroup;
 use super::copy::MountCopy;
 use super::failure::Failure;
+use super::link::{Link, SessionState, version_for_packet};
 use super::mount_spec::MountSpec;
 use super::opened::Opened;
 use super::status::{FailedRead, OverlayStatus, Status, format_device};
@@ -20,7 +21,7 @@ use crate::base::sync::Mutex;
 use crate::base::time::unix_seconds;
 use crate::fuse::{
     Force, InheritedSession, LeftOutXattrs, Mount, MountTarget, NewMount, Subtree, TarFilesystem,
-    UnmountError, left_out_xattrs, supports_takeover,
+    UnmountError, left_out_xattrs,
 };
 use crate::index::{Ino, LazyIndex};
 
@@ -46,6 +47,8 @@ pub struct ServedMount {
     overlay: OnceLock<OverlayStatus>,
     /// The process that keeps it, and its control group if that can end.
     monitor: OnceLock<(u32, Option<ControlGroup>)>,
+    /// The link to that process, once the mount answers.
+    link: OnceLock<Arc<Link>>,
     release: OnceLock<Release>,
     root: Ino,
     /// Whether files of the mount have the numbers and attributes of the index.
@@ -100,6 +103,7 @@ impl ServedMount {
             metrics,
             overlay: OnceLock::new(),
             monitor: OnceLock::new(),
+            link: OnceLock::new(),
             release: OnceLock::new(),
             root,
             shows_index: spec.shows_index(root),
@@ -147,9 +151,24 @@ impl ServedMount {
         group.is_some_and(ControlGroup::has_ended)
     }
 
-    /// Whether another process can continue with it.
-    pub(super) fn can_be_continued(&self) -> bool {
-        self.opened.is_strong && supports_takeover(self.mount.capabilities)
+    pub(super) fn set_link(&self, link: &Arc<Link>) {
+        self.link.get_or_init(|| Arc::clone(link));
+    }
+
+    /// The link to its monitor, if that can have another process continue with it.
+    pub(super) fn link_to_continue(&self) -> Option<&Link> {
+        let can_continue = self.state().can_be_continued();
+        let link = self.link.get().filter(|link| !link.is_closed());
+        link.map(|link| &**link).filter(|_| can_continue)
+    }
+
+    /// What a successor of this process must know.
+    pub(super) fn state(&self) -> SessionState {
+        SessionState {
+            capabilities: self.mount.capabilities,
+            version: version_for_packet(&self.opened.version),
+            is_strong: self.opened.is_strong,
+        }
     }
 
     /// Calls `release` when the mount is to be served no more, although it has users.

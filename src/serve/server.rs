@@ -13,10 +13,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::control_socket::{Request, Response};
-use super::daemon::DaemonSocket;
 use super::failure::Failure;
 use super::first_request::{MountRequest, RequestKind, invalid};
-use super::link::{Link, OpenedTree, Packet, SessionState, version_for_packet};
+use super::link::{Link, OpenedTree, Packet, version_for_packet};
 use super::metrics_server::MetricsListener;
 use super::mount_spec::MountSpec;
 use super::opened::Opened;
@@ -28,6 +27,7 @@ use crate::archive::{Callback, WaitFor};
 use crate::base::periodic::PeriodicThread;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
+use crate::fetch::CancelToken;
 use crate::fuse::{Force, InheritedSession, NewMount, UnmountError};
 
 /// Timeout for mounts that are being made, before all are handed over.
@@ -82,8 +82,8 @@ pub struct Server {
     memory: TreeMemory,
     /// Links of mounts that do not answer yet.
     starting: Mutex<Vec<Weak<Link>>>,
-    /// Links of the others.
-    serving: Mutex<Vec<Weak<Link>>>,
+    /// Whether it makes no other mounts, because a successor continues with them.
+    is_retiring: AtomicBool,
     /// Number of monitors that mount, or that have a mount.
     monitors: AtomicUsize,
 }
@@ -106,7 +106,7 @@ impl Server {
             trees: VolumeTable::default(),
             memory: TreeMemory::default(),
             starting: Mutex::default(),
-            serving: Mutex::default(),
+            is_retiring: AtomicBool::default(),
             monitors: AtomicUsize::default(),
         })
     }
@@ -131,11 +131,23 @@ impl Server {
         }
     }
 
-    /// Tells all monitors that the daemon at `successor` continues with their mounts when this process has ended.
+    /// Tells all monitors that the daemon at `successor`, of the file `program`, continues with their mounts when this
+    /// process has ended. Until then it makes no other mounts.
     ///
     /// # Errors
-    /// If another process cannot continue with one of them, or a monitor is gone. Then no mount may lose this process.
-    pub(super) fn name_successor(&self, successor: &DaemonSocket) -> Result<(), Failure> {
+    /// If a mount cannot be continued. Then this process goes on.
+    pub(super) fn name_successor(
+        &self,
+        successor: &Path,
+        program: BorrowedFd<'_>,
+    ) -> Result<(), Failure> {
+        self.is_retiring.store(true, Ordering::SeqCst);
+        let named = self.try_name_successor(successor, program);
+        self.is_retiring.store(named.is_ok(), Ordering::SeqCst);
+        named
+    }
+
+    fn try_name_successor(&self, successor: &Path, program: BorrowedFd<'_>) -> Result<(), Failure> {
         let deadline = Instant::now() + START_TIMEOUT;
         while !self.starting.lock().is_empty() {
             if Instant::now() >= deadline {
@@ -143,16 +155,18 @@ impl Server {
             }
             std::thread::sleep(START_INTERVAL);
         }
-        if let Some(mount) = self.mounts().iter().find(|mount| !mount.can_be_continued()) {
+        let mounts = self.mounts();
+        let stays = |mount: &&Arc<ServedMount>| mount.link_to_continue().is_none();
+        if let Some(mount) = mounts.iter().find(stays) {
             let mountpoint = mount.mount.target().mountpoint.display().to_string();
             return Err(Failure::new(format!(
-                "another process cannot continue with {mountpoint}: that needs Linux 6.9 and a source with a strong version"
+                "no other process can continue with {mountpoint}: that needs Linux 6.9, a source with a strong version, \
+                 and the process that keeps the mount"
             )));
         }
-        let links: Vec<_> = self.serving.lock().clone();
-        let packet = Packet::Successor(successor.path().into());
-        for link in links.iter().filter_map(Weak::upgrade) {
-            let sent = link.send(&packet, &[], SendFlags::DONTWAIT);
+        let packet = Packet::Successor(successor.into());
+        for link in mounts.iter().filter_map(|mount| mount.link_to_continue()) {
+            let sent = link.send(&packet, &[program], SendFlags::DONTWAIT);
             sent.map_err(|error| Failure::to("a process that keeps a mount is gone", &error))?;
         }
         Ok(())
@@ -222,18 +236,16 @@ impl Server {
         let mountpoint = request.spec.mountpoint.clone();
         let own = Arc::downgrade(&link);
         self.starting.lock().push(Weak::clone(&own));
-        let started = session.start(request);
+        let started = if self.is_retiring.load(Ordering::SeqCst) {
+            // The monitor starts its own server.
+            Ok(None)
+        } else {
+            session.start(request)
+        };
         let is_other = |other: &Weak<Link>| !Weak::ptr_eq(other, &own);
-        if matches!(started, Ok(Some(_))) {
-            self.serving.lock().push(Weak::clone(&own));
-        }
         self.starting.lock().retain(is_other);
         let served = match started {
-            Ok(Some(started)) => {
-                let served = session.follow(started);
-                self.serving.lock().retain(is_other);
-                Some(served)
-            }
+            Ok(Some(started)) => Some(session.follow(started)),
             Ok(None) => None,
             Err(failure) => {
                 link.report_failure(failure);
@@ -397,6 +409,7 @@ impl Session<'_> {
         if let Some(overlay) = overlay {
             mount.set_overlay(overlay);
         }
+        mount.set_link(self.link);
         let mount = Arc::new(mount);
         self.report_ready(&mount)?;
         self.server.mounts.lock().push(Arc::clone(&mount));
@@ -438,11 +451,7 @@ impl Session<'_> {
 
     fn report_ready(&self, mount: &Arc<ServedMount>) -> Result<(), Failure> {
         let opened = &mount.opened;
-        let state = SessionState {
-            capabilities: mount.mount.capabilities,
-            version: version_for_packet(&opened.version),
-            is_strong: opened.is_strong,
-        };
+        let state = mount.state();
         let index = opened.index();
         let is_scanning = index.phase == Phase::Scanning;
         if !is_scanning {
@@ -576,9 +585,6 @@ impl Session<'_> {
     ) -> Result<Arc<SharedTree<Arc<Opened>>>, Failure> {
         let requested = Instant::now();
         let open = || open().map(Arc::new);
-        let Some(key) = VolumeKey::new(spec) else {
-            return Ok(SharedTree::of_one(open()?));
-        };
         let context = || {
             let context = spec
                 .open
@@ -586,7 +592,9 @@ impl Session<'_> {
             context.map_err(|error| Failure::of(&error))
         };
         let is_current = |opened: &Arc<Opened>| opened.is_current(spec, context, requested);
-        self.server.trees.open(key, is_current, open)
+        self.server
+            .trees
+            .open(VolumeKey::new(spec)?, is_current, open)
     }
 
     fn open(&self, spec: &MountSpec, shows_progress: bool) -> Result<Opened, Failure> {
@@ -609,7 +617,24 @@ impl Session<'_> {
             };
             context.progress = Some(Arc::new(start));
         }
-        Opened::open(spec, context, &self.server.memory)
+        let cancel_token = CancelToken::default();
+        context.archive.scan.cancel_token = cancel_token.clone();
+        let link = Arc::clone(self.link);
+        let cancels = cancel_token.clone();
+        let watch = move |is_last: bool| {
+            if !is_last && link.is_closed() {
+                cancels.cancel();
+            }
+        };
+        let watch = PeriodicThread::start("tarfs-reach", REACHABILITY_INTERVAL, watch);
+        let watch = watch.map_err(|error| Failure::to("cannot start a thread", &error))?;
+        let opened = Opened::open(spec, context, &self.server.memory);
+        drop(watch);
+        if cancel_token.is_cancelled() {
+            // Nobody may share it, because it would end early.
+            return Err(Failure::abandoned());
+        }
+        opened
     }
 
     /// Opens the tree of a dead process. Reports for how long its source is unreachable, or another successor opens it.

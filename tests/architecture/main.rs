@@ -187,12 +187,15 @@ const UNSAFE_FILES: &[&str] = &[
     "src/cli/before_main.rs",
     "src/cli/daemon/inherited_fds.rs",
     "src/cli/daemon/fork.rs",
+    "src/cli/daemon/resident_memory.rs",
 ];
 
 /// The only files that may start a program: any other one, and this one again.
 const COMMAND_FILES: &[&str] = &[
     "src/base/file/foreign_command.rs",
+    "src/cli/daemon/daemon_process.rs",
     "src/cli/daemon/monitor/process.rs",
+    "src/cli/daemon/scope.rs",
 ];
 
 struct Source {

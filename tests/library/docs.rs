@@ -101,9 +101,9 @@ const ABOUT_SCRIPTS: [&str; 2] = ["docs/CONTRIBUTING.md", "docs/performance.md"]
 /// Words that a document may have. Older measurements and reasons are in the history.
 const MAX_WORDS: [(&str, usize); 4] = [
     ("docs/CHANGELOG.md", 1_200),
-    ("docs/architecture.md", 9_200),
+    ("docs/architecture.md", 9_300),
     ("docs/performance.md", 4_000),
-    ("docs/semantics.md", 12_200),
+    ("docs/semantics.md", 12_400),
 ];
 
 /// Placeholders of a registry and of a name in one.

@@ -53,7 +53,13 @@ impl Client {
     fn assert_reads(&self, bytes: &[u8], numbers: Range<usize>, spare: &BufferPool) {
         let (network, stats) = (self.network.handle().clone(), Arc::clone(&self.stats));
         let source = Arc::clone(&self.source);
-        let reads = fetch::RangeReader::new(network, source, spare.clone(), stats);
+        let reads = fetch::RangeReader::new(
+            network,
+            source,
+            spare.clone(),
+            stats,
+            fetch::CancelToken::default(),
+        );
         let reads = Arc::new(reads);
         for number in numbers {
             let (reads, start) = (Arc::clone(&reads), number * CHUNK);

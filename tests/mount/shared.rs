@@ -2,8 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -73,7 +75,13 @@ impl Place {
 
     #[track_caller]
     fn compare(&self, mountpoint: &str) {
-        for number in 0..FILES {
+        self.compare_other(mountpoint, FILES);
+    }
+
+    /// As [`Self::compare`], without one file.
+    #[track_caller]
+    fn compare_other(&self, mountpoint: &str, without: usize) {
+        for number in (0..FILES).filter(|&number| number != without) {
             let read = fs::read(self.file(mountpoint, number)).expect("readable");
             assert!(read == content(number), "{mountpoint}: f{number} is wrong");
         }
@@ -288,6 +296,56 @@ fn forced_unmount_ends_readers_although_others_use_the_archive() {
     assert!(wait::process_exits(&daemon), "its scan waits");
 }
 
+// Promises: shared-abandoned
+#[test]
+fn interrupted_mount_ends_its_scan_but_not_one_that_waits_for_the_same() {
+    let place = place();
+    let resource = Resource::new(archive("slow")).etag("\"2\"");
+    let half = archive("slow").len() as u64 / 2;
+    let gate = Arc::<AtomicBool>::default();
+    let is_open = Arc::clone(&gate);
+    place.server().route("/slow.tar.gz", move |request| {
+        let is_first_half = request.range().is_some_and(|(_, end)| end <= half);
+        let answer = resource.answer(request);
+        if is_first_half || is_open.load(Ordering::SeqCst) {
+            answer
+        } else {
+            answer.stall_after(0)
+        }
+    });
+    let url = place.url("/slow.tar.gz");
+    let mount = |mountpoint: &str| {
+        let mut command = place.command(&["mount", "--wait-index", &url, mountpoint]);
+        command.stderr(Stdio::piped()).spawn().expect("started")
+    };
+    let mut first = mount("m0");
+    wait::wait_until("it waits for the server", || {
+        place.requests("/slow.tar.gz").len() > 2
+    });
+    let second = mount("m1");
+    kill_process(Pid::from_child(&first), Signal::INT).expect("running");
+    assert!(!first.wait().expect("a child").success());
+    gate.store(true, Ordering::SeqCst);
+    let output = second.wait_with_output().expect("a child");
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    assert_eq!(place.last("m1"), "slow");
+    // Without another one, nothing is left to wait for.
+    gate.store(false, Ordering::SeqCst);
+    let daemon = pidfd_open(place.pid("m1"), PidfdFlags::empty()).expect("running");
+    let asked = place.requests("/slow.tar.gz").len();
+    let url = format!("{url}?other");
+    let mut command = place.command(&["mount", "--no-disk-cache", "--wait-index", &url, "m2"]);
+    let mut third = command.stderr(Stdio::null()).spawn().expect("started");
+    wait::wait_until("it waits for the server", || {
+        place.requests("/slow.tar.gz").len() > asked + 2
+    });
+    kill_process(Pid::from_child(&third), Signal::INT).expect("running");
+    third.wait().expect("a child");
+    place.succeeds(&["umount", "m1"]);
+    place.remove_daemon_socket();
+    assert!(wait::process_exits(&daemon), "its scan waits");
+}
+
 // Promises: shared-memory
 #[test]
 fn archive_beside_large_ones_has_less_memory_and_is_decoded_all_the_same() {
@@ -434,6 +492,14 @@ fn upgraded_program_continues_the_mounts_of_the_old_one() {
     place.compare("m0");
     assert_eq!(fs::read(place.file("m1", 3)).expect("readable"), b"changed");
     assert_eq!(place.succeeds(&["daemon", "upgrade"]), "");
+    // The processes that keep the mounts are still those of the old program.
+    let after = place.pid("m0");
+    kill_process(after, Signal::KILL).expect("running");
+    for mountpoint in ["m0", "m1", "m2"] {
+        place.compare_other(mountpoint, 3);
+        let program = format!("/proc/{}/exe", place.pid(mountpoint).as_raw_pid());
+        assert_eq!(fs::read_link(program).expect("running"), Path::new(PROGRAM));
+    }
     drop(open);
     place.succeeds(&["umount", "m0", "m1"]);
     assert!(!is_mounted(&place.path("m0")) && !is_mounted(&place.path("m1")));
@@ -459,6 +525,7 @@ fn mounts_that_cannot_be_continued_are_not_handed_over() {
         error.contains("m1") && error.contains("strong version"),
         "{error}"
     );
+    assert_eq!(place.error_of(&["daemon", "upgrade"]), error, "as before");
     assert_eq!(place.pid("m0"), before);
     assert_eq!(place.last("m1"), "weak");
     // New mounts are made by the new program all the same.
@@ -468,26 +535,27 @@ fn mounts_that_cannot_be_continued_are_not_handed_over() {
 
 // Promises: shared-service
 #[test]
-fn daemon_of_a_service_manager_stays_and_hands_over_at_its_end() {
+fn daemon_of_a_service_manager_takes_mounts_over_and_hands_them_over_at_its_end() {
     let place = place();
-    let mut command = place.command(&["daemon", "run"]);
-    let mut service = command.stderr(Stdio::piped()).spawn().expect("started");
-    wait::wait_until("it has its socket", || place.daemon_sockets().len() == 1);
-    let error = place.error_of(&["daemon", "run"]);
-    assert!(
-        error.contains("serves this user's mounts already"),
-        "{error}"
-    );
     place.share("m0");
-    place.share("m1");
-    let pid = Pid::from_child(&service);
-    assert_eq!((place.pid("m0"), place.pid("m1")), (pid, pid));
     place.wait_until_index_is_saved();
-    kill_process(pid, Signal::TERM).expect("running");
-    assert!(!service.wait().expect("a child").success());
-    place.compare("m0");
-    place.compare("m1");
-    assert_eq!(place.pid("m0"), place.pid("m1"));
+    for _ in 0..2 {
+        let mut command = place.command(&["daemon", "run"]);
+        let mut service = command.stderr(Stdio::null()).spawn().expect("started");
+        let pid = Pid::from_child(&service);
+        wait::wait_until("it serves the mount", || {
+            let status = place.tarfs(&["status", "m0", "--json"]);
+            let status = serde_json::from_slice(&status.stdout).ok();
+            status.is_some_and(|status| pid_of(&status) == Some(pid))
+        });
+        place.share("m1");
+        assert_eq!(place.pid("m1"), pid);
+        kill_process(pid, Signal::TERM).expect("running");
+        assert!(!service.wait().expect("a child").success());
+        place.compare("m0");
+        place.compare("m1");
+        place.succeeds(&["umount", "m1"]);
+    }
 }
 
 // Promises: shared-job

@@ -319,8 +319,9 @@ impl Opener {
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
         let (budget, free_list) = (budgets.budget.clone(), self.free_list.clone());
+        let cancel_token = self.options.scan.cancel_token.child();
         Reader {
-            packed: PackedReader::new(source, network, budget, free_list, stats),
+            packed: PackedReader::new(source, network, budget, free_list, stats, cancel_token),
             live_index,
             spans: SpanStore::new(budgets.span_cache, span_owner, disk_cache, is_own_version),
             free_list: self.free_list.clone(),

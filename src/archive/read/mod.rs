@@ -335,6 +335,7 @@ mod tests {
                 BufferPool::new(0),
                 FreeList::new(0),
                 Arc::default(),
+                CancelToken::default(),
             ),
             live_index: LiveIndex::complete(builder.finish(origin)),
             spans: SpanStore::new(SpanCache::new(0), 0, disk_cache.map(Arc::new), true),

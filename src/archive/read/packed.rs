@@ -86,19 +86,21 @@ pub(crate) struct PackedReader {
 }
 
 impl PackedReader {
-    /// Reads `source`, within the memory of `budget`.
+    /// Reads `source`, within the memory of `budget`, until `cancel_token` ends that.
     pub(crate) fn new(
         source: Arc<dyn Source>,
         network: Handle,
         budget: BufferPool,
         free_list: FreeList,
         stats: Arc<Stats>,
+        cancel_token: CancelToken,
     ) -> Self {
         let ranges = fetch::RangeReader::new(
             network.clone(),
             Arc::clone(&source),
             budget,
             Arc::clone(&stats),
+            cancel_token,
         );
         Self {
             source,

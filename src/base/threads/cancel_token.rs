@@ -14,6 +14,8 @@ pub struct CancelToken(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// Cancels this one, too.
+    parent: Option<CancelToken>,
     is_cancelled: AtomicBool,
     lock: Mutex<()>,
     threads: Condvar,
@@ -21,6 +23,14 @@ struct Shared {
 }
 
 impl CancelToken {
+    /// A flag that counts as set when it or this one is set. Only tasks can wait for it.
+    pub(crate) fn child(&self) -> Self {
+        Self(Arc::new(Shared {
+            parent: Some(self.clone()),
+            ..Shared::default()
+        }))
+    }
+
     /// Sets the flag, for ever.
     pub fn cancel(&self) {
         let shared = &*self.0;
@@ -33,7 +43,8 @@ impl CancelToken {
 
     /// Whether the flag is set.
     pub fn is_cancelled(&self) -> bool {
-        self.0.is_cancelled.load(Ordering::SeqCst)
+        let is_parent_cancelled = || self.0.parent.as_ref().is_some_and(Self::is_cancelled);
+        self.0.is_cancelled.load(Ordering::SeqCst) || is_parent_cancelled()
     }
 
     /// Waits on a thread until the flag is set, at most for `timeout`. Returns whether it is set.
@@ -47,10 +58,19 @@ impl CancelToken {
 
     /// Waits in a task until the flag is set.
     pub(crate) async fn cancelled(&self) {
-        // It is told of a flag that is set after this.
+        // They are told of a flag that is set after this.
         let told = self.0.tasks.notified();
-        if !self.is_cancelled() {
-            told.await;
+        let parent = self.0.parent.as_ref();
+        let parent_told = parent.map(|parent| parent.0.tasks.notified());
+        if self.is_cancelled() {
+            return;
+        }
+        match parent_told {
+            None => told.await,
+            Some(parent_told) => tokio::select! {
+                () = told => {}
+                () = parent_told => {}
+            },
         }
     }
 }
@@ -74,7 +94,16 @@ mod tests {
         let runtime = runtime.expect("a runtime");
         let waiting = token.clone();
         let task = runtime.spawn(async move { waiting.cancelled().await });
+        let child = token.child();
+        let waiting = child.clone();
+        let child_task = runtime.spawn(async move { waiting.cancelled().await });
+        let other = token.child();
+        other.cancel();
+        runtime.block_on(other.cancelled());
+        assert!(!token.is_cancelled() && !child.is_cancelled() && other.is_cancelled());
         token.cancel();
+        assert!(child.is_cancelled());
+        runtime.block_on(child_task).expect("told");
         assert!(waiter.expect("a thread").join());
         runtime.block_on(task).expect("told");
         runtime.block_on(token.cancelled());

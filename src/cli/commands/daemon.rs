@@ -1,5 +1,9 @@
 //! `tarfs daemon`: the process that serves the mounts of a user.
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -14,7 +18,7 @@ use crate::cli::environment;
 use crate::cli::ui::output;
 use tarfs::serve::{DaemonSocket, Link, Packet, Status, list_statuses};
 
-/// Timeout for the next process to serve the mounts of the previous one.
+/// Timeout for an answer of a daemon, and for the next one to serve its mounts.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Interval of checks whether it serves them.
@@ -42,69 +46,112 @@ enum DaemonVerb {
 }
 
 pub(crate) fn run(args: &DaemonArgs) -> anyhow::Result<ExitCode> {
-    let directory = environment::runtime_dir();
-    let socket = DaemonSocket::in_directory(&directory);
-    let socket = socket.with_context(|| format!("cannot use {}", directory.display()))?;
     match args.verb {
         DaemonVerb::Run => {
-            let listener = socket.listen_alone()?;
+            let socket = socket_in(&environment::runtime_dir())?;
+            let (listener, link) = socket.replace()?;
+            if let Some(link) = link
+                && let Err(error) = retire(&link, &socket)
+            {
+                tracing::warn!("the process before serves its mounts to their end: {error:#}");
+            }
             Err(become_daemon(&socket, listener)).context("cannot run this program again")
         }
         DaemonVerb::Upgrade => {
-            // While it is connected, the daemon does not end.
-            let link = socket.connect_or_start(|listener| start_daemon(&socket, listener));
-            let _link = link.context("cannot start a process for the mounts")?;
-            for other in socket.of_other_programs()? {
-                retire(&directory, &other, &socket)?;
+            let directories = environment::runtime_dirs().into_iter();
+            for directory in directories.filter(|directory| directory.is_dir()) {
+                upgrade(&directory)?;
             }
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
-/// Has the daemon at `old` hand all its mounts over to the one at `new`, and waits until that serves them.
-fn retire(directory: &Path, old: &DaemonSocket, new: &DaemonSocket) -> anyhow::Result<()> {
-    let Ok(link) = old.connect() else {
-        // It has ended.
-        return Ok(());
-    };
-    // A stopped one does not answer.
-    set_socket_timeout(&link, Timeout::Recv, Some(TAKEOVER_TIMEOUT))?;
-    let Some((Packet::Server(pid), _)) = link.receive().context("it does not answer")? else {
-        return Ok(());
-    };
-    let mounts: Vec<_> = list_statuses(directory)?
-        .into_iter()
-        .filter(|status| status.pid == pid)
-        .collect();
-    let request = Packet::Retire(new.path().into());
-    link.send(&request, &[], SendFlags::empty())?;
-    wait_for_end(&link).with_context(|| format!("process {pid} goes on"))?;
-    let is_served = |statuses: &[Status]| {
-        let is_same = |one: &Status, other: &Status| one.device == other.device && other.pid != pid;
-        let mut mounts = mounts.iter();
-        mounts.all(|mount| statuses.iter().any(|status| is_same(mount, status)))
-    };
-    let deadline = Instant::now() + TAKEOVER_TIMEOUT;
-    while !is_served(&list_statuses(directory)?) {
-        if Instant::now() >= deadline {
-            bail!("process {pid} has ended, but not all its mounts are served again");
-        }
-        std::thread::sleep(TAKEOVER_INTERVAL);
-    }
-    let count = mounts.len();
-    let noun = if count == 1 { "mount" } else { "mounts" };
-    output::print_text(&format!("process {pid} has handed over {count} {noun}\n"))
+fn socket_in(directory: &Path) -> anyhow::Result<DaemonSocket> {
+    let socket = DaemonSocket::in_directory(directory);
+    socket.with_context(|| format!("cannot use {}", directory.display()))
 }
 
-/// Waits until the daemon behind `link` ends, or refuses to.
-fn wait_for_end(link: &Link) -> anyhow::Result<()> {
+/// Has a daemon of this program continue the mounts of those with sockets in `directory`.
+fn upgrade(directory: &Path) -> anyhow::Result<()> {
+    let socket = socket_in(directory)?;
+    for other in socket.others()? {
+        let Ok(link) = other.connect() else {
+            // It has ended, or does not serve for this process.
+            continue;
+        };
+        let Some(pid) = server_of(&link)? else {
+            let path = other.path().display();
+            tracing::warn!(%path, "a process with other rights goes on");
+            continue;
+        };
+        if !socket.has_same_clients(&other) {
+            tracing::warn!(pid, "a process of another format or other rights goes on");
+            continue;
+        }
+        // While it is connected, the daemon does not end.
+        let new = socket.connect_or_start(|listener| start_daemon(&socket, listener, None));
+        let new = new.context("cannot start a process for the mounts")?;
+        let new_pid = server_of(&new)?.context("the new process refuses this one")?;
+        let has_pid = |status: &Status| status.pid == pid;
+        let mounts = list_statuses(directory)?.into_iter().filter(has_pid);
+        let mounts: Vec<_> = mounts.collect();
+        retire(&link, &socket).with_context(|| format!("process {pid} goes on"))?;
+        wait_for_takeover(directory, &mounts, new_pid)?;
+        let count = mounts.len();
+        let noun = if count == 1 { "mount" } else { "mounts" };
+        output::print_text(&format!("process {pid} has handed over {count} {noun}\n"))?;
+    }
+    Ok(())
+}
+
+/// The process of the daemon behind `link`. `None` if it refuses this one.
+fn server_of(link: &Link) -> anyhow::Result<Option<u32>> {
+    // A stopped one does not answer.
+    set_socket_timeout(link, Timeout::Recv, Some(TAKEOVER_TIMEOUT))?;
+    match link.receive().context("a process does not answer")? {
+        Some((Packet::Server(pid), _)) => Ok(Some(pid)),
+        _ => Ok(None),
+    }
+}
+
+/// Has the daemon behind `link` hand all its mounts over to one of this program at `new`, and waits for its end.
+fn retire(link: &Link, new: &DaemonSocket) -> anyhow::Result<()> {
+    let program = File::open("/proc/self/exe").context("cannot open this program")?;
+    let request = Packet::Retire(new.path().into());
+    link.send(&request, &[program.as_fd()], SendFlags::empty())?;
+    set_socket_timeout(link, Timeout::Recv, Some(TAKEOVER_TIMEOUT))?;
     loop {
         match link.receive().context("it does not answer")? {
-            Some((Packet::Retired, _)) => return Ok(()),
             Some((Packet::Failed(failure), _)) => return Err(failure.into()),
             Some(_) => {}
-            None => bail!("it refuses this process"),
+            None => return Ok(()),
         }
+    }
+}
+
+/// Waits until process `pid` serves those of `mounts` that are not unmounted.
+fn wait_for_takeover(directory: &Path, mounts: &[Status], pid: u32) -> anyhow::Result<()> {
+    let deadline = Instant::now() + TAKEOVER_TIMEOUT;
+    loop {
+        let statuses = list_statuses(directory)?;
+        let is_served = |mount: &&Status| {
+            let mut same = statuses
+                .iter()
+                .filter(|status| status.device == mount.device);
+            same.any(|status| status.pid == pid)
+        };
+        let mut waiting = mounts.iter().filter(|mount| !is_served(mount));
+        let is_mounted = |mount: &&Status| {
+            let mountpoint = OsStr::from_bytes(mount.mountpoint_bytes());
+            mount.is_mounted_on(Path::new(mountpoint))
+        };
+        let Some(mount) = waiting.find(is_mounted) else {
+            return Ok(());
+        };
+        if Instant::now() >= deadline {
+            bail!("process {pid} does not serve {}", mount.mountpoint);
+        }
+        std::thread::sleep(TAKEOVER_INTERVAL);
     }
 }

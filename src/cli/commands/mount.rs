@@ -11,7 +11,7 @@ use crate::cli::daemon::monitor::{Monitor, MonitorOptions};
 use crate::cli::daemon::overlay_dirs::OverlayDirs;
 use crate::cli::environment;
 use crate::cli::open_archive;
-use tarfs::fuse::{Mount, OpenNamespace};
+use tarfs::fuse::{Mount, OpenNamespace, kernel_supports_takeover};
 use tarfs::internal::trusted_dir::TrustedDir;
 use tarfs::serve::{DaemonSocket, create_private_dir};
 
@@ -52,8 +52,7 @@ pub(crate) fn run(args: &MountArgs, of_system: bool) -> anyhow::Result<ExitCode>
         drop(TrustedDir::create(directory.as_ref()));
     }
     drop(create_private_dir(spec.runtime_dir.as_ref()));
-    // A daemon logs for many mounts.
-    let is_isolated = args.isolated || args.log_file.is_some() || spec.needs_own_process();
+    let is_isolated = args.isolated || spec.needs_own_process() || needs_own_process(args);
     let daemon = (!is_isolated).then(|| DaemonSocket::in_directory(spec.runtime_dir.as_ref()));
     let daemon = daemon.and_then(|socket| {
         let socket = socket.inspect_err(|error| tracing::debug!(%error, "no daemon"));
@@ -73,4 +72,11 @@ pub(crate) fn run(args: &MountArgs, of_system: bool) -> anyhow::Result<ExitCode>
         spec,
     };
     Monitor::run(options, inherited)
+}
+
+/// Whether only a process of its own can serve the mount of `args` from this process. A daemon logs for many mounts, and
+/// systemd ends it at shutdown. When it dies, all mounts must be continued.
+fn needs_own_process(args: &MountArgs) -> bool {
+    let has_own_log = args.log_file.is_some() || environment::log_level().is_some();
+    has_own_log || environment::is_kept_at_shutdown() || !kernel_supports_takeover()
 }

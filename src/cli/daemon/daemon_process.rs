@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -44,14 +44,25 @@ static SERVER: OnceLock<Weak<Server>> = OnceLock::new();
 
 /// This program. The file's path may be gone, or belong to another version with other inode numbers.
 pub(super) fn own_program() -> Command {
-    let mut command = Command::new("/proc/self/exe");
+    program_at("/proc/self/exe")
+}
+
+fn program_at(path: &str) -> Command {
+    let mut command = Command::new(path);
     environment::copy_argv0(&mut command);
     command
 }
 
-/// Starts the daemon of `socket`, which accepts clients from `listener`.
-pub(crate) fn start_daemon(socket: &DaemonSocket, listener: OwnedFd) -> io::Result<()> {
-    let mut command = daemon_command(socket, listener);
+/// Starts the daemon of `socket`, which accepts clients from `listener`, by the file `program` or this one.
+pub(crate) fn start_daemon(
+    socket: &DaemonSocket,
+    listener: OwnedFd,
+    program: Option<&OwnedFd>,
+) -> io::Result<()> {
+    let program = program.map_or_else(own_program, |program| {
+        program_at(&format!("/proc/self/fd/{}", program.as_raw_fd()))
+    });
+    let mut command = daemon_command(program, socket, listener);
     command.stderr(Stdio::null());
     // It ends when the daemon has left it.
     command.status().map(drop)
@@ -59,16 +70,13 @@ pub(crate) fn start_daemon(socket: &DaemonSocket, listener: OwnedFd) -> io::Resu
 
 /// Becomes the daemon of `socket`, which accepts clients from `listener` until it is stopped.
 pub(crate) fn become_daemon(socket: &DaemonSocket, listener: OwnedFd) -> io::Error {
-    let mut command = daemon_command(socket, listener);
-    if let Some(manager) = environment::notify_socket() {
-        command.env("NOTIFY_SOCKET", manager);
-    }
+    let mut command = daemon_command(own_program(), socket, listener);
+    command.envs(environment::of_service());
     command.arg("--foreground").exec()
 }
 
 /// The program of a daemon, which has nothing of this process that another client would not have.
-fn daemon_command(socket: &DaemonSocket, listener: OwnedFd) -> Command {
-    let mut command = own_program();
+fn daemon_command(mut command: Command, socket: &DaemonSocket, listener: OwnedFd) -> Command {
     command
         .arg("serve-mounts")
         .arg(socket.path())

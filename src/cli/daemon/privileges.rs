@@ -51,7 +51,7 @@ pub(crate) fn drop_capabilities(spec: &MountSpec, starts_successors: bool) {
 
 /// As [`drop_capabilities`], for a process that serves mounts of all kinds of others.
 pub(crate) fn drop_capabilities_of_daemon() {
-    if let Err(error) = try_drop_capabilities(MOUNT_CAPABILITIES) {
+    if let Err(error) = try_drop_capabilities(MOUNT_CAPABILITIES | WRITABLE_CAPABILITIES) {
         tracing::warn!(%error, "cannot drop unneeded capabilities");
     }
 }

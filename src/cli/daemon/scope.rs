@@ -15,7 +15,8 @@ pub(super) fn enter() {
     let comm = fs::read_to_string("/proc/1/comm");
     // In another PID namespace, systemd would take the number for another process.
     let is_booted = Path::new(BOOTED).is_dir() && comm.is_ok_and(|comm| comm.trim() == "systemd");
-    if !is_booted {
+    let own = fs::read_link("/proc/self").unwrap_or_default();
+    if !is_booted || own.as_os_str() != std::process::id().to_string().as_str() {
         return;
     }
     let user = rustix::process::geteuid();

@@ -26,5 +26,5 @@ pub use session::{
 };
 pub use superblock::SuperblockWatch;
 pub use syscalls::unmount_dead;
-pub use takeover::{InheritedSession, supports_takeover};
+pub use takeover::{InheritedSession, kernel_supports_takeover, supports_takeover};
 pub use target::MountTarget;

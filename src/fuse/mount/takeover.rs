@@ -9,6 +9,7 @@
 //! The dead process may have left requests unanswered. `FUSE_NOTIFY_RESEND` (Linux 6.9) makes the kernel
 //! queue them again. All requests only read, so one may be served twice.
 
+use std::fs;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -42,6 +43,20 @@ pub struct InheritedSession {
 /// Whether a connection with these `capabilities` can be taken over.
 pub fn supports_takeover(capabilities: u64) -> bool {
     InitFlags::from_bits_retain(capabilities).contains(InitFlags::FUSE_HAS_RESEND)
+}
+
+/// Whether this kernel offers that: Linux 6.9 and later.
+pub fn kernel_supports_takeover() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    is_release_since(&release, (6, 9))
+}
+
+/// Whether `release`, such as `6.12.5-amd64`, is of `version` or later.
+fn is_release_since(release: &str, version: (u32, u32)) -> bool {
+    let mut numbers = release.split(|character: char| !character.is_ascii_digit());
+    let mut number = || numbers.next()?.parse().ok();
+    let found: Option<(u32, u32)> = (|| Some((number()?, number()?)))();
+    found.is_some_and(|found| found >= version)
 }
 
 pub(super) fn take_over_session(
@@ -104,4 +119,20 @@ fn resend_requests(device: impl AsFd) -> io::Result<()> {
     ];
     rustix::io::write(device, header.as_flattened())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Promises: shared-isolated
+    #[test]
+    fn takeover_needs_linux_6_9() {
+        for release in ["6.9.0", "6.12.5-amd64", "7.0-rc1", "6.10"] {
+            assert!(is_release_since(release, (6, 9)), "{release}");
+        }
+        for release in ["6.8.12-generic", "5.14.0-427.el9", "6", "", "new"] {
+            assert!(!is_release_since(release, (6, 9)), "{release}");
+        }
+    }
 }

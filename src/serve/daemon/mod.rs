@@ -4,17 +4,16 @@ mod socket;
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::net::SendFlags;
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::failure::Failure;
 use super::first_request::FirstRequest;
-use super::link::{Link, Packet};
+use super::link::Link;
 use super::served_mount::ServedMount;
 use super::server::Server;
 use crate::base::sync::Mutex;
@@ -110,10 +109,12 @@ fn serve(server: &Arc<Server>, socket: &DaemonSocket, link: Link) {
         Err(error) => return tracing::warn!(%error, "a client was refused"),
     }
     match FirstRequest::receive(&link) {
-        Ok(Some(FirstRequest::Retire(successor))) => retire(server, socket, &link, &successor),
-        Ok(Some(FirstRequest::Mount(mut request, _))) => {
-            if let Err(failure) = request.prepare() {
-                report(&link, failure);
+        Ok(Some(FirstRequest::Retire(path, program))) => {
+            retire(server, socket, &link, (&path, program.as_fd()));
+        }
+        Ok(Some(FirstRequest::Mount(request, _))) => {
+            if request.spec.needs_own_process() {
+                report(&link, Failure::new("this mount needs a process of its own"));
             } else if let Some(mount) = server.serve(link, *request) {
                 mount.close();
                 drop_last(mount);
@@ -124,21 +125,26 @@ fn serve(server: &Arc<Server>, socket: &DaemonSocket, link: Link) {
     }
 }
 
-/// Hands all mounts over to the daemon at `successor`, and ends this process as a kill does: nothing is unmounted, and the
-/// kernel asks the next process again what this one has not answered.
-fn retire(server: &Server, socket: &DaemonSocket, link: &Link, successor: &Path) {
-    let successor = DaemonSocket::at(successor);
+/// Hands all mounts over to the daemon at `path`, of the file `program`, and ends this process as a kill does: nothing is
+/// unmounted, and the kernel asks the next process again what this one has not answered.
+fn retire(
+    server: &Server,
+    socket: &DaemonSocket,
+    link: &Link,
+    (path, program): (&Path, BorrowedFd<'_>),
+) {
+    let successor = DaemonSocket::at(path);
     if !socket.has_same_clients(&successor) {
-        let text = "the other process serves for other users or namespaces, or by the same program";
+        let text = "the other process serves for other users or namespaces";
         return report(link, Failure::new(text));
     }
-    // New mounts are made by the successor. Without the file, this process ends at the latest with its mounts.
-    drop(fs::remove_file(socket.path()));
-    if let Err(failure) = server.name_successor(&successor) {
+    if let Err(failure) = server.name_successor(path, program) {
         return report(link, failure);
     }
-    // The caller, too, learns it from the end of this process.
-    drop(link.send(&Packet::Retired, &[], SendFlags::empty()));
+    if successor != *socket {
+        drop(fs::remove_file(socket.path()));
+    }
+    // The caller learns it from the end of this process.
     kill_process(getpid(), Signal::KILL).ok();
 }
 

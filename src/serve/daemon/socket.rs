@@ -3,7 +3,6 @@
 //! A daemon opens paths, sends requests and answers callers for its clients. So it serves only clients for which all that
 //! decides the meaning of a path, a right or an address is the same. The name of its socket is a digest of that.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +16,8 @@ use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
     listen, socket_with,
 };
-use rustix::process::{getegid, geteuid, getgroups};
+use rustix::process::geteuid;
+use rustix::thread::CapabilitySet;
 
 use crate::base::environment::variable;
 use crate::base::lock::{LockKind, lock};
@@ -34,11 +34,19 @@ const BACKLOG: i32 = 4096;
 /// Extension of the name of a socket.
 const EXTENSION: &str = "daemon";
 
-/// Namespaces that decide what a path, a right or an address means.
-const NAMESPACES: [&str; 4] = ["user", "mnt", "net", "pid"];
+/// Places below `/proc/PID` that decide what a path, a right or an address means. A process can open only its own, or those
+/// that it could enter.
+const PLACES: [&str; 5] = ["ns/user", "ns/mnt", "ns/net", "ns/pid", "root"];
 
-/// Those that a container has of its own.
-const ISOLATING: [&str; 2] = ["mnt", "user"];
+/// Fields of `/proc/PID/status` that decide what a process may do, and that a monitor does not change.
+const RIGHTS: [&str; 5] = ["Uid:", "Gid:", "Groups:", "Seccomp:", "Seccomp_filters:"];
+
+/// Version of what a daemon and the monitors of another program file must agree on: packets, descriptions of mounts, numbers
+/// of inodes, and what is negotiated with the kernel. To be raised with each change that they could not continue with.
+const FORMAT: u32 = 1;
+
+/// Program that unmounts for an ordinary user.
+const UNMOUNTER: &str = "fusermount3";
 
 /// Place of the socket of a daemon.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,28 +73,27 @@ impl DaemonSocket {
         &self.0
     }
 
-    /// The other sockets in its directory of daemons that serve for the same processes, by other program files.
+    /// The other sockets in its directory: those of other program files, or for other processes.
     ///
     /// # Errors
     /// If the directory cannot be read.
-    pub fn of_other_programs(&self) -> io::Result<Vec<Self>> {
+    pub fn others(&self) -> io::Result<Vec<Self>> {
         let directory = self.0.parent().unwrap_or(Path::new("/"));
         let found = fs::read_dir(directory)?.map(|entry| Ok(Self(entry?.path())));
         let found = found.collect::<io::Result<Vec<_>>>()?.into_iter();
-        Ok(found.filter(|other| self.has_same_clients(other)).collect())
+        let is_daemon = |path: &Path| path.extension().is_some_and(|name| name == EXTENSION);
+        Ok(found
+            .filter(|other| other != self && is_daemon(&other.0))
+            .collect())
     }
 
-    /// Whether `other` is of another program file, and else of the same.
-    pub(super) fn has_same_clients(&self, other: &Self) -> bool {
-        let split = |socket: &'_ Self| {
+    /// Whether `other` serves for the same processes, perhaps by another program file.
+    pub fn has_same_clients(&self, other: &Self) -> bool {
+        let identity = |socket: &Self| {
             let name = socket.0.file_name()?.to_str()?;
-            let (identity, program) = name.strip_suffix(EXTENSION)?.split_once('-')?;
-            Some((identity.to_owned(), program.to_owned()))
+            Some(name.split_once('-')?.0.to_owned())
         };
-        let (Some((own, program)), Some((its, other_program))) = (split(self), split(other)) else {
-            return false;
-        };
-        self.0.parent() == other.0.parent() && own == its && program != other_program
+        self.0.parent() == other.0.parent() && identity(self) == identity(other)
     }
 
     /// Connects to the daemon. If there is none, `start` starts one, with the socket that it listens on.
@@ -121,10 +128,9 @@ impl DaemonSocket {
         rustix::io::ioctl_fionbio(&socket, false)?;
         check_peer(&socket)?;
         let link = Link::from(socket);
-        let namespaces = ISOLATING.map(|name| File::open(namespace_path(name)));
-        let [mounts, users] = namespaces;
-        let (mounts, users) = (mounts?, users?);
-        let descriptors = [mounts.as_fd(), users.as_fd()];
+        let places = PLACES.map(|place| File::open(Path::new("/proc/self").join(place)));
+        let places = places.into_iter().collect::<io::Result<Vec<_>>>()?;
+        let descriptors: Vec<_> = places.iter().map(AsFd::as_fd).collect();
         link.send(&Packet::Client, &descriptors, SendFlags::empty())?;
         Ok(link)
     }
@@ -135,27 +141,23 @@ impl DaemonSocket {
         Ok(directory)
     }
 
-    /// Makes the socket of a daemon that clients have not started.
+    /// Makes the socket in the place of that of any daemon, and returns a link to that, too, if it lives.
     ///
     /// # Errors
-    /// If there is a daemon already, or the socket cannot be made.
-    pub fn listen_alone(&self) -> io::Result<OwnedFd> {
+    /// If the socket cannot be made, or another process starts a daemon and does not end.
+    pub fn replace(&self) -> io::Result<(OwnedFd, Option<Link>)> {
         let _lock = self.lock(LOCK_TIMEOUT)?;
         let link = self.connect();
+        let listener = self.listen()?;
         if is_missing(&link) {
-            return self.listen();
+            return Ok((listener, None));
         }
-        link?;
-        let kind = ErrorKind::AddrInUse;
-        Err(io::Error::new(
-            kind,
-            "a process serves this user's mounts already",
-        ))
+        link.map(|link| (listener, Some(link)))
     }
 
     /// Makes the socket, in the place of that of a dead daemon. The caller has the lock.
     fn listen(&self) -> io::Result<OwnedFd> {
-        for other in self.of_other_programs()? {
+        for other in self.others()? {
             if matches!(other.connect(), Err(error) if error.kind() == ErrorKind::ConnectionRefused)
             {
                 // Its daemon was killed.
@@ -204,29 +206,61 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Link> {
     Ok(Link::from(socket))
 }
 
-/// Waits for the introduction of a client, and checks that it is in the namespaces of this process. The directory of the
-/// socket may be visible in a container, which must not reach files and programs outside. It cannot open the namespaces of
-/// others. `None` if it is gone.
+/// Waits for the introduction of a client, and checks that it has the rights of this process. The name of the socket is no
+/// proof, because the directory may be visible in a container, and to a restricted process. `None` if it is gone.
 pub(super) fn receive_client(link: &Link) -> io::Result<Option<()>> {
     let Some((packet, descriptors)) = link.receive()? else {
         return Ok(None);
     };
-    let found = descriptors.iter().map(|namespace| {
-        let found = rustix::fs::fstat(namespace)?;
+    let found = descriptors.iter().map(|place| {
+        let found = rustix::fs::fstat(place)?;
         Ok((found.st_dev, found.st_ino))
     });
     let found = found.collect::<io::Result<Vec<_>>>()?;
-    let own = ISOLATING.map(|name| file_id(&fs::metadata(namespace_path(name))?));
-    let own = own.into_iter().collect::<io::Result<Vec<_>>>()?;
-    if packet == Packet::Client && found == own {
+    let client = socket_peercred(link)?.pid.as_raw_pid().to_string();
+    let (client, own) = (Rights::of(&client)?, Rights::of("self")?);
+    // Without it, this process does not mount either.
+    let can_mount = client.can_mount || !own.can_mount;
+    if packet == Packet::Client && found == places()? && client.shared == own.shared && can_mount {
         return Ok(Some(()));
     }
     let kind = ErrorKind::PermissionDenied;
-    Err(io::Error::new(kind, "the client is in other namespaces"))
+    Err(io::Error::new(
+        kind,
+        "the client has other rights or namespaces",
+    ))
 }
 
-fn namespace_path(name: &str) -> PathBuf {
-    Path::new("/proc/self/ns").join(name)
+/// What a process may do.
+struct Rights {
+    /// Fields of its status, and its label of a security module, if there is one.
+    shared: (Vec<String>, Vec<u8>),
+    can_mount: bool,
+}
+
+impl Rights {
+    fn of(process: &str) -> io::Result<Self> {
+        let directory = Path::new("/proc").join(process);
+        let status = fs::read_to_string(directory.join("status"))?;
+        let lines = status
+            .lines()
+            .filter(|line| RIGHTS.iter().any(|name| line.starts_with(name)));
+        let lines = lines.map(str::to_owned).collect();
+        let label = fs::read(directory.join("attr/current")).unwrap_or_default();
+        let field = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let bits = u64::from_str_radix(field.unwrap_or_default().trim(), 16);
+        let effective = CapabilitySet::from_bits_retain(bits.unwrap_or(0));
+        Ok(Self {
+            shared: (lines, label),
+            can_mount: effective.contains(CapabilitySet::SYS_ADMIN),
+        })
+    }
+}
+
+/// Devices and inodes of the [`PLACES`] of this process.
+fn places() -> io::Result<Vec<(u64, u64)>> {
+    let own = PLACES.map(|place| file_id(&fs::metadata(Path::new("/proc/self").join(place))?));
+    own.into_iter().collect()
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the caller has results")]
@@ -278,27 +312,20 @@ fn digest(described: &impl serde::Serialize, len: usize) -> io::Result<String> {
 
 /// A digest of all else that must be the same for a process that serves for another one.
 fn identity() -> io::Result<String> {
-    let groups: BTreeSet<_> = getgroups()?.iter().map(|group| group.as_raw()).collect();
     let capabilities = rustix::thread::capabilities(None)?;
-    let places = NAMESPACES.map(|name| file_id(&fs::metadata(namespace_path(name))?));
-    let places = places.into_iter().collect::<io::Result<Vec<_>>>()?;
-    let root = fs::metadata("/")?;
-    // Whether set-user-ID programs have an effect, and which system calls are permitted.
+    // Whether set-user-ID programs have an effect.
     let status = fs::read_to_string("/proc/self/status")?;
-    let restrictions = status.lines().filter(|line| {
-        let names = ["NoNewPrivs:", "Seccomp:", "Seccomp_filters:"];
-        names.iter().any(|name| line.starts_with(name))
-    });
-    // Of a security module, if there is one.
-    let label = fs::read("/proc/self/attr/current").unwrap_or_default();
+    let no_new_privileges = status.lines().find(|line| line.starts_with("NoNewPrivs:"));
+    let path = variable("PATH").unwrap_or_default();
+    let mut directories = std::env::split_paths(&path);
+    let unmounter = directories.find(|directory| directory.join(UNMOUNTER).is_file());
     let described = (
-        (geteuid().as_raw(), getegid().as_raw(), groups),
+        FORMAT,
+        Rights::of("self")?.shared,
         capabilities.effective.bits(),
-        places,
-        (root.dev(), root.ino()),
-        (restrictions.collect::<Vec<_>>(), label),
-        // There is the program that unmounts for an ordinary user.
-        variable("PATH"),
+        places()?,
+        no_new_privileges,
+        unmounter,
     );
     digest(&described, 32)
 }
@@ -350,24 +377,66 @@ mod tests {
 
     // Promises: shared-trust
     #[test]
-    fn client_of_other_namespaces_is_refused() {
+    fn client_of_other_namespaces_or_root_is_refused() {
         let (here, there) = Link::pair().expect("sockets");
-        let open = |name| File::open(namespace_path(name)).expect("there");
-        let (mounts, users, other) = (open("mnt"), open("user"), open("net"));
-        for (packet, descriptors) in [
-            (Packet::Client, vec![mounts.as_fd(), other.as_fd()]),
-            (Packet::Client, vec![mounts.as_fd()]),
-            (Packet::Client, Vec::new()),
-            (Packet::Stop, vec![mounts.as_fd(), users.as_fd()]),
-        ] {
-            here.send(&packet, &descriptors, SendFlags::empty())
+        let open = |place: &str| File::open(Path::new("/proc/self").join(place)).expect("there");
+        let own = PLACES.map(open);
+        let other = open("ns/uts");
+        let with_other = |number: usize| -> Vec<_> {
+            let own = own.iter().enumerate();
+            own.map(|(at, place)| if at == number { &other } else { place })
+                .collect()
+        };
+        let mut cases: Vec<_> = (0..PLACES.len()).map(with_other).collect();
+        cases.push(own.iter().take(2).collect());
+        cases.push(Vec::new());
+        let send = |packet: &Packet, places: &[&File]| {
+            let places: Vec<_> = places.iter().map(AsFd::as_fd).collect();
+            here.send(packet, &places, SendFlags::empty())
                 .expect("sent");
-            let error = receive_client(&there).expect_err("refused");
+            receive_client(&there)
+        };
+        for places in cases {
+            let error = send(&Packet::Client, &places).expect_err("refused");
             assert_eq!(error.kind(), ErrorKind::PermissionDenied);
         }
+        let all: Vec<_> = own.iter().collect();
+        send(&Packet::Stop, &all).expect_err("refused");
+        assert!(send(&Packet::Client, &all).expect("the same").is_some());
         drop(here);
         assert!(receive_client(&there).expect("closed").is_none());
     }
+
+    // Promises: shared-trust
+    #[test]
+    fn client_with_other_rights_is_refused() {
+        let (_directory, socket) = place();
+        let listener = socket.listen().expect("a socket");
+        let path = socket.path().to_owned();
+        let mut child = std::process::Command::new("python3")
+            .args(["-c", CLIENT])
+            .arg(&path)
+            .spawn()
+            .expect("installed");
+        let link = accept(listener.as_fd()).expect("a client");
+        let error = receive_client(&link).expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        drop(link);
+        child.wait().expect("a child");
+    }
+
+    /// Gives itself a filter of system calls, which permits all, introduces itself as a client, and waits for the end.
+    const CLIENT: &str = "import array, ctypes, os, socket, struct, sys\n\
+        rule = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))\n\
+        rules = ctypes.create_string_buffer(struct.pack('@HP', 1, ctypes.addressof(rule)))\n\
+        libc = ctypes.CDLL(None)\n\
+        assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, rules, 0, 0) == 0\n\
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n\
+        link.connect(sys.argv[1])\n\
+        places = ['ns/user', 'ns/mnt', 'ns/net', 'ns/pid', 'root']\n\
+        fds = array.array('i', [os.open('/proc/self/' + place, os.O_RDONLY) for place in places])\n\
+        link.sendmsg([b'\"client\"'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])\n\
+        link.recv(1)\n";
 
     #[test]
     fn socket_stays_while_a_client_waits() {

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 
 use crate::base::environment::Environment;
 use crate::locate::{ArchiveSpec, ServerSpec};
+use crate::serve::failure::Failure;
 use crate::serve::mount_spec::MountSpec;
 use crate::source::Revalidation;
 
@@ -41,8 +42,11 @@ const NAMES: [&str; 10] = [
 pub struct VolumeKey([u8; 32]);
 
 impl VolumeKey {
-    /// The key of the tree of `mount`. `None` if it needs its own process.
-    pub fn new(mount: &MountSpec) -> Option<Self> {
+    /// The key of the tree of `mount`.
+    ///
+    /// # Errors
+    /// If it cannot be described.
+    pub fn new(mount: &MountSpec) -> Result<Self, Failure> {
         let MountSpec {
             tree,
             open,
@@ -50,9 +54,6 @@ impl VolumeKey {
             waits_for_index,
             ..
         } = mount;
-        if mount.needs_own_process() {
-            return None;
-        }
         let mut spec = open.clone();
         let is_offline = spec.server.revalidation == Revalidation::Never;
         spec.user.environment = relevant(&spec.user.environment);
@@ -60,12 +61,8 @@ impl VolumeKey {
         let (server, archive) = (ServerSpec::default(), ArchiveSpec::default());
         spec.server = ServerSpec {
             connections: server.connections,
-            timeout: server.timeout,
-            retries: server.retries,
             revalidation: server.revalidation,
             chunk_len: server.chunk_len,
-            min_speed: server.min_speed,
-            min_speed_wait: server.min_speed_wait,
             ..spec.server
         };
         spec.archive = ArchiveSpec {
@@ -74,8 +71,8 @@ impl VolumeKey {
             ..spec.archive
         };
         let described = (tree, is_offline, spec, prefetch, waits_for_index);
-        let described = serde_json::to_vec(&described).ok()?;
-        Some(Self(blake3::hash(&described).into()))
+        let described = serde_json::to_vec(&described).map_err(|error| Failure::of(&error))?;
+        Ok(Self(blake3::hash(&described).into()))
     }
 }
 
@@ -124,7 +121,7 @@ mod tests {
         let spec = spec.for_other_process().expect("usable");
         let tree = SourceSpec::from(source).into();
         let mount = MountSpec::new(tree, spec, "/mnt".into(), "/run".into());
-        VolumeKey::new(&mount).expect("no standard input")
+        VolumeKey::new(&mount).expect("valid")
     }
 
     fn unchanged(_: &mut OpenSpec) {}

@@ -115,6 +115,7 @@ impl<T: Shareable> VolumeTable<T> {
         let mut last_failure = slot.opening.lock();
         // An attempt that failed while this caller waited is its own, too.
         if let Some(failure) = &*last_failure
+            && !failure.is_abandoned
             && slot.failures.load(Ordering::SeqCst) != failures
         {
             return Err(failure.clone());

@@ -82,6 +82,8 @@ pub(crate) struct Monitor {
     has_ended: bool,
     /// Whether the server ends because another one continues.
     is_replaced: bool,
+    /// The program of the daemon, if it is not this one.
+    program: Option<OwnedFd>,
     progress: IndexingProgress,
     /// Time during which the source was unreachable, before the server was ready.
     unreachable_time: Duration,
@@ -141,7 +143,8 @@ impl Monitor {
     fn new(options: MonitorOptions) -> anyhow::Result<Self> {
         let signals = Signals::new()?;
         signals.notify_status("reading the archive");
-        let daemon = options.daemon.as_ref().map(ServerProcess::connect);
+        let daemon = options.daemon.as_ref();
+        let daemon = daemon.map(|socket| ServerProcess::connect(socket, None));
         let server = match daemon {
             Some(Ok(server)) => server,
             daemon => {
@@ -160,6 +163,7 @@ impl Monitor {
             overlay: None,
             has_ended: false,
             is_replaced: false,
+            program: None,
             progress: IndexingProgress::default(),
             unreachable_time: Duration::ZERO,
         })
@@ -396,9 +400,7 @@ impl Monitor {
         else {
             return false;
         };
-        // If another version looks the same, readers would see its bytes among old ones in the page cache.
-        let is_possible = state.is_strong && supports_takeover(state.capabilities);
-        let is_taken_over = is_possible && self.options.spec.copy_to.is_none();
+        let is_taken_over = state.can_be_continued() && self.options.spec.copy_to.is_none();
         if !is_taken_over && !self.end_mount() {
             return false;
         }
@@ -474,7 +476,8 @@ impl Monitor {
         may_share: bool,
     ) -> anyhow::Result<()> {
         let daemon = self.options.daemon.as_ref().filter(|_| may_share);
-        self.server = match daemon.map(ServerProcess::connect) {
+        let program = self.program.as_ref();
+        self.server = match daemon.map(|socket| ServerProcess::connect(socket, program)) {
             Some(Ok(server)) => server,
             Some(Err(error)) if is_disconnection(&error) => return Err(error.into()),
             _ => {
@@ -595,11 +598,18 @@ impl Monitor {
                 }
             }
             match self.server.link.receive() {
-                Ok(Some((packet, descriptors))) => {
-                    if let Some(packet) = self.handle_report(packet) {
-                        return Received::Packet(packet, descriptors);
+                Ok(Some((packet, descriptors))) => match packet {
+                    Packet::Successor(socket) => {
+                        self.options.daemon = Some(DaemonSocket::at(Path::new(&socket)));
+                        self.program = descriptors.into_iter().next();
+                        self.is_replaced = true;
                     }
-                }
+                    packet => {
+                        if let Some(packet) = self.handle_report(packet) {
+                            return Received::Packet(packet, descriptors);
+                        }
+                    }
+                },
                 Ok(None) => return Received::Gone,
                 Err(error) => {
                     tracing::debug!(%error, "invalid packet from the process that serves the mount");
@@ -626,10 +636,6 @@ impl Monitor {
                 if let Ok(level) = level.parse() {
                     logging::repeat(level, &text);
                 }
-            }
-            Packet::Successor(socket) => {
-                self.options.daemon = Some(DaemonSocket::at(Path::new(&socket)));
-                self.is_replaced = true;
             }
             Packet::Ended => self.has_ended = true,
             other => return Some(other),

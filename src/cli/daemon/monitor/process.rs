@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -60,9 +61,10 @@ impl ServerProcess {
         })
     }
 
-    /// Connects to the daemon at `socket`, and starts it if it is missing.
-    pub(super) fn connect(socket: &DaemonSocket) -> io::Result<Self> {
-        let link = socket.connect_or_start(|listener| start_daemon(socket, listener))?;
+    /// Connects to the daemon at `socket`, and starts it if it is missing, by the file `program` or this one.
+    pub(super) fn connect(socket: &DaemonSocket, program: Option<&OwnedFd>) -> io::Result<Self> {
+        let start = |listener| start_daemon(socket, listener, program);
+        let link = socket.connect_or_start(start)?;
         // A stopped one accepts no client.
         let answers = wait_for(&mut [PollFd::new(&link, PollFlags::IN)], ACCEPT_TIMEOUT)?;
         if !answers {
