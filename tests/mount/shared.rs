@@ -63,6 +63,16 @@ impl Place {
         self.mount(mountpoint, &[]);
     }
 
+    /// Mounts as a job does.
+    fn mount_in(&self, job: &Group, mountpoint: &str) {
+        let [shell, words @ ..] = job.prefix();
+        let mut command = self.command_of(shell);
+        command.args(words).arg(PROGRAM);
+        command.args(["mount", &self.url(ARCHIVE), mountpoint]);
+        let output = command.output().expect("started");
+        assert!(output.status.success(), "{}", stderr_text(&output));
+    }
+
     fn start_mount(&self, mountpoint: &str) -> Child {
         let mut command = self.command(&["mount", &self.url(ARCHIVE), mountpoint]);
         command.stdin(Stdio::null()).stderr(Stdio::piped());
@@ -105,6 +115,17 @@ impl Place {
         for socket in sockets {
             fs::remove_file(socket).expect("removable");
         }
+    }
+
+    /// Waits until a process that is `wanted` serves a mount.
+    fn wait_for_server(&self, mountpoint: &str, wanted: impl Fn(Pid) -> bool) {
+        wait::wait_until("it serves the mount", || {
+            let status = self.tarfs(&["status", mountpoint, "--json"]);
+            let status = serde_json::from_slice(&status.stdout).ok();
+            status
+                .and_then(|status| pid_of(&status))
+                .is_some_and(&wanted)
+        });
     }
 
     fn last(&self, mountpoint: &str) -> String {
@@ -227,11 +248,7 @@ fn mount_that_sees_two_daemons_die_is_served_alone() {
         let before = place.pid("m0");
         kill_process(before, Signal::KILL).expect("running");
         for mountpoint in ["m0", "m1"] {
-            wait::wait_until("another process serves it", || {
-                let status = place.tarfs(&["status", mountpoint, "--json"]);
-                let status = serde_json::from_slice(&status.stdout).ok();
-                status.is_some_and(|status| pid_of(&status) != Some(before))
-            });
+            place.wait_for_server(mountpoint, |pid| pid != before);
         }
     }
     assert_ne!(place.pid("m0"), place.pid("m1"));
@@ -497,6 +514,7 @@ fn upgraded_program_continues_the_mounts_of_the_old_one() {
     kill_process(after, Signal::KILL).expect("running");
     for mountpoint in ["m0", "m1", "m2"] {
         place.compare_other(mountpoint, 3);
+        place.wait_for_server(mountpoint, |pid| pid != after);
         let program = format!("/proc/{}/exe", place.pid(mountpoint).as_raw_pid());
         assert_eq!(fs::read_link(program).expect("running"), Path::new(PROGRAM));
     }
@@ -543,11 +561,7 @@ fn daemon_of_a_service_manager_takes_mounts_over_and_hands_them_over_at_its_end(
         let mut command = place.command(&["daemon", "run"]);
         let mut service = command.stderr(Stdio::null()).spawn().expect("started");
         let pid = Pid::from_child(&service);
-        wait::wait_until("it serves the mount", || {
-            let status = place.tarfs(&["status", "m0", "--json"]);
-            let status = serde_json::from_slice(&status.stdout).ok();
-            status.is_some_and(|status| pid_of(&status) == Some(pid))
-        });
+        place.wait_for_server("m0", |server| server == pid);
         place.share("m1");
         assert_eq!(place.pid("m1"), pid);
         kill_process(pid, Signal::TERM).expect("running");
@@ -564,18 +578,57 @@ fn mount_ends_with_the_job_of_its_monitor() {
     let place = place();
     let job = Group::new();
     place.share("m1");
-    let [shell, words @ ..] = job.prefix();
-    let mut command = place.command_of(shell);
-    command
-        .args(words)
-        .arg(PROGRAM)
-        .args(["mount", &place.url(ARCHIVE), "m0"]);
-    let output = command.output().expect("started");
-    assert!(output.status.success(), "{}", stderr_text(&output));
+    place.mount_in(&job, "m0");
     assert_eq!(place.pid("m0"), place.pid("m1"));
     job.kill();
     wait::wait_until("it is unmounted", || !is_mounted(&place.path("m0")));
     place.compare("m1");
+}
+
+// Promises: kill-dead
+#[test]
+fn next_daemon_unmounts_what_a_killed_job_has_left() {
+    let place = place();
+    let job = Group::new();
+    place.mount_in(&job, "m0");
+    let daemon = place.pid("m0");
+    place.share("m1");
+    assert_eq!(place.pid("m1"), daemon);
+    job.kill();
+    place.compare("m1");
+    wait::wait_until("it is unmounted", || !is_mounted(&place.path("m0")));
+}
+
+// Promises: shared-job, shared-restart
+#[test]
+fn jobs_killed_in_any_order_harm_no_other() {
+    for round in 0..rounds::rounds(2) {
+        let mut rng = Rng::new(rounds::seed() + round);
+        let place = place();
+        let mut jobs: Vec<_> = MOUNTPOINTS
+            .iter()
+            .map(|mountpoint| (*mountpoint, Group::new()))
+            .collect();
+        for (mountpoint, job) in &jobs {
+            place.mount_in(job, mountpoint);
+        }
+        while jobs.len() > 1 {
+            let victim = usize::try_from(rng.below(jobs.len() as u64)).expect("small");
+            let (killed, job) = jobs.swap_remove(victim);
+            job.kill();
+            for (mountpoint, _) in &jobs {
+                let number = usize::try_from(rng.below(FILES as u64)).expect("small");
+                let path = place.file(mountpoint, number);
+                let file = File::open(&path).expect("there");
+                rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("clean");
+                let read = fs::read(&path).expect("readable");
+                assert!(read == content(number), "{mountpoint}: f{number} is wrong");
+            }
+            // Without a daemon, nothing removes the mount of a job that was killed with its server.
+            drop(place.tarfs(&["umount", "--lazy", killed]));
+            assert!(!is_mounted(&place.path(killed)), "{killed}");
+        }
+    }
 }
 
 // Promises: shared-job

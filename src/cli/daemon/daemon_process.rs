@@ -110,6 +110,9 @@ pub(crate) fn run(socket: &Path, is_in_foreground: bool) -> anyhow::Result<ExitC
     privileges::drop_capabilities_of_daemon();
     let scope = (!is_in_foreground).then(|| Thread::spawn("tarfs-scope", scope::enter));
     let scope = scope.transpose().context("cannot start a thread")?;
+    // Those of a job that was killed with the daemon in it.
+    let clears = Thread::spawn("tarfs-clear", tarfs::fuse::unmount_dead_mounts);
+    let clears = clears.context("cannot start a thread")?;
     let network = locate::start_network().context("cannot start the network")?;
     let server = Server::new(network.handle().clone(), ThisProcess::of_many());
     SERVER.get_or_init(|| Arc::downgrade(&server));
@@ -123,7 +126,7 @@ pub(crate) fn run(socket: &Path, is_in_foreground: bool) -> anyhow::Result<ExitC
     }
     let served = daemon.run((!is_in_foreground).then_some(IDLE_TIME));
     force_exit_after(THREAD_EXIT_TIMEOUT);
-    drop((control, scope));
+    drop((control, scope, clears));
     // No caller is left to wait for requests in flight.
     network.shutdown_background();
     drop((daemon, server));

@@ -22,7 +22,7 @@ pub use overlay::{LOWER_DIR_NAME, OverlayKind, SCRATCH_PREFIX, UpperDirs, unmoun
 pub use pinned::Liveness;
 pub use session::{
     Force, Mount, clear_dead_mounts, is_mounted, is_still_mounted, mount_overlay, unmount,
-    unmount_bind_mount,
+    unmount_bind_mount, unmount_dead_mounts,
 };
 pub use superblock::SuperblockWatch;
 pub use syscalls::unmount_dead;

@@ -456,6 +456,15 @@ pub fn is_mounted(device: (u32, u32)) -> bool {
     mountinfo::count_mounts(device).is_ok_and(|count| count > 0)
 }
 
+/// Unmounts the mounts of this user that no process serves any more, because all their processes were killed.
+pub fn unmount_dead_mounts() {
+    let owner = format!("user_id={}", rustix::process::geteuid().as_raw());
+    let mountpoints = mountinfo::mountpoints_with(TARFS_FS_TYPE, &owner);
+    for mountpoint in mountpoints.into_iter().flatten() {
+        syscalls::unmount_dead(&mountpoint);
+    }
+}
+
 /// Unmounts `copy`, another mount of a served file system, such as a bind mount. `force` only detaches it,
 /// because ending the connection would end all mounts of the file system.
 ///
