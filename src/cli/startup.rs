@@ -14,4 +14,8 @@ pub(super) fn start(is_mount: bool) {
         tracing::warn!("cannot disable core files, which may contain secrets");
     }
     inherited_fds::raise_open_file_limit();
+    if is_mount {
+        // A process that was started as `/proc/self/exe` has the name `exe`.
+        rustix::thread::set_name(c"tarfs").ok();
+    }
 }

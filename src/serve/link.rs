@@ -4,11 +4,13 @@
 //! the order open, serve, cover. A successor gets a takeover instead of the first two. The server answers each of them,
 //! or reports a failure, and then serves until the mount has ended.
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Weak;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -271,6 +273,24 @@ impl MountSpec {
             MAX_SPEC_BYTES,
         )?)?)
     }
+}
+
+thread_local! {
+    /// Link of the mount for which this thread works.
+    static WORKS_FOR: RefCell<Option<Weak<Link>>> = const { RefCell::new(None) };
+}
+
+/// Does `work` for the mount behind `link`.
+pub(super) fn work_for<T>(link: &Weak<Link>, work: impl FnOnce() -> T) -> T {
+    WORKS_FOR.set(Some(Weak::clone(link)));
+    let result = work();
+    WORKS_FOR.set(None);
+    result
+}
+
+/// The link of the mount for which this thread works, if it is for one alone.
+pub(super) fn works_for() -> Option<Weak<Link>> {
+    WORKS_FOR.with_borrow(Option::clone)
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::failure::Failure;
@@ -52,7 +51,6 @@ pub struct Opened {
     recording: Mutex<Option<PeriodicThread>>,
     /// When a check of its version last began.
     confirmed: Mutex<Instant>,
-    has_reported_scan: AtomicBool,
 }
 
 impl Shareable for Arc<Opened> {
@@ -158,11 +156,6 @@ impl Opened {
         Ok(is_current)
     }
 
-    /// Whether this is the first call.
-    pub fn begin_scan_report(&self) -> bool {
-        !self.has_reported_scan.swap(true, Ordering::Relaxed)
-    }
-
     /// Lists the archives of a directory. They are opened when they are used.
     fn open_directory(spec: &MountSpec, context: OpenContext) -> Result<Self, Failure> {
         let stats = Arc::clone(&context.source.stats);
@@ -212,7 +205,6 @@ impl Opened {
             _memory: None,
             recording: Mutex::default(),
             confirmed: Mutex::new(Instant::now()),
-            has_reported_scan: AtomicBool::new(false),
         }
     }
 

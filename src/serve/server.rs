@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::control_socket::{Request, Response};
 use super::failure::Failure;
 use super::first_request::{MountRequest, RequestKind, invalid};
-use super::link::{Link, OpenedTree, Packet, version_for_packet};
+use super::link::{Link, OpenedTree, Packet, version_for_packet, work_for, works_for};
 use super::metrics_server::MetricsListener;
 use super::mount_spec::MountSpec;
 use super::opened::Opened;
@@ -121,11 +121,14 @@ impl Server {
         self.mounts.lock().clone()
     }
 
-    /// Tells the users who wait for a mount of an event. Must log nothing itself.
+    /// Tells the user who waits for a mount of an event of a thread that works for it, or all users who wait. Must log
+    /// nothing itself.
     pub fn tell_waiting(&self, level: &str, text: &str) {
         let links: Vec<_> = self.starting.lock().clone();
+        let only = works_for();
+        let is_meant = |link: &&Weak<Link>| only.as_ref().is_none_or(|only| only.ptr_eq(link));
         let event = Packet::Event(level.to_owned(), text.to_owned());
-        for link in links.iter().filter_map(Weak::upgrade) {
+        for link in links.iter().filter(is_meant).filter_map(Weak::upgrade) {
             // One that does not read its packets gets fewer.
             drop(link.send(&event, &[], SendFlags::DONTWAIT));
         }
@@ -240,7 +243,7 @@ impl Server {
             // The monitor starts its own server.
             Ok(None)
         } else {
-            session.start(request)
+            work_for(&own, || session.start(request))
         };
         let is_other = |other: &Weak<Link>| !Weak::ptr_eq(other, &own);
         self.starting.lock().retain(is_other);
@@ -462,13 +465,13 @@ impl Session<'_> {
         self.send(&Packet::Ready(state, index), end)?;
         // Callbacks must not block.
         let (server, weak) = (Arc::clone(self.server), Arc::downgrade(mount));
-        let network = self.server.network.clone();
+        let (network, link) = (self.server.network.clone(), Arc::downgrade(self.link));
         let after_scan = move || {
             let Some(mount) = Weak::upgrade(&weak) else {
                 return;
             };
             if is_scanning {
-                server.process.report_scan_end(&mount.opened);
+                work_for(&link, || server.process.report_scan_end(&mount.opened));
             }
             if mount.start_copy().is_err() {
                 tracing::debug!("no copy; the status shows the reason");

@@ -236,9 +236,7 @@ impl Process for ThisProcess {
     }
 
     fn report_scan_end(&self, opened: &Opened) {
-        if opened.begin_scan_report() {
-            report_scan_end(opened);
-        }
+        report_scan_end(opened);
     }
 
     fn is_daemon(&self) -> bool {

@@ -23,7 +23,8 @@ use super::daemonize::{self, LogTarget};
 use super::fork::{Fork, fork};
 use super::inherited_fds::InheritedFds;
 use super::overlay_dirs::OverlayDirs;
-use super::{privileges, resident_memory};
+use super::privileges;
+use super::resident_memory::ProgramPages;
 use crate::cli::ui::progress::IndexingProgress;
 use crate::cli::ui::units::format_index;
 use crate::cli::ui::{logging, output};
@@ -84,6 +85,8 @@ pub(crate) struct Monitor {
     is_replaced: bool,
     /// The program of the daemon, if it is not this one.
     program: Option<OwnedFd>,
+    /// Pages that it needs only while it works, once it keeps the mount.
+    pages: Option<ProgramPages>,
     progress: IndexingProgress,
     /// Time during which the source was unreachable, before the server was ready.
     unreachable_time: Duration,
@@ -164,6 +167,7 @@ impl Monitor {
             has_ended: false,
             is_replaced: false,
             program: None,
+            pages: None,
             progress: IndexingProgress::default(),
             unreachable_time: Duration::ZERO,
         })
@@ -341,9 +345,9 @@ impl Monitor {
 
     /// Keeps the mount until it has ended. Returns the exit code for the user.
     fn keep(&mut self) -> ExitCode {
+        self.pages = Some(ProgramPages::find());
         let mut short_lived_count = 0;
         loop {
-            resident_memory::release_code();
             loop {
                 match self.next(None) {
                     Received::Gone => break,
@@ -577,6 +581,9 @@ impl Monitor {
                 && Instant::now() >= deadline + self.unreachable_time
             {
                 return Received::TimedOut;
+            }
+            if let Some(pages) = &self.pages {
+                pages.release();
             }
             let polled = wait_for(
                 &mut [self.server.poll_fd(), self.signals.poll_fd()],
