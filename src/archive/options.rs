@@ -61,7 +61,8 @@ impl OpenOptions {
     /// Creates resources for archives that share the memory of these options. Fails if the system cannot start a
     /// thread.
     pub(crate) fn create_resources(&self) -> io::Result<SharedResources> {
-        SharedResources::new(self)
+        let share = self.scan.memory_share;
+        SharedResources::new(self.budget(), share, &self.scan.reclaimers)
     }
 
     pub(super) fn disk_cache_dir(&self) -> Option<DiskCacheDir> {

@@ -162,7 +162,7 @@ impl ServedMount {
         link.map(|link| &**link).filter(|_| can_continue)
     }
 
-    /// What a successor of this process must know.
+    /// State for a successor of this process.
     pub(super) fn state(&self) -> SessionState {
         SessionState {
             capabilities: self.mount.capabilities,

@@ -634,7 +634,7 @@ impl Session<'_> {
         let opened = Opened::open(spec, context, &self.server.memory);
         drop(watch);
         if cancel_token.is_cancelled() {
-            // Nobody may share it, because it would end early.
+            // No other mount may share this tree, because it would end early.
             return Err(Failure::abandoned());
         }
         opened

@@ -194,7 +194,6 @@ const UNSAFE_FILES: &[&str] = &[
 const COMMAND_FILES: &[&str] = &[
     "src/base/file/foreign_command.rs",
     "src/cli/daemon/daemon_process.rs",
-    "src/cli/daemon/monitor/process.rs",
     "src/cli/daemon/scope.rs",
 ];
 

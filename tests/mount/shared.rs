@@ -390,7 +390,7 @@ fn archive_beside_large_ones_has_less_memory_and_is_decoded_all_the_same() {
     place.succeeds(&["mount", "--no-disk-cache", "a.tar.xz", "m4"]);
     assert_eq!(budget("m4"), Some(32));
     assert_eq!(place.last("m4"), "packed");
-    // Who ends leaves memory to later ones.
+    // A mount that ends leaves memory to later ones.
     place.succeeds(&["umount", "m0", "m4"]);
     place.succeeds(&["mount", "--no-disk-cache", "a.tar.xz", "m4"]);
     assert_eq!(budget("m4"), Some(128));
@@ -550,7 +550,7 @@ fn mounts_that_cannot_be_continued_are_not_handed_over() {
     assert_eq!(place.error_of(&["daemon", "upgrade"]), error, "as before");
     assert_eq!(place.pid("m0"), before);
     assert_eq!(place.last("m1"), "weak");
-    // New mounts are made by the new program all the same.
+    // The new program makes new mounts nevertheless.
     place.share("m2");
     assert_ne!(place.pid("m2"), before);
 }

@@ -309,7 +309,10 @@ impl Opener {
         let (budgets, number) = if let Some((resources, number)) = &self.resources {
             (resources.budgets.clone(), *number)
         } else {
-            (MemoryBudgets::new(&self.options), 0)
+            let options = &self.options;
+            let share = options.scan.memory_share;
+            let budgets = MemoryBudgets::new(options.budget(), share, &options.scan.reclaimers);
+            (budgets, 0)
         };
         // A scan must not use spans that were decoded for a saved index that did not match.
         let is_scanned_now = !live_index.is_scan_over();

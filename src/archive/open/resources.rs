@@ -5,12 +5,11 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::archive::options::OpenOptions;
 use crate::archive::prefetch::FillThreads;
 use crate::archive::read::priority::ReadPriority;
 use crate::base::buffer_pool::{BufferPool, Closed, Reservation};
 use crate::base::free_list::FreeList;
-use crate::base::memory_budget::{DecoderMemory, DecoderUse};
+use crate::base::memory_budget::{Budget, DecoderMemory, DecoderUse, MemoryShare};
 use crate::base::memory_reclaim::{MemoryBroker, Reclaim};
 use crate::base::thread_pool::ThreadPool;
 use crate::cache::SpanCache;
@@ -28,17 +27,16 @@ pub(super) struct MemoryBudgets {
 }
 
 impl MemoryBudgets {
-    /// The budgets of an archive that is opened with `options`.
-    pub(crate) fn new(options: &OpenOptions) -> Self {
-        let parts = options.budget();
+    /// The budgets of `parts`, which are a `share` of the user's memory. Decoders can use that of `reserves`, too.
+    pub(crate) fn new(parts: Budget, share: MemoryShare, reserves: &[Arc<dyn Reclaim>]) -> Self {
         let span_cache = SpanCache::new(parts.span_bytes());
         let budget = BufferPool::new(parts.half());
         let origin = DecoderMemory {
-            share: options.scan.memory_share,
+            share,
             used_by: DecoderUse::Reads,
         };
         let mut reclaimers: Vec<Arc<dyn Reclaim>> = vec![Arc::new(budget.clone())];
-        reclaimers.extend(options.scan.reclaimers.iter().cloned());
+        reclaimers.extend(reserves.iter().cloned());
         // The span cache is last, because evicted spans must be decoded again.
         reclaimers.push(Arc::new(span_cache.clone()));
         Self {
@@ -68,11 +66,14 @@ pub struct SharedResources {
 }
 
 impl SharedResources {
-    /// Creates the resources of archives that are opened with `options`. Fails if the system cannot start a thread.
-    pub(crate) fn new(options: &OpenOptions) -> io::Result<Self> {
-        let parts = options.budget();
+    /// Creates the resources of `parts`, as [`MemoryBudgets::new`] does. Fails if the system cannot start a thread.
+    pub(crate) fn new(
+        parts: Budget,
+        share: MemoryShare,
+        reserves: &[Arc<dyn Reclaim>],
+    ) -> io::Result<Self> {
         Ok(Self {
-            budgets: MemoryBudgets::new(options),
+            budgets: MemoryBudgets::new(parts, share, reserves),
             free_list: FreeList::new(parts.free_list_bytes()),
             write_pool: BufferPool::new(parts.queue_bytes()),
             read_threads: start_read_threads()?,

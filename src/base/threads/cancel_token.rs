@@ -58,7 +58,7 @@ impl CancelToken {
 
     /// Waits in a task until the flag is set.
     pub(crate) async fn cancelled(&self) {
-        // They are told of a flag that is set after this.
+        // A flag that is set after this wakes them.
         let told = self.0.tasks.notified();
         let parent = self.0.parent.as_ref();
         let parent_told = parent.map(|parent| parent.0.tasks.notified());

@@ -231,7 +231,7 @@ pub(super) fn receive_client(link: &Link) -> io::Result<Option<()>> {
     ))
 }
 
-/// What a process may do.
+/// Rights of a process.
 struct Rights {
     /// Fields of its status, and its label of a security module, if there is one.
     shared: (Vec<String>, Vec<u8>),
