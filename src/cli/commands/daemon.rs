@@ -35,7 +35,7 @@ pub(crate) struct DaemonArgs {
 enum DaemonVerb {
     /// Serve this user's mounts in the foreground until it is stopped
     ///
-    /// Without it, the first mount starts such a process, which ends a minute after the last one. When it is stopped,
+    /// Without it, the first mount starts such a process, which ends a second after the last one. When it is stopped,
     /// another one continues the mounts.
     Run,
     /// Have this program serve the mounts that processes of its earlier files serve

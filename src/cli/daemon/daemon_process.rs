@@ -27,8 +27,8 @@ use tarfs::internal::thread::Thread;
 use tarfs::locate;
 use tarfs::serve::{ControlSocket, Daemon, DaemonSocket, Server};
 
-/// Time without a mount after which a daemon ends.
-const IDLE_TIME: Duration = Duration::from_mins(1);
+/// Time without a mount after which a daemon ends. It keeps a mount namespace alive, and so the copies of mounts in it.
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
 /// Limits that a client may have lowered for itself.
 const LIMITS: [Resource; 5] = [
