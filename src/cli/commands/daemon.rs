@@ -75,7 +75,8 @@ fn socket_in(directory: &Path) -> anyhow::Result<DaemonSocket> {
 /// Has a daemon of this program continue the mounts of those with sockets in `directory`.
 fn upgrade(directory: &Path) -> anyhow::Result<()> {
     let socket = socket_in(directory)?;
-    for other in socket.others()? {
+    let others = socket.others()?.into_iter();
+    for other in others.filter(|other| !socket.has_same_program(other)) {
         let Ok(link) = other.connect() else {
             // It has ended, or does not serve for this process.
             continue;

@@ -89,11 +89,19 @@ impl DaemonSocket {
 
     /// Whether `other` serves for the same processes, perhaps by another program file.
     pub fn has_same_clients(&self, other: &Self) -> bool {
-        let identity = |socket: &Self| {
-            let name = socket.0.file_name()?.to_str()?;
-            Some(name.split_once('-')?.0.to_owned())
-        };
+        let identity = |socket: &Self| Some(socket.parts()?.0.to_owned());
         self.0.parent() == other.0.parent() && identity(self) == identity(other)
+    }
+
+    /// Whether `other` is of the same program file.
+    pub fn has_same_program(&self, other: &Self) -> bool {
+        let program = |socket: &Self| Some(socket.parts()?.1.to_owned());
+        program(self) == program(other)
+    }
+
+    /// The digests of its clients and of its program, with the extension.
+    fn parts(&self) -> Option<(&str, &str)> {
+        self.0.file_name()?.to_str()?.split_once('-')
     }
 
     /// Connects to the daemon. If there is none, `start` starts one, with the socket that it listens on.
