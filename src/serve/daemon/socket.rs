@@ -324,12 +324,15 @@ fn identity() -> io::Result<String> {
     // Whether set-user-ID programs have an effect.
     let status = fs::read_to_string("/proc/self/status")?;
     let no_new_privileges = status.lines().find(|line| line.starts_with("NoNewPrivs:"));
+    let rights = Rights::of("self")?;
     let path = variable("PATH").unwrap_or_default();
     let mut directories = std::env::split_paths(&path);
-    let unmounter = directories.find(|directory| directory.join(UNMOUNTER).is_file());
+    let mut find = || directories.find(|directory| directory.join(UNMOUNTER).is_file());
+    // A process that can mount can unmount.
+    let unmounter = if rights.can_mount { None } else { find() };
     let described = (
         FORMAT,
-        Rights::of("self")?.shared,
+        rights.shared,
         capabilities.effective.bits(),
         places()?,
         no_new_privileges,
