@@ -63,6 +63,24 @@ impl Place {
         self.mount(mountpoint, &[]);
     }
 
+    /// Serves an archive at `path` whose second half comes only while the returned gate is open.
+    fn stall_in_the_middle(&self, path: &str, last: &str) -> Arc<AtomicBool> {
+        let resource = Resource::new(archive(last)).etag(&format!("\"{last}\""));
+        let half = archive(last).len() as u64 / 2;
+        let gate = Arc::<AtomicBool>::default();
+        let is_open = Arc::clone(&gate);
+        self.server().route(path, move |request| {
+            let is_first_half = request.range().is_some_and(|(_, end)| end <= half);
+            let answer = resource.answer(request);
+            if is_first_half || is_open.load(Ordering::SeqCst) {
+                answer
+            } else {
+                answer.stall_after(0)
+            }
+        });
+        gate
+    }
+
     /// Mounts as a job does.
     fn mount_in(&self, job: &Group, mountpoint: &str) {
         let [shell, words @ ..] = job.prefix();
@@ -282,17 +300,7 @@ fn warnings_of_a_shared_mount_reach_its_user() {
 #[test]
 fn forced_unmount_ends_readers_although_others_use_the_archive() {
     let place = place();
-    let resource = Resource::new(archive("old")).etag("\"1\"");
-    let half = archive("old").len() as u64 / 2;
-    place.server().route(ARCHIVE, move |request| {
-        let is_first_half = request.range().is_some_and(|(_, end)| end <= half);
-        let answer = resource.answer(request);
-        if is_first_half {
-            answer
-        } else {
-            answer.stall_after(0)
-        }
-    });
+    place.stall_in_the_middle(ARCHIVE, "old");
     place.share("m0");
     place.share("m1");
     let mut reader = place.command_of("cat");
@@ -321,19 +329,7 @@ fn forced_unmount_ends_readers_although_others_use_the_archive() {
 #[test]
 fn interrupted_mount_ends_its_scan_but_not_one_that_waits_for_the_same() {
     let place = place();
-    let resource = Resource::new(archive("slow")).etag("\"2\"");
-    let half = archive("slow").len() as u64 / 2;
-    let gate = Arc::<AtomicBool>::default();
-    let is_open = Arc::clone(&gate);
-    place.server().route("/slow.tar.gz", move |request| {
-        let is_first_half = request.range().is_some_and(|(_, end)| end <= half);
-        let answer = resource.answer(request);
-        if is_first_half || is_open.load(Ordering::SeqCst) {
-            answer
-        } else {
-            answer.stall_after(0)
-        }
-    });
+    let gate = place.stall_in_the_middle("/slow.tar.gz", "slow");
     let url = place.url("/slow.tar.gz");
     let mount = |mountpoint: &str| {
         let mut command = place.command(&["mount", "--wait-index", &url, mountpoint]);
@@ -400,17 +396,7 @@ fn archive_beside_large_ones_has_less_memory_and_is_decoded_all_the_same() {
 #[test]
 fn readers_of_a_silent_server_delay_no_other_archive() {
     let place = place();
-    let resource = Resource::new(archive("slow")).etag("\"2\"");
-    let half = archive("slow").len() as u64 / 2;
-    place.server().route("/slow.tar.gz", move |request| {
-        let is_first_half = request.range().is_some_and(|(_, end)| end <= half);
-        let answer = resource.answer(request);
-        if is_first_half {
-            answer
-        } else {
-            answer.stall_after(0)
-        }
-    });
+    place.stall_in_the_middle("/slow.tar.gz", "slow");
     place.succeeds(&["mount", &place.url("/slow.tar.gz"), "m0"]);
     // More than an archive has threads.
     let readers = (0..16).map(|_| {

@@ -163,9 +163,9 @@ pub fn request_umount(
     let Some((socket, status)) = target else {
         return Ok(None);
     };
-    let pid = status.pid;
-    // A daemon goes on.
-    let server = (!status.daemon).then_some(pid);
+    // A daemon goes on, and is not the process that the mount leaves.
+    let server = (!status.daemon).then_some(status.pid);
+    let pid = server.or(status.monitor).unwrap_or(status.pid);
     let open = |pid: Option<u32>| open_pidfd(&socket, pid?);
     let (server, monitor) = (open(server), open(status.monitor));
     if status.is_another_mount(&top) {
