@@ -66,11 +66,13 @@ pub enum Packet {
     },
     /// Monitor: it makes this directory for the mount, and removes it after the mount.
     Scratch(OsString),
-    /// Monitor: serve the tree on this mount. The descriptors are the connection, and the mount's root if there is one.
+    /// Monitor: serve the tree on this mount. The descriptors are the connection, the mount's root, and a detached copy of it,
+    /// if there are these. Without them, the mount is a copy of the one that came with the answer before.
     Serve(MountTarget),
     /// Monitor: an overlay covers the mount.
     Cover(MountTarget, OverlayStatus),
-    /// Monitor: serve the mount of a dead process. The descriptors are the description and the connection.
+    /// Monitor: serve the mount of a dead process. The descriptors are the description, the connection, and the roster of its
+    /// file system if there is one.
     TakeOver(Box<Taken>),
     /// Monitor: unmount, without force the first time.
     Stop,
@@ -78,15 +80,15 @@ pub enum Packet {
     Server(u32),
     /// Server: an event for the user, with its level.
     Event(String, String),
-    /// Server: the tree is open.
+    /// Server: the tree is open. With a descriptor, this detached mount shows it, and others of it can be made.
     Opened(OpenedTree),
     /// Server: the progress of opening: packed bytes in all, those that were read, and entries. `None` at its end.
     Progress(Option<(Option<u64>, u64, u64)>),
     /// Server: it failed, and serves nothing.
     Failed(Failure),
-    /// Server: the mount answers. The descriptor watches for its end.
+    /// Server: the mount answers. The descriptors are the connection if the monitor has not made it, and a watch for the end.
     Ready(SessionState, IndexState),
-    /// Server: the mount is covered, or kept by the named process.
+    /// Server: the mount is covered, or kept by the named process. The descriptor is then the roster of its file system.
     Done,
     /// Server that is not ready: the source was unreachable for this many ms.
     Unreachable(u64),
@@ -96,6 +98,8 @@ pub enum Packet {
     Successor(OsString),
     /// Server: the mount has ended.
     Ended,
+    /// Server: the connection has ended for all mounts that share it, as of `umount -f` for one of them.
+    Aborted,
 }
 
 /// Tree that a server has opened.
@@ -310,6 +314,7 @@ mod tests {
                 path: "/proc/7/ns/mnt".into(),
                 identity: (4, 4_026_531_841),
             }),
+            mount_id: None,
         }
     }
 

@@ -27,8 +27,8 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 const METRICS_PATH: &str = "/metrics";
 
-/// Requests a status. The channel closes if there is none.
-type StatusRequester = Arc<dyn Fn() -> oneshot::Receiver<Status> + Send + Sync>;
+/// Requests the statuses of all mounts of this process. The channel closes if there is none.
+type StatusRequester = Arc<dyn Fn() -> oneshot::Receiver<Vec<Status>> + Send + Sync>;
 
 #[derive(Clone, Copy, Debug)]
 struct Limits {
@@ -71,7 +71,7 @@ impl MetricsListener {
         format!("http://{}{METRICS_PATH}", self.address)
     }
 
-    /// Responds on the threads of `network` with the status from `request_status`, until the returned task is dropped. It
+    /// Responds on the threads of `network` with the statuses from `request_status`, until the returned task is dropped. It
     /// accepts connections, and owns their tasks.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl MetricsListener {
     pub fn serve(
         self,
         network: &Handle,
-        request_status: impl Fn() -> oneshot::Receiver<Status> + Send + Sync + 'static,
+        request_status: impl Fn() -> oneshot::Receiver<Vec<Status>> + Send + Sync + 'static,
     ) -> io::Result<JoinSet<()>> {
         self.serve_with_limits(Limits::default(), network, Arc::new(request_status))
     }
@@ -96,6 +96,28 @@ impl MetricsListener {
         let mut acceptor = JoinSet::new();
         acceptor.spawn_on(accept_loop(listener, limits, request_status), network);
         Ok(acceptor)
+    }
+}
+
+/// A page of metrics, which is served until it is dropped.
+#[derive(Debug)]
+pub(super) struct MetricsPage {
+    /// Its URL.
+    pub(super) url: String,
+    _acceptor: JoinSet<()>,
+}
+
+impl MetricsPage {
+    /// As [`MetricsListener::serve`].
+    pub(super) fn serve(
+        listener: MetricsListener,
+        network: &Handle,
+        request_status: impl Fn() -> oneshot::Receiver<Vec<Status>> + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            url: listener.url(),
+            _acceptor: listener.serve(network, request_status)?,
+        })
     }
 }
 
@@ -142,7 +164,7 @@ async fn respond(stream: &mut TcpStream, request_status: &StatusRequester) -> io
     };
     let response = match route {
         Route::Metrics => match request_status().await {
-            Ok(status) => ok_response(&render(&status)),
+            Ok(statuses) => ok_response(&render(&statuses)),
             Err(_) => error_response(SERVICE_UNAVAILABLE),
         },
         Route::Error(why) => error_response(why),
@@ -249,10 +271,10 @@ mod tests {
                 let (sender, status) = oneshot::channel();
                 let entries = counted.fetch_add(1, Ordering::SeqCst) + 1;
                 // The receiver exists, so this cannot fail.
-                drop(sender.send(Status {
+                drop(sender.send(vec![Status {
                     entries,
                     ..Status::example()
-                }));
+                }]));
                 status
             });
             let serving = metrics.serve_with_limits(limits, network.handle(), request_status);

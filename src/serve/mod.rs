@@ -1,22 +1,18 @@
 //! Serving: mounts, the trees that they share, and what other processes ask about them.
 
 pub mod access_profile;
-mod cgroup;
 mod control_socket;
 mod copy;
 mod daemon;
 mod failure;
-mod first_request;
 mod link;
 mod metrics_server;
 mod mount_spec;
 mod opened;
 mod prefetch;
 mod prometheus;
-mod served_mount;
 mod server;
 mod status;
-mod tree_memory;
 mod volumes;
 
 pub use control_socket::{
@@ -26,15 +22,13 @@ pub use control_socket::{
 pub use copy::MountCopy;
 pub use daemon::{Daemon, DaemonSocket};
 pub use failure::Failure;
-pub use first_request::{FirstRequest, MountRequest};
 pub use link::{Link, OpenedTree, Packet, SessionState, Taken};
 pub use metrics_server::MetricsListener;
 pub use mount_spec::MountSpec;
 pub use opened::Opened;
 pub use prefetch::PrefetchSpec;
 pub use prometheus::{Figure, figures};
-pub use served_mount::{MountOrigin, ServedMount};
-pub use server::{Process, Server};
+pub use server::{FirstRequest, MountRequest, Process, ServedMount, Server};
 pub use status::{
     CopyProgress, FailedRead, IndexState, OverlayStatus, Phase, PrefetchStatus, Status,
     format_device,

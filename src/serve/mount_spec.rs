@@ -107,7 +107,6 @@ impl MountSpec {
             || self.ends_with_monitor
             || self.is_in_other_namespace
             || self.copy_to.is_some()
-            || self.metrics.is_some()
             || self.prefetch.record.is_some()
             || self.tree.source.is_place()
     }

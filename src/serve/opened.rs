@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::failure::Failure;
 use super::mount_spec::MountSpec;
 use super::prefetch::{self, Notes};
+use super::server::{Granted, TreeMemory};
 use super::status::{IndexState, Phase, PrefetchStatus};
-use super::tree_memory::{Granted, TreeMemory};
 use super::volumes::Shareable;
 use crate::archive::directory::ArchiveDirectory;
 use crate::archive::{
@@ -21,11 +22,16 @@ use crate::locate::{OpenContext, SourceArchives, describe};
 
 const MAX_NAMED_DAMAGED: usize = 10;
 
+/// Number of the next tree.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
+
 /// Time for which the version of a source on a server needs no check before another mount shares it.
 const CONFIRMED_TIME: Duration = Duration::from_secs(10);
 
 /// The tree that a mount serves.
 pub struct Opened {
+    /// A number that no other tree of this process has.
+    pub number: u64,
     /// The tree.
     pub volume: Arc<dyn Volume>,
     /// SOURCE, absolute and without secrets, which the kernel lists and mount(8) compares with fstab.
@@ -190,6 +196,7 @@ impl Opened {
             .clone()
             .map(|source| source.fingerprint().to_string());
         Self {
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             name: spec.tree.source.redacted(),
             location: display_name(&locations),
             version: versions.collect::<Vec<_>>().join(", "),

@@ -2,7 +2,7 @@
 //!
 //! The specification is `prometheus.io/docs/instrumenting/exposition_formats`.
 
-use std::fmt::Write;
+use std::fmt;
 
 use super::status::{Phase, Status};
 use crate::base::stats::{CounterKind, Stats};
@@ -34,6 +34,7 @@ pub fn figures(status: &Status) -> Vec<Figure> {
     let (memory, prefetch) = (&status.memory, &status.prefetch);
     let mut all = Vec::from(figures! {
         mount_timestamp_seconds: "When it was mounted, in seconds since 1970." = status.since_unix_seconds;
+        tree: "Number of its tree, which other mounts of its process may have, too." = status.tree;
         entries: "Entries in the index." = status.entries;
         damaged_members: "Members that are damaged or not in the tree." = status.damaged_members;
         index_complete: "1 when all of the archive is in the index." = (status.index.phase == Phase::Complete).into();
@@ -86,47 +87,68 @@ pub fn figures(status: &Status) -> Vec<Figure> {
     all
 }
 
-/// Formats the figures of `status`, each with its mountpoint as a label.
-pub(super) fn render(status: &Status) -> String {
-    let mut page = Page {
-        text: String::new(),
-        mountpoint: escape_label(&status.mountpoint),
-    };
-    for figure in figures(status) {
-        page.add_metric(figure.metric, "gauge", figure.help, figure.value);
-    }
-    for counter in Stats::COUNTERS {
-        // Another version of this program may lack a counter.
-        let Some(&value) = status.counters.get(counter.name) else {
-            continue;
-        };
-        match counter.kind {
-            CounterKind::Sum => {
-                let name = format!("{}_total", counter.name);
-                page.add_metric(&name, "counter", counter.help, value);
+/// Formats the figures of `statuses`, each metric once, with a value for each mount that has it. The mountpoint is a label.
+pub(super) fn render(statuses: &[Status]) -> String {
+    let mut families = Vec::<Family>::new();
+    for status in statuses {
+        let mountpoint = escape_label(&status.mountpoint);
+        let mut add = |name: String, kind, help, value: u64| {
+            let line = format!("tarfs_{name}{{mountpoint=\"{mountpoint}\"}} {value}\n");
+            match families.iter_mut().find(|family| family.name == name) {
+                Some(family) => family.values += &line,
+                None => families.push(Family {
+                    name,
+                    kind,
+                    help,
+                    values: line,
+                }),
             }
-            CounterKind::Peak => page.add_metric(counter.name, "gauge", counter.help, value),
+        };
+        for figure in figures(status) {
+            add(figure.metric.to_owned(), "gauge", figure.help, figure.value);
+        }
+        for counter in Stats::COUNTERS {
+            // Another version of this program may lack a counter.
+            let Some(&value) = status.counters.get(counter.name) else {
+                continue;
+            };
+            match counter.kind {
+                CounterKind::Sum => {
+                    add(
+                        format!("{}_total", counter.name),
+                        "counter",
+                        counter.help,
+                        value,
+                    );
+                }
+                CounterKind::Peak => add(counter.name.to_owned(), "gauge", counter.help, value),
+            }
         }
     }
-    page.text
+    families.iter().map(Family::to_string).collect()
 }
 
-struct Page {
-    text: String,
-    mountpoint: String,
+/// A metric, with a line for each mount.
+struct Family {
+    name: String,
+    kind: &'static str,
+    /// A constant that needs no escapes.
+    help: &'static str,
+    values: String,
 }
 
-impl Page {
-    /// Adds the metric `tarfs_{name}`. `help` is a constant that needs no escapes.
-    fn add_metric(&mut self, name: &str, kind: &str, help: &str, value: u64) {
-        let mountpoint = &self.mountpoint;
-        let written = write!(
-            self.text,
-            "# HELP tarfs_{name} {help}\n\
-             # TYPE tarfs_{name} {kind}\n\
-             tarfs_{name}{{mountpoint=\"{mountpoint}\"}} {value}\n"
-        );
-        debug_assert!(written.is_ok(), "a String takes everything");
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            kind,
+            help,
+            values,
+        } = self;
+        write!(
+            f,
+            "# HELP tarfs_{name} {help}\n# TYPE tarfs_{name} {kind}\n{values}"
+        )
     }
 }
 
@@ -156,7 +178,7 @@ mod tests {
     // Promises: metrics-format
     #[test]
     fn each_metric_has_help_type_and_value() {
-        let text = render(&status("/mnt"));
+        let text = render(&[status("/mnt")]);
         let expected = [
             "# HELP tarfs_mount_timestamp_seconds When it was mounted, in seconds since 1970.\n\
              # TYPE tarfs_mount_timestamp_seconds gauge\n\
@@ -193,8 +215,8 @@ mod tests {
     fn archives_and_a_failed_scan_are_metrics() {
         let mut status = status("/mnt");
         let failed = "tarfs_index_failed{mountpoint=\"/mnt\"}";
-        assert!(render(&status).contains(&format!("{failed} 0\n")));
-        assert!(!render(&status).contains("tarfs_archives"));
+        assert!(render(&[status.clone()]).contains(&format!("{failed} 0\n")));
+        assert!(!render(&[status.clone()]).contains("tarfs_archives"));
         status.index.phase = Phase::Failed;
         status.directory = Some(DirectoryStatus {
             archives: 7,
@@ -202,7 +224,7 @@ mod tests {
             failed: 1,
             notes: Vec::new(),
         });
-        let text = render(&status);
+        let text = render(&[status.clone()]);
         assert!(text.contains(&format!("{failed} 1\n")));
         for (name, value) in [
             ("archives", 7),
@@ -216,14 +238,14 @@ mod tests {
 
     #[test]
     fn metric_names_are_unique_and_lines_complete() {
-        let text = render(&status("/mnt"));
+        let text = render(&[status("/mnt")]);
         assert!(text.ends_with('\n'));
         let names = text.lines().filter_map(|line| {
             let (name, _) = line.split_once('{')?;
             Some(name)
         });
         let names: Vec<_> = names.collect();
-        assert_eq!(names.len(), 19 + Stats::COUNTERS.len());
+        assert_eq!(names.len(), 20 + Stats::COUNTERS.len());
         assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
         let in_order = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
         assert!(names.iter().all(|name| name.bytes().all(in_order)));
@@ -233,8 +255,38 @@ mod tests {
 
     // Promises: metrics-format
     #[test]
+    fn metrics_of_several_mounts_are_together() {
+        let text = render(&[status("/one"), status("/two")]);
+        let part = "# TYPE tarfs_entries gauge\n\
+             tarfs_entries{mountpoint=\"/one\"} 2\n\
+             tarfs_entries{mountpoint=\"/two\"} 2\n# HELP";
+        assert!(text.contains(part), "{text}");
+        assert_eq!(text.matches("# HELP tarfs_entries ").count(), 1);
+    }
+
+    // Promises: metrics-dashboard
+    #[test]
+    fn dashboard_names_only_metrics_that_exist() {
+        let text = render(&[status("/mnt")]);
+        let dashboard = include_str!("../../docs/grafana-dashboard.json");
+        let json: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
+        assert!(json.get("panels").is_some());
+        let is_name = |byte: char| byte.is_ascii_alphanumeric() || byte == '_';
+        let named = dashboard.match_indices("tarfs_").map(|(start, _)| {
+            let rest = &dashboard[start..];
+            &rest[..rest.find(|byte| !is_name(byte)).unwrap_or(rest.len())]
+        });
+        let named: BTreeSet<_> = named.collect();
+        assert!(named.len() > 8, "{named:?}");
+        for name in named {
+            assert!(text.contains(&format!("\n{name}{{")), "{name}");
+        }
+    }
+
+    // Promises: metrics-format
+    #[test]
     fn mountpoint_in_metric_label_is_escaped() {
-        let text = render(&status("/a\"b\\c\nd\u{fffd}"));
+        let text = render(&[status("/a\"b\\c\nd\u{fffd}")]);
         let line = text
             .lines()
             .find(|line| line.starts_with("tarfs_entries{"))

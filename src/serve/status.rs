@@ -49,6 +49,9 @@ pub struct Status {
     pub since_unix_seconds: u64,
     /// Pinned version of the archive, or of each layer.
     pub version: String,
+    /// Number of its tree. Mounts of one process with an equal number share index, memory and disk cache.
+    #[serde(default)]
+    pub tree: u64,
     /// Number of entries.
     pub entries: u64,
     /// Progress of the index.
@@ -192,6 +195,11 @@ impl Status {
         }
     }
 
+    /// Whether both mounts have one tree, so that its index, memory and disk cache are there once.
+    pub fn shares_tree_with(&self, other: &Self) -> bool {
+        self.tree != 0 && (self.pid, self.tree) == (other.pid, other.tree)
+    }
+
     /// The mountpoint, in any encoding.
     pub fn mountpoint_bytes(&self) -> &[u8] {
         let bytes = self.mountpoint_bytes.as_deref();
@@ -259,6 +267,7 @@ mod tests {
                 daemon: false,
                 since_unix_seconds: 1000,
                 version: "3 bytes".into(),
+                tree: 1,
                 entries: 2,
                 index: IndexState {
                     phase: Phase::Complete,

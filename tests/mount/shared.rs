@@ -2,12 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 
@@ -25,6 +27,9 @@ use crate::support::wait;
 const ARCHIVE: &str = "/a.tar.gz";
 const MOUNTPOINTS: [&str; 5] = ["m0", "m1", "m2", "m3", "m4"];
 const FILES: usize = 20;
+
+/// An option that no other mount has.
+const OTHER_FILE_SYSTEM: [&str; 2] = ["-o", "noexec"];
 
 type Place = TestMount<Server>;
 
@@ -146,6 +151,24 @@ impl Place {
         });
     }
 
+    /// Starts a reader of the last file, and waits until it waits for an answer.
+    fn start_waiting_reader(&self, mountpoint: &str) -> Child {
+        let mut reader = self.command_of("cat");
+        reader.arg(self.path(mountpoint).join("last"));
+        reader.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut reader = reader.spawn().expect("started");
+        let pid = Pid::from_child(&reader);
+        wait::wait_until("it waits", || {
+            assert!(
+                reader.try_wait().expect("a child").is_none(),
+                "it has ended"
+            );
+            let waits = fs::read_to_string(format!("/proc/{}/wchan", pid.as_raw_pid()));
+            waits.is_ok_and(|waits| waits.contains("request_wait_answer") || waits.contains("fuse"))
+        });
+        reader
+    }
+
     fn last(&self, mountpoint: &str) -> String {
         fs::read_to_string(self.path(mountpoint).join("last")).expect("readable")
     }
@@ -261,17 +284,107 @@ fn mount_that_sees_two_daemons_die_is_served_alone() {
     let place = place();
     place.share("m0");
     place.share("m1");
+    place.mount("m2", &OTHER_FILE_SYSTEM);
     place.wait_until_index_is_saved();
     for _ in 0..2 {
         let before = place.pid("m0");
         kill_process(before, Signal::KILL).expect("running");
-        for mountpoint in ["m0", "m1"] {
+        for mountpoint in ["m0", "m1", "m2"] {
             place.wait_for_server(mountpoint, |pid| pid != before);
         }
     }
-    assert_ne!(place.pid("m0"), place.pid("m1"));
-    place.compare("m0");
+    assert_eq!(place.pid("m0"), place.pid("m1"), "one file system");
+    assert_ne!(place.pid("m0"), place.pid("m2"));
+    for mountpoint in ["m0", "m1", "m2"] {
+        place.compare(mountpoint);
+        place.succeeds(&["umount", mountpoint]);
+    }
+}
+
+// Promises: shared-pages
+#[test]
+fn mounts_with_equal_options_are_one_file_system() {
+    let place = place();
+    place.share("m0");
+    place.share("m1");
+    place.mount("m2", &OTHER_FILE_SYSTEM);
+    let device = |mountpoint: &str| {
+        let found = fs::metadata(place.path(mountpoint)).expect("there");
+        found.dev()
+    };
+    assert_eq!(device("m0"), device("m1"));
+    assert_ne!(device("m0"), device("m2"));
+    // Each has its own place in the status.
+    for mountpoint in ["m0", "m1", "m2"] {
+        let shown = place.status_of(mountpoint);
+        let shown = shown.get("mountpoint").and_then(Value::as_str);
+        assert_eq!(shown, place.path(mountpoint).to_str());
+    }
+    // The first one is not special.
+    let monitor = monitor_of(&place.status_of("m0")).expect("a number");
+    let monitor = pidfd_open(monitor, PidfdFlags::empty()).expect("running");
+    unmount(place.path("m0"), UnmountFlags::empty()).expect("idle");
+    assert!(wait::process_exits(&monitor));
     place.compare("m1");
+    place.share("m0");
+    assert_eq!(device("m0"), device("m1"));
+    // After a takeover, they are found again.
+    place.wait_until_index_is_saved();
+    let before = place.pid("m0");
+    kill_process(before, Signal::KILL).expect("running");
+    for mountpoint in ["m0", "m1"] {
+        place.wait_for_server(mountpoint, |pid| pid != before);
+    }
+    place.share("m3");
+    assert_eq!(device("m3"), device("m1"));
+    for mountpoint in ["m1", "m3", "m0"] {
+        place.compare(mountpoint);
+        place.succeeds(&["umount", mountpoint]);
+    }
+}
+
+// Promises: shared-abort
+#[test]
+fn end_of_a_shared_connection_is_followed_by_a_new_one() {
+    let place = place();
+    for mountpoint in ["m0", "m1", "m2"] {
+        place.share(mountpoint);
+    }
+    let monitor = monitor_of(&place.status_of("m0")).expect("a number");
+    let monitor = pidfd_open(monitor, PidfdFlags::empty()).expect("running");
+    unmount(place.path("m0"), UnmountFlags::FORCE).expect("idle");
+    assert!(wait::process_exits(&monitor), "it was unmounted");
+    for mountpoint in ["m1", "m2"] {
+        wait::wait_until("it answers", || {
+            place.path(mountpoint).join("last").exists()
+        });
+        place.compare(mountpoint);
+    }
+    assert!(!is_mounted(&place.path("m0")));
+}
+
+// Promises: shared-pages
+#[test]
+fn writable_mounts_of_one_file_system_have_files_of_their_own() {
+    let place = place();
+    for mountpoint in ["m0", "m1"] {
+        place.mount(mountpoint, &["--writable"]);
+        fs::write(place.path(mountpoint).join("last"), mountpoint).expect("writable");
+    }
+    place.wait_until_index_is_saved();
+    let before = place.pid("m0");
+    kill_process(before, Signal::KILL).expect("running");
+    for mountpoint in ["m0", "m1"] {
+        place.wait_for_server(mountpoint, |pid| pid != before);
+        assert_eq!(place.last(mountpoint), mountpoint);
+    }
+    let monitor = monitor_of(&place.status_of("m0")).expect("a number");
+    let monitor = pidfd_open(monitor, PidfdFlags::empty()).expect("running");
+    place.succeeds(&["umount", "m0"]);
+    assert!(wait::process_exits(&monitor));
+    place.compare("m1");
+    assert_eq!(place.last("m1"), "m1");
+    place.succeeds(&["umount", "m1"]);
 }
 
 // Promises: shared-one
@@ -302,19 +415,8 @@ fn forced_unmount_ends_readers_although_others_use_the_archive() {
     let place = place();
     place.stall_in_the_middle(ARCHIVE, "old");
     place.share("m0");
-    place.share("m1");
-    let mut reader = place.command_of("cat");
-    reader.arg(place.path("m0").join("last"));
-    let mut reader = reader.stderr(Stdio::piped()).spawn().expect("started");
-    let pid = Pid::from_child(&reader);
-    wait::wait_until("it waits", || {
-        assert!(
-            reader.try_wait().expect("a child").is_none(),
-            "it has ended"
-        );
-        let waits = fs::read_to_string(format!("/proc/{}/wchan", pid.as_raw_pid()));
-        waits.is_ok_and(|waits| waits.contains("request_wait_answer") || waits.contains("fuse"))
-    });
+    place.mount("m1", &OTHER_FILE_SYSTEM);
+    let reader = place.start_waiting_reader("m0");
     place.succeeds(&["umount", "--lazy", "m0"]);
     let output = wait::finish_in_time(move || reader.wait_with_output().expect("a child"));
     assert!(!output.status.success());
@@ -323,6 +425,23 @@ fn forced_unmount_ends_readers_although_others_use_the_archive() {
     place.succeeds(&["umount", "--lazy", "m1"]);
     place.remove_daemon_socket();
     assert!(wait::process_exits(&daemon), "its scan waits");
+}
+
+// Promises: shared-pages
+#[test]
+fn forced_unmount_of_one_of_several_leaves_readers_to_the_others() {
+    let place = place();
+    let gate = place.stall_in_the_middle(ARCHIVE, "old");
+    place.share("m0");
+    place.share("m1");
+    let reader = place.start_waiting_reader("m0");
+    place.succeeds(&["umount", "--lazy", "m0"]);
+    assert!(!is_mounted(&place.path("m0")));
+    gate.store(true, Ordering::SeqCst);
+    place.compare("m1");
+    let output = wait::finish_in_time(move || reader.wait_with_output().expect("a child"));
+    assert_eq!(output.stdout, b"old", "{}", stderr_text(&output));
+    place.succeeds(&["umount", "m1"]);
 }
 
 // Promises: shared-abandoned

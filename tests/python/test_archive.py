@@ -824,7 +824,8 @@ print(names.count("tarfs-read\\n"), names.count("tarfs-fetch\\n"), names.count("
 """
     command = [sys.executable, "-c", script]
     found = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
-    assert found[:2] == ["4", "4"]
+    # Pools have one thread, and up to four while jobs wait.
+    assert all(1 <= int(count) <= 4 for count in found[:2])
 
 
 @pytest.mark.parametrize("work", ["open", "stream", "range", "file", "members", "write_shard"])

@@ -1,11 +1,69 @@
 //! Mount points, by descriptors. Bind mounts of one file system differ by their mount ids alone.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, fstat, openat, statx};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::syscalls::statmount;
+
+/// Selects the unique number of a mount (`STATX_MNT_ID_UNIQUE` of Linux 6.8).
+const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
+/// Selects the numbers of a mount (`STATMOUNT_MNT_BASIC`), and its mountpoint (`STATMOUNT_MNT_POINT`).
+const BASIC_AND_MOUNTPOINT: u64 = 0x2 | 0x10;
+
+/// Places in `struct statmount`: the mount id of the table of mounts, where the mountpoint is among the texts, and the texts.
+const OLD_ID_AT: usize = 56;
+const MOUNTPOINT_AT: usize = 108;
+const TEXTS_AT: usize = 512;
+
+/// Number of a mount that no later mount gets. That of the table of mounts is used again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct UniqueMountId(u64);
+
+impl UniqueMountId {
+    /// That of the mount of `descriptor`. `None` before Linux 6.8. Sends no request.
+    pub(crate) fn of(descriptor: impl AsFd) -> Option<Self> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found = statx(&descriptor, "", flags, MNT_ID_UNIQUE).ok()?;
+        let has_it = found.stx_mask & MNT_ID_UNIQUE.bits() != 0;
+        has_it.then_some(Self(found.stx_mnt_id))
+    }
+
+    /// The mount's id in the table of mounts, and its mountpoint. `None` if it is not attached in this namespace.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub(crate) fn find(self) -> io::Result<Option<(u32, PathBuf)>> {
+        // A path has at most 4096 bytes.
+        let mut buffer = vec![0; TEXTS_AT + (16 << 10)];
+        match statmount(self.0, BASIC_AND_MOUNTPOINT, &mut buffer) {
+            Err(Errno::NOENT) => return Ok(None),
+            found => found?,
+        }
+        let number = |at: usize| Some(u32::from_ne_bytes(*buffer.get(at..)?.first_chunk()?));
+        let mountpoint = || {
+            let texts = buffer.get(TEXTS_AT..)?;
+            let text = texts.get(usize::try_from(number(MOUNTPOINT_AT)?).ok()?..)?;
+            let text = text.split(|&byte| byte == 0).next()?;
+            Some(PathBuf::from(OsString::from_vec(text.to_owned())))
+        };
+        let found = number(OLD_ID_AT).zip(mountpoint());
+        let is_path = |(_, path): &(u32, PathBuf)| path.is_absolute();
+        // A mountpoint outside of this process's root directory has none.
+        found
+            .filter(is_path)
+            .map(Some)
+            .ok_or_else(|| Errno::INVAL.into())
+    }
+}
 
 /// The mount id of `descriptor`. statx(2) without attributes sends no request, and has it since Linux 5.8.
 /// Before Linux 5.14 a process that is not dumpable cannot read its `/proc/self/fdinfo`, unless it is root's.
@@ -58,6 +116,17 @@ mod tests {
     use std::fs::File;
 
     use super::*;
+
+    #[test]
+    fn unique_number_leads_to_the_mountpoint() {
+        let proc = File::open("/proc").expect("a directory");
+        let unique = UniqueMountId::of(&proc).expect("Linux 6.8 runs the tests");
+        let (id, path) = unique.find().expect("readable").expect("mounted");
+        assert_eq!(path, PathBuf::from("/proc"));
+        assert_eq!(Some(id), mount_id(&proc).expect("readable"));
+        let none = UniqueMountId(u64::MAX - 1).find();
+        assert!(none.expect("readable").is_none());
+    }
 
     #[test]
     fn mount_point_is_found_by_its_attribute_and_by_its_mount_id() {

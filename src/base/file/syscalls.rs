@@ -1,4 +1,4 @@
-//! System calls that name a file by its directory and take flags, which rustix lacks.
+//! System calls that rustix lacks: those that name a file by its directory and take flags, and statmount(2).
 //!
 //! They need no `/proc`. Older kernels answer `NOSYS`, and some sandboxes `PERM`.
 
@@ -21,6 +21,9 @@ const LISTXATTRAT: libc::c_long = 465;
 /// `removexattrat(2)` of Linux 6.13.
 const REMOVEXATTRAT: libc::c_long = 466;
 
+/// `statmount(2)` of Linux 6.8.
+const STATMOUNT: libc::c_long = 457;
+
 /// Follows no link, and an empty name is the directory itself.
 const FLAGS: libc::c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
 
@@ -40,6 +43,32 @@ impl XattrValue {
             flags: 0,
         })
     }
+}
+
+/// `struct mnt_id_req` of linux/mount.h, in its first version.
+#[repr(C)]
+struct MountRequest {
+    size: u32,
+    spare: u32,
+    mount_id: u64,
+    mask: u64,
+}
+
+/// Writes what `mask` selects of the mount with the unique number `mount_id` into `buffer`: a `struct statmount` of
+/// linux/mount.h.
+pub(super) fn statmount(mount_id: u64, mask: u64, buffer: &mut [u8]) -> Result<(), Errno> {
+    let request = MountRequest {
+        size: 24,
+        spare: 0,
+        mount_id,
+        mask,
+    };
+    // SAFETY: the call reads a request of the length that it says, and writes into `buffer` at most its length.
+    let result = unsafe {
+        let request = std::ptr::from_ref(&request);
+        libc::syscall(STATMOUNT, request, buffer.as_mut_ptr(), buffer.len(), 0)
+    };
+    length(result).map(drop)
 }
 
 /// Sets the mode of `name`, which may not be a symbolic link.

@@ -137,9 +137,9 @@ fn wait_for_takeover(directory: &Path, mounts: &[Status], pid: u32) -> anyhow::R
     loop {
         let statuses = list_statuses(directory)?;
         let is_served = |mount: &&Status| {
-            let mut same = statuses
-                .iter()
-                .filter(|status| status.device == mount.device);
+            let mut same = statuses.iter().filter(|status| {
+                (&status.device, status.mount_id) == (&mount.device, mount.mount_id)
+            });
             same.any(|status| status.pid == pid)
         };
         let mut waiting = mounts.iter().filter(|mount| !is_served(mount));

@@ -71,11 +71,13 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let on_terminal = args.watch && output.is_terminal();
     loop {
         let mut text = String::new();
-        for status in &statuses {
+        for (number, status) in statuses.iter().enumerate() {
             if args.json.is_set {
                 text += &(output::to_json(status)? + "\n");
             } else {
-                text += &to_text(status, args.verbose, SystemTime::now());
+                let mut before = statuses.iter().take(number);
+                let sharer = before.find(|other| other.shares_tree_with(status));
+                text += &to_text(status, sharer, args.verbose, SystemTime::now());
             }
         }
         if on_terminal {
@@ -102,10 +104,7 @@ fn find_statuses(mountpoint: Option<&Path>) -> (Vec<Status>, ExitCode) {
     for directory in environment::runtime_dirs() {
         let found = match mountpoint {
             None => serve::list_statuses(&directory),
-            Some(mountpoint) => {
-                let is_wanted = |status: &Status| status.is_mounted_on(mountpoint);
-                serve::find_status(&directory, is_wanted).map(Vec::from_iter)
-            }
+            Some(mountpoint) => serve::find_status(&directory, mountpoint).map(Vec::from_iter),
         };
         match found {
             Ok(found) => statuses.extend(found),
@@ -123,14 +122,51 @@ fn find_statuses(mountpoint: Option<&Path>) -> (Vec<Status>, ExitCode) {
 /// Names of what is shown, each with its value.
 type Lines = Vec<(String, String)>;
 
-/// Formats what a user wants first: the source, the index, what is local, and errors.
-fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
+/// Formats what a user wants first: the source, the index, what is local, and errors. What the mount has in common with
+/// `sharer` is shown there.
+fn to_text(status: &Status, sharer: Option<&Status>, is_verbose: bool, now: SystemTime) -> String {
     let mut lines = Lines::new();
     let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));
     add("source", status.source.clone());
     for layer in &status.layers {
         add("layer", layer.clone());
     }
+    match sharer {
+        Some(sharer) => add("shares all with", format_mountpoint(sharer)),
+        None => lines.extend(tree_lines(status)),
+    }
+    let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));
+    if let Some(copy) = &status.copy {
+        add("copy", format_copy(copy));
+    }
+    if let Some(writable) = &status.writable {
+        let until = if writable.is_temporary {
+            ", until it is unmounted"
+        } else {
+            ""
+        };
+        let place = format!("by {}, to {}{until}", writable.by, writable.upper);
+        add("writable", place);
+    }
+    lines.extend(problem_lines(status, sharer.is_some(), now));
+    lines.push((
+        "process".to_owned(),
+        format!(
+            "{}, mounted {}",
+            status.pid,
+            format_age(status.since_unix_seconds, now)
+        ),
+    ));
+    if is_verbose {
+        lines.extend(detail_lines(status, sharer.is_some()));
+    }
+    join_lines(status, lines)
+}
+
+/// What the tree of a mount has.
+fn tree_lines(status: &Status) -> Lines {
+    let mut lines = Lines::new();
+    let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));
     match &status.directory {
         None => {
             let state = format_index(&status.index);
@@ -154,31 +190,7 @@ fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
         let state = format!("{}, {done} of {total} blocks", status.prefetch.state);
         add("prefetch", state);
     }
-    if let Some(copy) = &status.copy {
-        add("copy", format_copy(copy));
-    }
-    if let Some(writable) = &status.writable {
-        let until = if writable.is_temporary {
-            ", until it is unmounted"
-        } else {
-            ""
-        };
-        let place = format!("by {}, to {}{until}", writable.by, writable.upper);
-        add("writable", place);
-    }
-    lines.extend(problem_lines(status, now));
-    lines.push((
-        "process".to_owned(),
-        format!(
-            "{}, mounted {}",
-            status.pid,
-            format_age(status.since_unix_seconds, now)
-        ),
-    ));
-    if is_verbose {
-        lines.extend(detail_lines(status));
-    }
-    join_lines(status, lines)
+    lines
 }
 
 /// The `lines` of `status`, below its mountpoint.
@@ -225,15 +237,15 @@ fn format_copy(copy: &CopyProgress) -> String {
     )
 }
 
-/// Damaged members, notes and failed reads.
-fn problem_lines(status: &Status, now: SystemTime) -> Lines {
+/// Damaged members, unless these are those of a shared tree, notes and failed reads.
+fn problem_lines(status: &Status, is_tree_shown: bool, now: SystemTime) -> Lines {
     let mut lines = Lines::new();
     let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));
-    if status.damaged_members > 0 {
+    if status.damaged_members > 0 && !is_tree_shown {
         add("damaged members", status.damaged_members.to_string());
-    }
-    for member in &status.damaged {
-        add("damaged", member.clone());
+        for member in &status.damaged {
+            add("damaged", member.clone());
+        }
     }
     for note in &status.notes {
         add("note", note.clone());
@@ -246,12 +258,12 @@ fn problem_lines(status: &Status, now: SystemTime) -> Lines {
     lines
 }
 
-/// The version, the use of memory and disk, and counters, for `--verbose`.
-fn detail_lines(status: &Status) -> Lines {
+/// The version, the use of memory and disk, unless that of a shared tree is shown, and counters, for `--verbose`.
+fn detail_lines(status: &Status, is_tree_shown: bool) -> Lines {
     let mut texts = vec![("version", format_version(&status.version))];
     texts.extend(status.metrics.clone().map(|url| ("metrics", url)));
     let sizes = figures(status).into_iter();
-    let sizes = sizes.filter(|figure| !figure.line.is_empty());
+    let sizes = sizes.filter(|figure| !figure.line.is_empty() && !is_tree_shown);
     texts.extend(sizes.map(|figure| (figure.line, format_bytes(figure.value))));
     texts.push(("prefetch, mode", status.prefetch.what.clone()));
     if status.prefetch.replay_spans > 0 {
@@ -321,8 +333,26 @@ mod tests {
   prefetch, replay     1 of 2 blocks
   scans                1
 ";
-        assert_eq!(to_text(&status, false, now), summary);
-        assert_eq!(to_text(&status, true, now), format!("{summary}{details}"));
+        assert_eq!(to_text(&status, None, false, now), summary);
+        assert_eq!(
+            to_text(&status, None, true, now),
+            format!("{summary}{details}")
+        );
+    }
+
+    // Promises: status-shows
+    #[test]
+    fn shared_tree_is_shown_once() {
+        let (one, mut other) = (example(), example());
+        other.mountpoint = "/other".to_owned();
+        (other.damaged_members, other.notes, other.errors) = (2, Vec::new(), Vec::new());
+        let text = "/other
+  source               http://host/a.tar
+  shares all with      /mnt
+  process              7, mounted 5 min ago
+";
+        let now = UNIX_EPOCH + Duration::from_secs(1300);
+        assert_eq!(to_text(&other, Some(&one), false, now), text);
     }
 
     // Promises: status-shows
@@ -330,7 +360,7 @@ mod tests {
     fn names_in_a_status_reach_no_terminal_raw() {
         let mut status = example();
         status.source = "http://host/\u{1b}[31m\na.tar".to_owned();
-        let text = to_text(&status, true, UNIX_EPOCH);
+        let text = to_text(&status, None, true, UNIX_EPOCH);
         assert!(
             !text.contains('\u{1b}') && !text.contains("\na.tar"),
             "{text}"
@@ -351,7 +381,7 @@ mod tests {
             }),
             ..example()
         };
-        let text = to_text(&status, false, UNIX_EPOCH);
+        let text = to_text(&status, None, false, UNIX_EPOCH);
         let line = "\n  copy                 writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
         assert!(text.contains(line), "{text}");
     }
@@ -368,7 +398,7 @@ mod tests {
             directory: Some(directory),
             ..example()
         };
-        let text = to_text(&status, false, UNIX_EPOCH);
+        let text = to_text(&status, None, false, UNIX_EPOCH);
         let line = "\n  archives             7, 2 of them open, 1 failed\n";
         assert!(text.contains(line) && !text.contains("index"), "{text}");
     }
@@ -385,7 +415,7 @@ mod tests {
                 writable,
                 ..example()
             };
-            to_text(&status, false, UNIX_EPOCH)
+            to_text(&status, None, false, UNIX_EPOCH)
         };
         let line = "\n  writable             by overlayfs, to /v/upper\n";
         assert!(printed(false).contains(line), "{}", printed(false));

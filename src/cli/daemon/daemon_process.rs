@@ -111,7 +111,7 @@ pub(crate) fn run(socket: &Path, is_in_foreground: bool) -> anyhow::Result<ExitC
     let scope = (!is_in_foreground).then(|| Thread::spawn("tarfs-scope", scope::enter));
     let scope = scope.transpose().context("cannot start a thread")?;
     // Those of a job that was killed with the daemon in it.
-    let clears = Thread::spawn("tarfs-clear", tarfs::fuse::unmount_dead_mounts);
+    let clears = Thread::spawn("tarfs-clear", || tarfs::fuse::unmount_dead_mounts(None));
     let clears = clears.context("cannot start a thread")?;
     let network = locate::start_network().context("cannot start the network")?;
     let server = Server::new(network.handle().clone(), ThisProcess::of_many());

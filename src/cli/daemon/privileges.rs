@@ -18,7 +18,7 @@ const MOUNT_CAPABILITIES: CapabilitySet =
 /// Capabilities for `--record`, which renames a file in a directory of possibly another user.
 const RECORD_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
 
-/// Capabilities for `--restart` with `--metrics` at a low port, which a successor binds again.
+/// Capabilities for `--metrics` at a low port, which a daemon binds, and a successor again.
 const RESTART_CAPABILITIES: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
 
 /// Capabilities for `--namespace`. setns(2) changes a thread's root directory, and opening the namespace of a
@@ -51,7 +51,8 @@ pub(crate) fn drop_capabilities(spec: &MountSpec, starts_successors: bool) {
 
 /// As [`drop_capabilities`], for a process that serves mounts of all kinds of others.
 pub(crate) fn drop_capabilities_of_daemon() {
-    if let Err(error) = try_drop_capabilities(MOUNT_CAPABILITIES | WRITABLE_CAPABILITIES) {
+    let needed = MOUNT_CAPABILITIES | WRITABLE_CAPABILITIES | RESTART_CAPABILITIES;
+    if let Err(error) = try_drop_capabilities(needed) {
         tracing::warn!(%error, "cannot drop unneeded capabilities");
     }
 }

@@ -7,6 +7,7 @@ mod new_mount;
 mod options;
 mod overlay;
 mod pinned;
+mod served_file_system;
 mod session;
 mod superblock;
 mod syscalls;

@@ -49,14 +49,22 @@ pub(super) fn device_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<(
     Ok(top.map(|top| top.device))
 }
 
-/// Mountpoints of the file systems of type `fs_type` with the superblock option `option`, the last first.
-pub(super) fn mountpoints_with(fs_type: &str, option: &str) -> io::Result<Vec<PathBuf>> {
+/// Mountpoints of the file systems of type `fs_type` with the superblock option `option`, the last first. With `device`, only
+/// those of that file system.
+pub(super) fn mountpoints_with(
+    fs_type: &str,
+    option: &str,
+    device: Option<(u32, u32)>,
+) -> io::Result<Vec<PathBuf>> {
     let table = read_table()?;
     let has_option = |found: &MountEntry<'_>| {
         let mut options = found.options.split(|&byte| byte == b',');
         options.any(|found| found == option.as_bytes())
     };
-    let found = mounts(&table).filter(|found| found.fs_type == fs_type.as_bytes());
+    let is_meant = |found: &MountEntry<'_>| {
+        found.fs_type == fs_type.as_bytes() && device.is_none_or(|device| found.device == device)
+    };
+    let found = mounts(&table).filter(is_meant);
     let found = found.filter(has_option).map(|found| found.mountpoint);
     Ok(found.rev().collect())
 }

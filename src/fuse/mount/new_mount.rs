@@ -1,25 +1,30 @@
 //! A mount before a process serves it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+
+use rustix::mount::{UnmountFlags, unmount};
 
 use super::error::{MountError, UnmountError};
 use super::mountinfo;
 use super::namespace::OpenNamespace;
 use super::options::MountOptions;
-use super::pinned::UnmountMode;
+use super::pinned::{UnmountMode, proc_fd_path};
 use super::syscalls::{self, Connection, TARFS_FS_TYPE};
 use super::target::MountTarget;
+use crate::base::mount_point::UniqueMountId;
 
 /// A mount that no process serves yet. Its users wait. Dropping it unmounts, unless it was [given](Self::give) away.
 #[derive(Debug)]
 pub struct NewMount {
     /// The mount's place.
     pub target: MountTarget,
-    /// The FUSE device of the connection.
-    pub device: OwnedFd,
+    /// The FUSE device of the connection. `None` for a mount of a file system that a process serves already.
+    pub device: Option<OwnedFd>,
     /// The mount's root, which keeps the mount in use. `None` if mount(2) or the helper mounted it.
     pub root: Option<OwnedFd>,
+    /// A detached copy of it, of which others can be made.
+    pub template: Option<OwnedFd>,
     guard: UnmountGuard,
 }
 
@@ -47,7 +52,11 @@ impl NewMount {
     pub fn on(mountpoint: &Path, source: &str, options: &MountOptions) -> Result<Self, MountError> {
         let mountpoint = syscalls::open_mountpoint(mountpoint)?;
         let source = options.fsname.as_deref().unwrap_or(source);
-        let Connection { device, root } = syscalls::mount(&mountpoint, source, options)?;
+        let Connection {
+            device,
+            root,
+            template,
+        } = syscalls::mount(&mountpoint, source, options)?;
         // Fail if the table cannot be read, because a later cleanup needs it, too.
         let path = mountpoint.path();
         let found = if let Some(root) = &root {
@@ -74,8 +83,38 @@ impl NewMount {
             device: number,
             overlay: None,
             namespace: None,
+            mount_id: root.as_ref().and_then(UniqueMountId::of),
         };
-        Ok(Self::new(target, device, root))
+        Ok(Self {
+            template,
+            ..Self::new(target, Some(device), root)
+        })
+    }
+
+    /// Mounts a copy of the mount `template` on the directory `mountpoint`. The process that serves it serves both.
+    ///
+    /// # Errors
+    /// As [`on`](Self::on), and before Linux 6.15.
+    pub fn copy(mountpoint: &Path, template: impl AsFd) -> Result<Self, MountError> {
+        let mountpoint = syscalls::open_mountpoint(mountpoint)?;
+        let root = syscalls::mount_copy(&mountpoint, template)?;
+        let target = || {
+            let path = mountpoint.path()?;
+            let mount_id = UniqueMountId::of(&root).ok_or(MountError::NotReady)?;
+            Ok(MountTarget {
+                mountpoint: path,
+                device: syscalls::device_number(&root)?,
+                overlay: None,
+                namespace: None,
+                mount_id: Some(mount_id),
+            })
+        };
+        let target = target().inspect_err(|_: &MountError| {
+            unmount(proc_fd_path(&root), UnmountFlags::DETACH).ok();
+        })?;
+        // It would keep the mount in use.
+        drop(root);
+        Ok(Self::new(target, None, None))
     }
 
     /// As [`on`](Self::on), in another mount namespace.
@@ -94,33 +133,43 @@ impl NewMount {
             device: syscalls::device_number(&root)?,
             overlay: None,
             namespace: Some(namespace.namespace.clone()),
+            mount_id: None,
         };
         namespace.attach(root.try_clone()?, mountpoint)?;
-        Ok(Self::new(target, device, Some(root)))
+        Ok(Self::new(target, Some(device), Some(root)))
     }
 
-    fn new(target: MountTarget, device: OwnedFd, root: Option<OwnedFd>) -> Self {
+    fn new(target: MountTarget, device: Option<OwnedFd>, root: Option<OwnedFd>) -> Self {
         Self {
             guard: UnmountGuard(Some(target.clone())),
             target,
             device,
             root,
+            template: None,
         }
     }
 
-    /// The mount at `target` with the connection `device`, which another process has made, and unmounts if it is not served.
-    pub fn of_monitor(target: MountTarget, device: OwnedFd, root: Option<OwnedFd>) -> Self {
+    /// Its descriptors, for [`of_monitor`](Self::of_monitor).
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let all = [&self.device, &self.root, &self.template];
+        all.into_iter().flatten().map(AsFd::as_fd)
+    }
+
+    /// The mount at `target` with these `descriptors`, which another process has made, and unmounts if it is not served.
+    pub fn of_monitor(target: MountTarget, descriptors: Vec<OwnedFd>) -> Self {
+        let mut descriptors = descriptors.into_iter();
         Self {
             guard: UnmountGuard(None),
             target,
-            device,
-            root,
+            device: descriptors.next(),
+            root: descriptors.next(),
+            template: descriptors.next(),
         }
     }
 
-    /// Gives it to the process that serves it, which unmounts it.
-    pub fn give(mut self) -> (MountTarget, OwnedFd, Option<OwnedFd>) {
+    /// Leaves it to the process that serves it, which unmounts it.
+    pub fn give(mut self) -> Self {
         self.guard.0 = None;
-        (self.target, self.device, self.root)
+        self
     }
 }

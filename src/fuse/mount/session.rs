@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fuser::{Config, INodeNo, Session, SessionACL};
@@ -20,18 +21,18 @@ use super::new_mount::NewMount;
 use super::options::MountOptions;
 use super::overlay::{self, OverlayKind, UpperDirs};
 use super::pinned::{UnmountMode, proc_fd_path};
+use super::served_file_system::{ServedFileSystem, abort_connection};
 use super::superblock::SuperblockWatch;
 use super::syscalls::{self, TARFS_FS_TYPE};
 use super::takeover::{self, InheritedSession};
 use super::target::MountTarget;
 use crate::archive::PageCache;
-use crate::base::sync::{Mutex, RwLock};
+use crate::base::sync::RwLock;
 use crate::base::thread::Thread;
-use crate::fuse::archives::{Archives, DirectoryStatus};
+use crate::fuse::archives::DirectoryStatus;
 use crate::fuse::filesystem::TarFilesystem;
-use crate::fuse::passthrough::OpenFiles;
-use crate::fuse::push::KernelCache;
-use crate::fuse::recent_errors::{RecentError, RecentErrors};
+use crate::fuse::push::MountRoot;
+use crate::fuse::recent_errors::RecentError;
 
 /// Number of threads that take requests. They only look up and copy, so two keep up with the kernel. Four
 /// doubled the CPU time for no gain. A descriptor for each (`clone_fd`) made no difference.
@@ -39,9 +40,6 @@ const REQUEST_THREADS: usize = 2;
 
 /// Timeout of a new mount's first stat(2), which waits for nothing but threads.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Timeout for the session to notice that its connection has ended.
-const SESSION_END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Timeout for a connection to end after the unmount. An overlay may hold it for a moment longer.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -79,25 +77,13 @@ impl Force {
 pub struct Mount {
     /// The place of the mount or its overlay. The mountpoint is that at the time of the mount.
     target: RwLock<MountTarget>,
-    /// `st_dev` of the mount itself. `None` until the mount answers.
-    device: Option<u64>,
-    /// The capability bits that the kernel offered, for an [`InheritedSession`].
-    pub capabilities: u64,
     /// Time of the mount.
     pub mounted_at: SystemTime,
-    recent_errors: Arc<RecentErrors>,
-    open_files: Option<Arc<OpenFiles>>,
-    session: Option<Thread<()>>,
-    /// The FUSE device of the connection.
-    connection: OwnedFd,
     /// Reports the end of the file system, if the kernel accepts the watch. Set once the mount answers.
     end: RwLock<Option<Arc<SuperblockWatch>>>,
-    /// The thread that sends invalidations. It ends with the session.
-    _invalidator: Option<Thread<()>>,
-    kernel_cache: Arc<KernelCache>,
-    archives: Option<Arc<Archives<TarFilesystem>>>,
-    /// Closes when the session has ended.
-    session_end: Mutex<Receiver<()>>,
+    /// Whether another process unmounts it.
+    is_left: AtomicBool,
+    served: Arc<ServedFileSystem>,
 }
 
 impl Mount {
@@ -131,10 +117,39 @@ impl Mount {
         mount: NewMount,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        let (target, device, root) = mount.give();
-        let session = |filesystem| Session::from_fd(filesystem, device, SESSION_ACL, config());
-        let served = Self::serve_session(filesystem, &target, root, session, on_end);
+        let mount = mount.give();
+        let (target, root) = (mount.target, mount.root);
+        let device = mount.device.ok_or(MountError::NotReady);
+        let served = device.and_then(|device| {
+            let session = |filesystem| Session::from_fd(filesystem, device, SESSION_ACL, config());
+            Self::serve_session(filesystem, &target, root, session, on_end)
+        });
         served.inspect_err(|_| unmount_or_force(&target))
+    }
+
+    /// The mount at `target`, which another process has made of a [`template`](Self::template). Both are served until the
+    /// last one is dropped.
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn join(&self, target: MountTarget) -> Result<Self, MountError> {
+        if !syscalls::is_connected(&self.served.connection) {
+            return Err(MountError::NotReady);
+        }
+        // That of an overlay reports the end of the overlay.
+        let has_own_end = self.target().overlay.is_some() || target.overlay.is_some();
+        let end = if has_own_end {
+            watch_end(&target.mountpoint).map(Arc::new)
+        } else {
+            self.end()
+        };
+        Ok(Self {
+            target: RwLock::new(target),
+            mounted_at: SystemTime::now(),
+            end: RwLock::new(end),
+            is_left: AtomicBool::default(),
+            served: Arc::clone(&self.served),
+        })
     }
 
     /// As [`check`](Self::check), for the directory `mountpoint` in `namespace`.
@@ -158,7 +173,8 @@ impl Mount {
         inherited: &InheritedSession,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        if !is_still_mounted(&inherited.target, inherited.descriptor.as_fd(), None) {
+        let is_connected = syscalls::is_connected(&inherited.descriptor);
+        if !is_connected || !inherited.target.is_mounted() {
             return Err(MountError::NotReady);
         }
         let session =
@@ -180,66 +196,25 @@ impl Mount {
         let kernel_cache = Arc::clone(&filesystem.state.kernel_cache);
         let volume = Arc::clone(&filesystem.volume);
         let filesystem = filesystem.with_watchdog().map_err(MountError::from);
-        let started = filesystem.and_then(|filesystem| {
-            Self::start_session(filesystem, target.clone(), session, on_end)
-        });
-        let mut mount = started.inspect_err(|_| kernel_cache.detach())?;
+        let started =
+            filesystem.and_then(|filesystem| ServedFileSystem::start(filesystem, session, on_end));
+        let mount = Self {
+            target: RwLock::new(target.clone()),
+            mounted_at: SystemTime::now(),
+            end: RwLock::new(None),
+            is_left: AtomicBool::default(),
+            served: Arc::new(started.inspect_err(|_| kernel_cache.detach())?),
+        };
         let (device, end) = mount.wait_until_ready(root)?;
-        mount.device = Some(device);
+        mount.served.device.get_or_init(|| device);
         *mount.end.write() = end.map(Arc::new);
         // Paths of this process do not reach another namespace.
         if target.namespace.is_none() {
-            kernel_cache.set_mountpoint(&target.mountpoint, target.device);
+            kernel_cache.set_root(MountRoot::at(&target.mountpoint, target.device));
         }
         volume.add_page_cache(kernel_cache as Arc<dyn PageCache>);
         set_read_ahead(device);
         Ok(mount)
-    }
-
-    fn start_session(
-        filesystem: TarFilesystem,
-        target: MountTarget,
-        session: impl FnOnce(TarFilesystem) -> io::Result<Session<TarFilesystem>>,
-        on_end: impl FnOnce() + Send + 'static,
-    ) -> Result<Self, MountError> {
-        let recent_errors = Arc::clone(&filesystem.state.recent_errors);
-        let kernel_cache = Arc::clone(&filesystem.state.kernel_cache);
-        let volume = Arc::clone(&filesystem.volume);
-        let backing_io = filesystem.backing_io.as_ref();
-        let open_files = backing_io.map(|backing_io| Arc::clone(&backing_io.open_files));
-        let capabilities = Arc::clone(&filesystem.capabilities);
-        let archives = filesystem.archives.clone();
-        let session = session(filesystem)?;
-        kernel_cache.attach(session.notifier());
-        let connection = session.as_fd().try_clone_to_owned()?;
-        let invalidator = kernel_cache.start_invalidator(&volume)?;
-        let (end_sender, session_end) = mpsc::channel();
-        let thread_cache = Arc::clone(&kernel_cache);
-        let thread = Thread::spawn("tarfs-fuse", move || {
-            if let Err(error) = session.run() {
-                tracing::error!(%error, "the FUSE session failed");
-            }
-            thread_cache.detach();
-            drop(end_sender);
-            on_end();
-        });
-        // Otherwise the drop of the invalidation thread would block without limit.
-        let thread = thread.inspect_err(|_| kernel_cache.detach())?;
-        Ok(Self {
-            target: RwLock::new(target),
-            device: None,
-            capabilities: capabilities.get().copied().unwrap_or(0),
-            mounted_at: SystemTime::now(),
-            recent_errors,
-            open_files,
-            session: Some(thread),
-            connection,
-            end: RwLock::new(None),
-            _invalidator: invalidator,
-            kernel_cache,
-            archives,
-            session_end: Mutex::new(session_end),
-        })
     }
 
     /// Checks, without mounting, that an overlay can be mounted.
@@ -255,6 +230,61 @@ impl Mount {
         self.target.read().clone()
     }
 
+    /// The capability bits that the kernel offered, for an [`InheritedSession`].
+    pub fn capabilities(&self) -> u64 {
+        self.served.capabilities
+    }
+
+    /// The FUSE device of the connection.
+    pub fn connection(&self) -> BorrowedFd<'_> {
+        self.served.connection.as_fd()
+    }
+
+    /// Whether both are mounts of one served file system.
+    pub fn shares_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.served, &other.served)
+    }
+
+    /// A detached mount of the file system, of which other processes can make mounts. The file system does not end while one
+    /// has it.
+    pub fn template(&self) -> Option<Arc<OwnedFd>> {
+        self.served.template.lock().clone()
+    }
+
+    /// Sets that, unless it has one.
+    pub fn set_template(&self, template: Option<Arc<OwnedFd>>) {
+        self.served.share_by(template);
+    }
+
+    /// Whether other processes can make mounts of it now.
+    pub fn can_be_copied(&self) -> bool {
+        self.template().is_some() && syscalls::is_connected(&self.served.connection)
+    }
+
+    /// Lets the file system end with its last mount, unless a process is making another one.
+    pub fn stop_sharing(&self) {
+        self.served.stop_sharing();
+    }
+
+    /// Whether the mount is in the tree of mounts, as far as is known. Sends no request.
+    pub fn is_attached(&self) -> bool {
+        let target = self.target();
+        let can_be_told = target.mount_id.is_some() || target.overlay.is_some();
+        !can_be_told || !matches!(target.find(), Ok(None))
+    }
+
+    /// Makes a template of the mount itself, if the kernel can.
+    pub fn make_template(&self) -> Option<Arc<OwnedFd>> {
+        let target = self.target();
+        let can_be_shared = target.mount_id.is_some() && target.overlay.is_none();
+        let template =
+            can_be_shared.then(|| syscalls::copy_mount_at(&target.mountpoint, target.device));
+        let template = template?.inspect_err(|error| {
+            tracing::debug!(%error, "no other mount shares it");
+        });
+        template.ok().map(Arc::new)
+    }
+
     /// A watch for the end of the file system, if the kernel accepts one.
     pub fn end(&self) -> Option<Arc<SuperblockWatch>> {
         self.end.read().clone()
@@ -262,8 +292,8 @@ impl Mount {
 
     /// From now on the mount is the overlay at `target`, which another process has mounted over it.
     pub fn cover(&self, target: MountTarget) {
-        self.kernel_cache
-            .set_mountpoint(&target.mountpoint, target.device);
+        let root = MountRoot::at(&target.mountpoint, target.device);
+        self.served.kernel_cache.set_root(root);
         // If the process of fuse-overlayfs dies, the mount below it ends, and the overlay stays.
         *self.end.write() = watch_end(&target.mountpoint).map(Arc::new);
         *self.target.write() = target;
@@ -271,22 +301,22 @@ impl Mount {
 
     /// The last failed reads, oldest first.
     pub fn recent_errors(&self) -> Vec<RecentError> {
-        self.recent_errors.recent()
+        self.served.recent_errors.recent()
     }
 
     /// The archives of a directory; `None` for any other mount. The last to drop them waits for the end of their scans.
     pub fn archives(&self) -> Option<Arc<dyn Any + Send + Sync>> {
-        Some(Arc::clone(self.archives.as_ref()?) as Arc<dyn Any + Send + Sync>)
+        Some(Arc::clone(self.served.archives.as_ref()?) as Arc<dyn Any + Send + Sync>)
     }
 
     /// Numbers of a directory of archives; `None` for any other mount.
     pub fn directory_status(&self) -> Option<DirectoryStatus> {
-        Some(self.archives.as_ref()?.status())
+        Some(self.served.archives.as_ref()?.status())
     }
 
     /// Why passthrough is disabled; `None` while it is possible, and without backing files.
     pub fn passthrough_disabled_reason(&self) -> Option<String> {
-        self.open_files.as_ref()?.disabled_reason()
+        self.served.open_files.as_ref()?.disabled_reason()
     }
 
     /// Unmounts it. The session ends soon after, unless there are other mounts of it.
@@ -305,22 +335,33 @@ impl Mount {
         }
         let target = self.target();
         let mode = match force {
-            Force::Yes if target.has_bind_mounts() => UnmountMode::Detach,
+            Force::Yes if target.has_bind_mounts() || self.template().is_some() => {
+                UnmountMode::Detach
+            }
             force => force.mode(),
         };
-        target.unmount(mode, Some(self.connection.as_fd()))
+        target.unmount(mode, Some(self.served.connection.as_fd()))
     }
 
     /// Whether the file system has ended with its last mount and user. False if that is unknown.
     fn has_ended(&self) -> bool {
-        !syscalls::is_connected(&self.connection)
+        !syscalls::is_connected(&self.served.connection)
             && (!self.target().is_mounted() || has_ended(self.end().as_deref()))
+    }
+
+    /// Leaves it to another process, which unmounts it.
+    pub fn leave(&self) {
+        self.is_left.store(true, Ordering::SeqCst);
     }
 
     /// Whether it is attached, even if covered by another.
     pub fn is_mounted(&self) -> bool {
         let end = self.end();
-        is_still_mounted(&self.target(), self.connection.as_fd(), end.as_deref())
+        is_still_mounted(
+            &self.target(),
+            self.served.connection.as_fd(),
+            end.as_deref(),
+        )
     }
 
     /// Whether a bind mount, an overlay or another namespace still uses it. Then its connection does not end.
@@ -329,7 +370,7 @@ impl Mount {
             return true;
         }
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;
-        while syscalls::is_connected(&self.connection) {
+        while syscalls::is_connected(&self.served.connection) {
             if Instant::now() > deadline {
                 return true;
             }
@@ -391,24 +432,12 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let Some(session) = self.session.take() else {
-            return;
-        };
-        self.kernel_cache.detach();
-        if let Some(device) = self.device {
-            unmount_then_force(|force| self.unmount_once(force));
-            let is_running =
-                self.session_end.lock().recv_timeout(SESSION_END_TIMEOUT) == Err(TIMED_OUT);
-            if is_running && syscalls::is_connected(&self.connection) {
-                abort_connection(device);
-            }
+        let is_last = Arc::strong_count(&self.served) == 1;
+        if is_last {
+            self.served.detach();
         }
-        match self.session_end.lock().recv_timeout(SESSION_END_TIMEOUT) {
-            Err(TIMED_OUT) => {
-                tracing::warn!("the mount is still in use; it ends with this process");
-                std::mem::forget(session);
-            }
-            _ => session.join(),
+        if self.served.device.get().is_some() && !self.is_left.load(Ordering::SeqCst) {
+            unmount_then_force(|force| self.unmount_once(force));
         }
     }
 }
@@ -439,6 +468,7 @@ pub fn mount_overlay(
         device,
         overlay: Some((overlay, lower.device)),
         namespace: None,
+        mount_id: None,
     };
     on_overlaid(&target);
     // The overlay has cloned the mount and keeps it alive.
@@ -456,10 +486,11 @@ pub fn is_mounted(device: (u32, u32)) -> bool {
     mountinfo::count_mounts(device).is_ok_and(|count| count > 0)
 }
 
-/// Unmounts the mounts of this user that no process serves any more, because all their processes were killed.
-pub fn unmount_dead_mounts() {
+/// Unmounts the mounts of this user that no process serves any more, because all their processes were killed. With `device`,
+/// only those of that file system.
+pub fn unmount_dead_mounts(device: Option<(u32, u32)>) {
     let owner = format!("user_id={}", rustix::process::geteuid().as_raw());
-    let mountpoints = mountinfo::mountpoints_with(TARFS_FS_TYPE, &owner);
+    let mountpoints = mountinfo::mountpoints_with(TARFS_FS_TYPE, &owner, device);
     for mountpoint in mountpoints.into_iter().flatten() {
         syscalls::unmount_dead(&mountpoint);
     }
@@ -500,8 +531,8 @@ pub fn unmount(
     unmount_at(fs_type, mountpoint, device, force.mode())
 }
 
-/// Unmounts the dead mount at `target` and its bind mounts, even while they are in use. `device` is the
-/// connection's FUSE device. While it is open, its number is unique. `end` is the watch for the mount's end.
+/// Unmounts the dead mount at `target`, and without a unique number its bind mounts, even while they are in use. `device` is
+/// the connection's FUSE device. While it is open, its number is unique. `end` is the watch for the mount's end.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -513,8 +544,14 @@ pub fn clear_dead_mounts(
     if !is_still_mounted(target, device, end) {
         return Ok(());
     }
+    // Others of its file system may be continued.
+    let mode = if target.mount_id.is_some() {
+        UnmountMode::Detach
+    } else {
+        UnmountMode::Force
+    };
     for _ in 0..MAX_DEAD_MOUNTS {
-        match target.unmount(UnmountMode::Force, Some(device)) {
+        match target.unmount(mode, Some(device)) {
             Ok(()) if !has_ended(end) && target.is_mounted() => {}
             Ok(()) | Err(UnmountError::NotMounted(_)) => break,
             Err(error) => return Err(error),
@@ -523,8 +560,8 @@ pub fn clear_dead_mounts(
     Ok(())
 }
 
-/// Whether the mount at `target` with the connection `device` is attached, even if covered by another. Without
-/// a watch for its `end`, false for a mount whose connection was aborted. Sends no request, and opens no path.
+/// Whether the mount at `target` with the connection `device` is attached, even if covered by another. Without a unique
+/// number and a watch for its `end`, false for a mount whose connection was aborted. Sends no request, and opens no path.
 pub fn is_still_mounted(
     target: &MountTarget,
     device: BorrowedFd<'_>,
@@ -532,7 +569,9 @@ pub fn is_still_mounted(
 ) -> bool {
     // The kernel reuses the number of a file system that has ended. So the table is read before the watch.
     target.is_mounted()
-        && (syscalls::is_connected(device) || end.is_some_and(|end| !end.has_ended()))
+        && (target.mount_id.is_some()
+            || syscalls::is_connected(device)
+            || end.is_some_and(|end| !end.has_ended()))
 }
 
 fn has_ended(end: Option<&SuperblockWatch>) -> bool {
@@ -567,8 +606,6 @@ fn retry_while_busy(unmount: impl Fn() -> Result<(), UnmountError>) -> Result<()
     unmount()
 }
 
-const TIMED_OUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
-
 fn unmount_or_force(target: &MountTarget) {
     unmount_then_force(|force| target.unmount(force.mode(), None));
 }
@@ -582,14 +619,6 @@ fn unmount_then_force(unmount: impl Fn(Force) -> Result<(), UnmountError>) {
     match result {
         Ok(()) | Err(UnmountError::NotMounted(_)) => {}
         Err(error) => tracing::warn!(%error, "cannot unmount"),
-    }
-}
-
-/// Aborts the connection of a detached mount, as root's umount(2) does. Needs the FUSE control file system.
-fn abort_connection(device: u64) {
-    let abort = format!("/sys/fs/fuse/connections/{}/abort", minor(device));
-    if let Err(error) = fs::write(&abort, "1") {
-        tracing::debug!(%error, abort, "cannot abort the connection");
     }
 }
 

@@ -14,8 +14,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, fstat, makedev, statx};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags,
+    OpenTreeFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
+    mount_change, move_mount, open_tree,
 };
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
@@ -122,6 +123,42 @@ pub(super) struct Connection {
     pub(super) device: OwnedFd,
     /// The mount's root, which keeps the mount in use. `None` if mount(2) or the helper mounted it.
     pub(super) root: Option<OwnedFd>,
+    /// A detached copy of the mount, of which the kernel makes others.
+    pub(super) template: Option<OwnedFd>,
+}
+
+/// A detached copy of `mount`, which may be detached itself since Linux 6.15. It has no mounts below, and is not changed when
+/// `mount` is.
+pub(super) fn copy_mount(mount: impl AsFd) -> io::Result<OwnedFd> {
+    const EMPTY_PATH: OpenTreeFlags = OpenTreeFlags::AT_EMPTY_PATH;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | EMPTY_PATH;
+    let copy = open_tree(mount, "", flags)?;
+    mount_change(proc_fd_path(&copy), MountPropagationFlags::PRIVATE)?;
+    Ok(copy)
+}
+
+/// A detached copy of the mount at `mountpoint`, if it has this device number.
+pub(super) fn copy_mount_at(mountpoint: &Path, device: (u32, u32)) -> Result<OwnedFd, MountError> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = rustix::fs::open(mountpoint, flags, Mode::empty())?;
+    // Another mount may cover this one.
+    if device_number(&root)? != device {
+        return Err(MountError::NotReady);
+    }
+    Ok(copy_mount(root)?)
+}
+
+/// Mounts the detached mount `root`.
+fn attach(root: impl AsFd, mountpoint: &Mountpoint) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(move_mount(root, "", &mountpoint.0, "", flags)?)
+}
+
+/// Mounts a copy of the detached mount `template`, and returns its root.
+pub(super) fn mount_copy(mountpoint: &Mountpoint, template: impl AsFd) -> io::Result<OwnedFd> {
+    let copy = copy_mount(template)?;
+    attach(&copy, mountpoint)?;
+    Ok(copy)
 }
 
 /// The device number of the file system with this root. Sends no request to it.
@@ -172,10 +209,15 @@ fn mount_by_fsmount(
     options: &MountOptions,
 ) -> Result<Connection, MountError> {
     let (device, root) = create_detached(source, options)?;
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(&root, "", &mountpoint.0, "", flags)?;
-    let root = Some(root);
-    Ok(Connection { device, root })
+    let template = copy_mount(&root);
+    let template =
+        template.inspect_err(|error| tracing::debug!(%error, "no other mount shares it"));
+    attach(&root, mountpoint)?;
+    Ok(Connection {
+        device,
+        root: Some(root),
+        template: template.ok(),
+    })
 }
 
 pub(super) fn mount(
@@ -189,7 +231,11 @@ pub(super) fn mount(
         Err(error) => tracing::debug!(error = format!("{error:?}"), "falls back to mount(2)"),
     }
     let device = mount_by_path(mountpoint, source, options)?;
-    Ok(Connection { device, root: None })
+    Ok(Connection {
+        device,
+        root: None,
+        template: None,
+    })
 }
 
 fn mount_by_path(

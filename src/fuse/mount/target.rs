@@ -12,6 +12,7 @@ use super::namespace::{Namespace, os_path};
 use super::overlay::OverlayKind;
 use super::pinned::{PinnedMount, UnmountMode};
 use super::syscalls;
+use crate::base::mount_point::UniqueMountId;
 
 /// The place and the identity of a mount in the kernel's table of mounts.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -25,6 +26,9 @@ pub struct MountTarget {
     pub overlay: Option<(OverlayKind, (u32, u32))>,
     /// The mount's namespace, unless it is this process's own.
     pub namespace: Option<Namespace>,
+    /// The mount's unique number, if it may be one of several of its file system that are served apart. Not for an overlay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) mount_id: Option<UniqueMountId>,
 }
 
 impl MountTarget {
@@ -34,11 +38,15 @@ impl MountTarget {
     }
 
     /// Finds the mount in the kernel's table, because a directory above it may have been renamed. `None` when detached.
-    /// Its device number identifies it while a process holds its connection.
+    /// Without a unique number, its device number identifies it while a process holds its connection.
     ///
     /// # Errors
     /// When the kernel's table of mounts cannot be read.
     pub fn find(&self) -> io::Result<Option<CurrentMount>> {
+        if let Some(mount_id) = self.mount_id {
+            let found = mount_id.find()?;
+            return Ok(found.map(|(mount_id, path)| CurrentMount { mount_id, path }));
+        }
         let table = match &self.namespace {
             Some(namespace) => namespace.table()?,
             None => mountinfo::read_table()?,
@@ -58,11 +66,26 @@ impl MountTarget {
             return namespace.unmount(&self.mountpoint, self.device, force, connection);
         }
         let is_target = |mount: &PinnedMount| {
-            let mount = &mount.mount;
-            connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
+            let (mount, id) = (&mount.mount, self.mount_id);
+            id.is_none_or(|_| UniqueMountId::of(mount) == id)
+                && connection
+                    .is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
         };
         let (mountpoint, device) = (self.current_mountpoint(), Some(self.device));
         syscalls::unmount_if(self.fs_type(), &mountpoint, device, mode, is_target)
+    }
+
+    /// Whether both are the same mount, whose mountpoint may have been renamed.
+    pub fn is_same_mount(&self, other: &Self) -> bool {
+        self.device == other.device && self.mount_id == other.mount_id
+    }
+
+    /// Takes it out of the tree of mounts, even while it is in use.
+    ///
+    /// # Errors
+    /// As of [`Mount::unmount`](super::Mount::unmount).
+    pub fn detach(&self) -> Result<(), UnmountError> {
+        self.unmount(UnmountMode::Detach, None)
     }
 
     /// Whether this namespace has other mounts of the file system, such as bind mounts.
@@ -82,7 +105,8 @@ impl MountTarget {
         overlay.unwrap_or(syscalls::TARFS_FS_TYPE)
     }
 
-    pub(super) fn lower_device(&self) -> (u32, u32) {
+    /// The number of the mount itself, which an overlay may cover.
+    pub fn lower_device(&self) -> (u32, u32) {
         self.overlay.map_or(self.device, |(_, device)| device)
     }
 }

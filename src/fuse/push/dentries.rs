@@ -5,13 +5,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 
-use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, fstat, openat2, seek, statat,
-};
-use rustix::io::Errno;
-use rustix::mount::{OpenTreeFlags, open_tree};
+use rustix::fs::{AtFlags, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, openat2, seek, statat};
 
 use crate::fuse::subtree::{Subtree, next_offset};
 use crate::index::{Index, Ino};
@@ -22,10 +17,10 @@ const READDIR_BUFFER_BYTES: usize = 64 << 10;
 /// Minimum number of following names that justifies the four requests of a priming pass.
 const MIN_NAMES_TO_PRIME: u32 = 4;
 
-/// Makes the kernel list `directory` from child `number` on, unless too few names follow. `device` is the
-/// mount's. After an error the kernel looks up each name. Only root may clone a mount.
+/// Makes the kernel list `directory` from child `number` on, unless too few names follow. `open_root` opens the mount. After
+/// an error the kernel looks up each name.
 pub(super) fn prime_dentries(
-    (mountpoint, device): (&Path, u64),
+    open_root: impl FnOnce() -> io::Result<OwnedFd>,
     subtree: Subtree,
     index: &Index,
     (directory, number): (Ino, u32),
@@ -39,7 +34,7 @@ pub(super) fn prime_dentries(
     if remaining < MIN_NAMES_TO_PRIME {
         return Ok(());
     }
-    let root = clone_mount(mountpoint, device)?;
+    let root = open_root()?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let directory = openat2(&root, &path[..], flags, Mode::empty(), resolve)?;
@@ -51,17 +46,6 @@ pub(super) fn prime_dentries(
     let mut entries = RawDir::new(&directory, &mut buffer);
     entries.next().transpose()?;
     Ok(())
-}
-
-/// A detached clone of the mount, which ends with its descriptor. So umount(8) never finds the mount busy.
-pub(super) fn clone_mount(mountpoint: &Path, device: u64) -> io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let root = open_tree(CWD, mountpoint, flags)?;
-    // Another mount may cover this one.
-    if fstat(&root)?.st_dev != device {
-        return Err(Errno::XDEV.into());
-    }
-    Ok(root)
 }
 
 fn path_in_mount(subtree: Subtree, index: &Index, directory: Ino) -> Option<Vec<u8>> {

@@ -6,16 +6,15 @@
 //! forgets the inode, because it drops the pages, too.
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 
 use fuser::Notifier;
-use rustix::fs::makedev;
 use rustix::io::Errno;
 
 use super::dentries;
+use super::mount_root::MountRoot;
 use super::priming_dir::PrimingDir;
 use crate::archive::{PageCache, Volume};
 use crate::base::stats::Stats;
@@ -45,8 +44,8 @@ pub(in crate::fuse) struct KernelCache {
     /// `None` before and after the mount, because a notifier keeps the connection open.
     notifier: Mutex<Option<Notifier>>,
     pub(in crate::fuse) priming_dir: PrimingDir,
-    /// Mountpoint and device number. Set once the mount answers.
-    mountpoint: Mutex<Option<(PathBuf, u64)>>,
+    /// Set once the mount answers.
+    root: Mutex<Option<MountRoot>>,
     /// Set when the kernel rejects priming, or this process may not do it.
     is_priming_disabled: AtomicBool,
     known_inodes: InodeSet,
@@ -65,7 +64,7 @@ impl KernelCache {
             stats,
             notifier: Mutex::default(),
             priming_dir: PrimingDir::default(),
-            mountpoint: Mutex::default(),
+            root: Mutex::default(),
             is_priming_disabled: AtomicBool::new(false),
             known_inodes: InodeSet::default(),
             known_dentries: InodeSet::default(),
@@ -75,9 +74,12 @@ impl KernelCache {
         }
     }
 
-    /// Sets the mount's path and device number, when the mount answers and when an overlay covers it.
-    pub(in crate::fuse) fn set_mountpoint(&self, mountpoint: &Path, (major, minor): (u32, u32)) {
-        *self.mountpoint.lock() = Some((mountpoint.to_owned(), makedev(major, minor)));
+    /// Sets the mount's root, when the mount answers, when it is shared, and when an overlay covers it. A copy stays.
+    pub(in crate::fuse) fn set_root(&self, root: MountRoot) {
+        let mut current = self.root.lock();
+        if !matches!(*current, Some(MountRoot::Copy(_))) {
+            *current = Some(root);
+        }
     }
 
     pub(in crate::fuse) fn attach(&self, notifier: Notifier) {
@@ -86,7 +88,7 @@ impl KernelCache {
 
     /// Ends all notifications and priming. The path may lead to another mount from now on.
     pub(in crate::fuse) fn detach(&self) {
-        *self.mountpoint.lock() = None;
+        *self.root.lock() = None;
         *self.notifier.lock() = None;
         *self.invalidations.lock() = None;
     }
@@ -176,15 +178,15 @@ impl KernelCache {
         }
     }
 
-    fn try_prime(&self, prime: impl FnOnce((&Path, u64)) -> io::Result<()>) {
+    fn try_prime(&self, prime: impl FnOnce(&MountRoot) -> io::Result<()>) {
         if self.is_priming_disabled.load(Ordering::Relaxed) {
             return;
         }
         // Release the lock first: `prime` waits for the kernel, which may wait for this process.
-        let Some((mountpoint, device)) = self.mountpoint.lock().clone() else {
+        let Some(root) = self.root.lock().clone() else {
             return;
         };
-        if let Err(error) = prime((&mountpoint, device)) {
+        if let Err(error) = prime(&root) {
             tracing::debug!(%error, "cannot prime the kernel's caches");
             // Permission or the system call is missing, another mount covers ours, or the kernel asked for
             // nothing. Other errors concern one directory, or are temporary.
@@ -214,7 +216,7 @@ impl PageCache for KernelCache {
     fn prime_inodes(&self, files: &[Ino]) -> usize {
         let is_unknown = |ino: &Ino| !self.known_inodes.contains(*ino);
         let unknown: Vec<_> = files.iter().copied().filter(is_unknown).collect();
-        self.try_prime(|mount| self.priming_dir.prime(mount, unknown.clone()));
+        self.try_prime(|root| self.priming_dir.prime(|| root.open(), unknown.clone()));
         unknown
             .iter()
             .filter(|ino| self.known_inodes.contains(**ino))
@@ -231,7 +233,8 @@ impl PageCache for KernelCache {
         };
         if let Some(next) = next.find(is_unknown) {
             let from = (directory, next.number);
-            self.try_prime(|mount| dentries::prime_dentries(mount, self.subtree, index, from));
+            let subtree = self.subtree;
+            self.try_prime(|root| dentries::prime_dentries(|| root.open(), subtree, index, from));
         }
     }
 

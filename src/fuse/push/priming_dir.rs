@@ -10,14 +10,13 @@
 use std::fmt::Write;
 use std::io;
 use std::mem::MaybeUninit;
-use std::path::Path;
+use std::os::fd::OwnedFd;
 
 use fuser::{FileAttr, FileType, INodeNo};
 use rustix::fs::{Mode, OFlags, RawDir, openat};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::dentries::clone_mount;
 use crate::base::sync::Mutex;
 use crate::fuse::attr;
 use crate::index::Ino;
@@ -47,18 +46,17 @@ struct PrimingPass {
 }
 
 impl PrimingDir {
-    /// Makes the inodes `files` known to the kernel. `device` is the mount's device number. The caller must
-    /// hold no lock that a reply needs, and only one thread may call at a time. After an error the kernel
-    /// looks up each file. Only root may clone a mount.
+    /// Makes the inodes `files` known to the kernel. `open_root` opens the mount. The caller must hold no lock that a reply
+    /// needs, and only one thread may call at a time. After an error the kernel looks up each file.
     pub(in crate::fuse) fn prime(
         &self,
-        (mountpoint, device): (&Path, u64),
+        open_root: impl FnOnce() -> io::Result<OwnedFd>,
         mut files: Vec<Ino>,
     ) -> io::Result<()> {
         if files.is_empty() {
             return Ok(());
         }
-        let root = clone_mount(mountpoint, device)?;
+        let root = open_root()?;
         let mut buffer = vec![MaybeUninit::uninit(); READDIR_BUFFER_BYTES];
         while !files.is_empty() {
             let name = self.begin_pass(files)?;

@@ -14,6 +14,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::messages::{MAX_RESPONSE_BYTES, Request, Response};
 use super::{IO_TIMEOUT, check_private_dir, send_line, socket_name};
+use crate::fuse::TopMount;
 use crate::index::{Index, MemoryLimit, TooMuchMemory, format};
 use crate::serve::failure::Failure;
 use crate::serve::status::{Status, format_device};
@@ -67,16 +68,14 @@ pub fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
     Ok(statuses)
 }
 
-/// Returns the first status that is `wanted` of the mounts with a socket in `directory`. Does not wait for the others.
+/// Returns the status of the top mount on `mountpoint`, or of another mount of its file system, if it has a socket in
+/// `directory`. Does not wait for others.
 ///
 /// # Errors
 /// As [`list_statuses`].
-pub fn find_status(
-    directory: &Path,
-    wanted: impl Fn(&Status) -> bool,
-) -> io::Result<Option<Status>> {
-    let mut answers = StatusRequests::send(directory)?;
-    let found = answers.find(|(_, status)| wanted(status));
+pub fn find_status(directory: &Path, mountpoint: &Path) -> io::Result<Option<Status>> {
+    let top = crate::fuse::top_mount(mountpoint);
+    let found = StatusRequests::send(directory)?.find_mount(mountpoint, &top);
     Ok(found.map(|(_, status)| status))
 }
 
@@ -100,6 +99,32 @@ impl StatusRequests {
             pending,
             deadline: Instant::now() + STATUS_TIMEOUT,
         })
+    }
+
+    /// The status of the mount `top` on `mountpoint`, with its socket. Otherwise that of another mount of its file system.
+    pub(super) fn find_mount(
+        mut self,
+        mountpoint: &Path,
+        top: &io::Result<Option<TopMount>>,
+    ) -> Option<(PathBuf, Status)> {
+        let mut other: Option<(PathBuf, Status)> = None;
+        // The mounts of a file system have one process.
+        while other
+            .as_ref()
+            .is_none_or(|(socket, _)| self.pending.iter().any(|(asked, _)| asked == socket))
+        {
+            let Some(answer) = self.next() else {
+                break;
+            };
+            if !answer.1.matches_top_mount(mountpoint, top) {
+                continue;
+            }
+            if !answer.1.is_another_mount(top) {
+                return Some(answer);
+            }
+            other.get_or_insert(answer);
+        }
+        other
     }
 
     /// Waits until one of the processes answers; `None` if the rest does not answer in time.
@@ -158,8 +183,7 @@ pub fn request_umount(
     force: bool,
 ) -> io::Result<Option<UmountOutcome>> {
     let top = crate::fuse::top_mount(mountpoint);
-    let mut answers = StatusRequests::send(directory)?;
-    let target = answers.find(|(_, status)| status.matches_top_mount(mountpoint, &top));
+    let target = StatusRequests::send(directory)?.find_mount(mountpoint, &top);
     let Some((socket, status)) = target else {
         return Ok(None);
     };
@@ -175,6 +199,7 @@ pub fn request_umount(
     let message = Request::Umount {
         force,
         device: status.device,
+        mount_id: status.mount_id,
     };
     Ok(match send_request(&socket, &message)? {
         Some(Response::Unmounted {

@@ -22,6 +22,9 @@ pub enum Request {
         /// Device number of the mount, as in a [`Status`]; may be missing if there is only one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         device: Option<String>,
+        /// Number of the mount in the table of mounts, if others have the same device.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mount_id: Option<u32>,
     },
     /// For its index.
     Index {

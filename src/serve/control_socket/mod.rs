@@ -308,8 +308,12 @@ mod tests {
     #[test]
     fn request_json_is_as_documented() {
         let request: Request = serde_json::from_str(r#"{"verb":"umount"}"#).expect("known");
-        let (force, device) = (false, None);
-        assert_eq!(request, Request::Umount { force, device });
+        let umount = Request::Umount {
+            force: false,
+            device: None,
+            mount_id: None,
+        };
+        assert_eq!(request, umount);
         let text = serde_json::to_string(&Request::Status).expect("plain");
         assert_eq!(text, r#"{"verb":"status"}"#);
     }

@@ -2,20 +2,20 @@
 
 mod socket;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::failure::Failure;
-use super::first_request::FirstRequest;
 use super::link::Link;
-use super::served_mount::ServedMount;
-use super::server::Server;
+use super::server::{FirstRequest, ServedMount, Server};
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 
@@ -60,8 +60,13 @@ impl Daemon {
     /// If the system cannot wait.
     pub fn run(&self, idle_time: Option<Duration>) -> io::Result<()> {
         let mut last_used = Instant::now();
+        // Reports changes of the mounts of this namespace; see proc_pid_mountinfo(5).
+        let table = File::open("/proc/self/mountinfo").ok();
         loop {
-            if socket::wait_for_client(self.listener.as_fd(), POLL_INTERVAL)? {
+            let has_client = self.wait_for_client(table.as_ref())?;
+            self.server.end_detached();
+            self.server.end_orphans();
+            if has_client {
                 if let Err(error) = self.accept() {
                     tracing::warn!(%error, "cannot serve a client");
                     std::thread::sleep(RETRY_DELAY);
@@ -82,6 +87,22 @@ impl Daemon {
             };
             if ends {
                 return Ok(());
+            }
+        }
+    }
+
+    /// Waits for a client, for the end of a mount, or for [`POLL_INTERVAL`]. Whether there is a client.
+    fn wait_for_client(&self, table: Option<&File>) -> io::Result<bool> {
+        let ends = self.server.ends();
+        let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        polled.extend(table.map(|table| PollFd::new(table, PollFlags::PRI)));
+        polled.extend(ends.iter().map(|end| PollFd::new(end, PollFlags::IN)));
+        let timeout = Timespec::try_from(POLL_INTERVAL).unwrap_or_default();
+        match poll(&mut polled, Some(&timeout)) {
+            Err(Errno::INTR) => Ok(false),
+            polled_count => {
+                polled_count?;
+                Ok(polled.first().is_some_and(|fd| !fd.revents().is_empty()))
             }
         }
     }

@@ -68,6 +68,13 @@ impl DaemonSocket {
         Self(path.to_owned())
     }
 
+    /// The socket of the daemon that serves only the file system with the number `device`, which may be what kills this one's.
+    #[must_use]
+    pub fn of_device(&self, (major, minor): (u32, u32)) -> Self {
+        let suffix = format!("{major}.{minor}.{EXTENSION}");
+        Self(self.0.with_extension(suffix))
+    }
+
     /// Its path.
     pub fn path(&self) -> &Path {
         &self.0

@@ -57,7 +57,7 @@ impl VolumeKey {
         let mut spec = open.clone();
         let is_offline = spec.server.revalidation == Revalidation::Never;
         spec.user.environment = relevant(&spec.user.environment);
-        // These change only how fast the tree is there.
+        // These change only how fast the tree is there, and the version is compared apart.
         let (server, archive) = (ServerSpec::default(), ArchiveSpec::default());
         spec.server = ServerSpec {
             connections: server.connections,
@@ -68,6 +68,7 @@ impl VolumeKey {
         spec.archive = ArchiveSpec {
             allow_skipping: archive.allow_skipping,
             should_log_problems: archive.should_log_problems,
+            shown_version: None,
             ..spec.archive
         };
         let described = (tree, is_offline, spec, prefetch, waits_for_index);
@@ -171,6 +172,8 @@ mod tests {
             (spec.server.connections, spec.archive.allow_skipping) = (3, true);
         };
         assert_eq!(key(url, &[], quick), key(url, &[], unchanged));
+        let continued = |spec: &mut OpenSpec| spec.archive.shown_version = Some("1".into());
+        assert_eq!(key(url, &[], continued), key(url, &[], unchanged));
     }
 
     #[test]

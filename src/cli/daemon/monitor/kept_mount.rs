@@ -22,7 +22,9 @@ impl KeptMount {
         is_mounted(&self.target) || self.lower.as_ref().is_some_and(is_mounted)
     }
 
-    pub(super) fn unmount(&self) {
+    /// Unmounts it and closes its connection, so that requests that wait for a reply fail. False if it stays, because it is
+    /// below another mount.
+    pub(super) fn unmount(self) -> bool {
         for target in [Some(&self.target), self.lower.as_ref()]
             .into_iter()
             .flatten()
@@ -32,8 +34,14 @@ impl KeptMount {
                 tracing::error!(%error, "cannot unmount the dead mount");
             }
         }
-        if self.is_mounted() {
+        let is_mounted = self.is_mounted();
+        if is_mounted {
             tracing::error!("the dead mount is below another mount and stays");
         }
+        let number = self.target.lower_device();
+        drop(self.device);
+        // Its bind mounts, unless another mount of the file system is continued.
+        tarfs::fuse::unmount_dead_mounts(Some(number));
+        !is_mounted
     }
 }

@@ -8,6 +8,7 @@
 mod errors;
 mod kept_mount;
 mod process;
+mod restart;
 mod signals;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,24 +35,20 @@ use process::{ServerProcess, THREAD_EXIT_TIMEOUT, wait_for};
 use signals::{Signals, end_by};
 use tarfs::fuse::{MountTarget, NewMount, OpenNamespace, SuperblockWatch, supports_takeover};
 use tarfs::serve::{
-    DaemonSocket, Failure, IndexState, MountSpec, OpenedTree, OverlayStatus, Packet, Phase,
-    SessionState, Taken,
+    DaemonSocket, IndexState, MountSpec, OpenedTree, OverlayStatus, Packet, Phase, SessionState,
 };
 
 /// Interval of checks of a silent server, whose blocked threads can keep the link open after a kill.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Pauses between failed successors: the first and the maximum.
-const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
-
 /// A server that lives for less than this has failed, even if the mount answered.
 const MIN_LIFETIME: Duration = Duration::from_secs(10);
 
+/// Time for an unmount that ends a shared connection to be over.
+const ABORT_DELAY: Duration = Duration::from_millis(200);
+
 /// Maximum number of such servers in a row.
 const MAX_SHORT_LIVED: u32 = 5;
-
-/// Number of daemons in a row that die with a mount, after which it is served alone.
-const MAX_SHORT_LIVED_DAEMONS: u32 = 2;
 
 /// How a mount is kept.
 #[derive(Debug)]
@@ -83,6 +80,10 @@ pub(crate) struct Monitor {
     has_ended: bool,
     /// Whether the server ends because another one continues.
     is_replaced: bool,
+    /// Whether the mount is dead because the connection that it shared has ended.
+    is_aborted: bool,
+    /// The roster of its file system, for the next process that serves it.
+    roster: Option<OwnedFd>,
     /// The program of the daemon, if it is not this one.
     program: Option<OwnedFd>,
     /// Pages that it needs only while it works, once it keeps the mount.
@@ -166,6 +167,8 @@ impl Monitor {
             overlay: None,
             has_ended: false,
             is_replaced: false,
+            is_aborted: false,
+            roster: None,
             program: None,
             pages: None,
             progress: IndexingProgress::default(),
@@ -214,24 +217,27 @@ impl Monitor {
             }
             opened => opened,
         };
-        self.mount_opened(&tree?)
+        self.mount_opened(tree?)
     }
 
-    /// Has the server open the tree of the description in `memory`.
-    fn open(&mut self, memory: &OwnedFd) -> anyhow::Result<OpenedTree> {
+    /// Has the server open the tree of the description in `memory`. If a mount of it can be shared, returns that, too.
+    fn open(&mut self, memory: &OwnedFd) -> anyhow::Result<(OpenedTree, Option<OwnedFd>)> {
         if let Some(log) = self.options.log.file() {
             self.send(&Packet::Log, &[log])?;
         }
         let shows_progress = self.options.shows_progress;
         self.send(&Packet::Open { shows_progress }, &[memory.as_fd()])?;
         match self.next_answer(None)? {
-            (Packet::Opened(tree), _) => Ok(tree),
+            (Packet::Opened(tree), template) => Ok((tree, template.into_iter().next())),
             (other, _) => Err(unexpected(&other)),
         }
     }
 
-    /// Mounts the opened `tree`.
-    fn mount_opened(&mut self, tree: &OpenedTree) -> anyhow::Result<IndexState> {
+    /// Mounts the opened `tree`, as a copy of the mount `template` if there is one.
+    fn mount_opened(
+        &mut self,
+        (tree, template): (OpenedTree, Option<OwnedFd>),
+    ) -> anyhow::Result<IndexState> {
         let spec = &self.options.spec;
         let mountpoint = PathBuf::from(&spec.mountpoint);
         let wants_restart = self.options.must_restart;
@@ -247,32 +253,25 @@ impl Monitor {
             None => None,
         };
         let at = lower.as_deref().unwrap_or(&mountpoint);
-        let options = spec.own_options();
-        let mount = match &self.options.namespace {
-            Some(namespace) => NewMount::in_namespace((namespace, at), &tree.name, &options)?,
-            None => NewMount::on(at, &tree.name, &options)?,
-        };
-        let device = mount.device.try_clone()?;
-        {
-            let descriptors = [
-                Some(mount.device.as_fd()),
-                mount.root.as_ref().map(AsFd::as_fd),
-            ];
-            let descriptors: Vec<_> = descriptors.into_iter().flatten().collect();
-            self.send(&Packet::Serve(mount.target.clone()), &descriptors)?;
-        }
-        let (state, index, end) = match self.next_answer(None)? {
+        let mount = self.new_mount(at, &tree.name, template)?;
+        let device = mount.device.as_ref().map(OwnedFd::try_clone).transpose()?;
+        let descriptors: Vec<_> = mount.descriptors().collect();
+        self.send(&Packet::Serve(mount.target.clone()), &descriptors)?;
+        let (state, index, descriptors) = match self.next_answer(None)? {
             (Packet::Ready(state, index), descriptors) => (state, index, descriptors),
             (other, _) => return Err(unexpected(&other)),
         };
+        let mut descriptors = descriptors.into_iter();
+        let device = device.or_else(|| descriptors.next());
+        let device = device.context("the server has sent no connection")?;
         let capabilities = state.capabilities;
-        let (target, _, _) = mount.give();
+        let target = mount.give().target;
         self.state = Some(state);
         self.mount = Some(KeptMount {
             target: target.clone(),
             lower: None,
             device,
-            end: end.into_iter().next().map(SuperblockWatch),
+            end: descriptors.next().map(SuperblockWatch),
         });
         if self.options.overlay.is_some() {
             if wants_restart && !supports_takeover(capabilities) {
@@ -281,6 +280,26 @@ impl Monitor {
             self.mount_overlay(&target, &tree.name, &mountpoint)?;
         }
         Ok(index)
+    }
+
+    /// Makes the mount at `at`, which the kernel lists with `name`.
+    fn new_mount(
+        &self,
+        at: &Path,
+        name: &str,
+        template: Option<OwnedFd>,
+    ) -> anyhow::Result<NewMount> {
+        if let Some(template) = template {
+            match NewMount::copy(at, template) {
+                Ok(mount) => return Ok(mount),
+                Err(error) => tracing::debug!(%error, "the mount has a file system of its own"),
+            }
+        }
+        let options = self.options.spec.own_options();
+        Ok(match &self.options.namespace {
+            Some(namespace) => NewMount::in_namespace((namespace, at), name, &options)?,
+            None => NewMount::on(at, name, &options)?,
+        })
     }
 
     fn mount_overlay(
@@ -332,8 +351,12 @@ impl Monitor {
         self.send(&kept, &[])?;
         loop {
             match self.next(None) {
+                Received::Packet(Packet::Done, roster) => {
+                    self.roster = roster.into_iter().next();
+                    return Ok(());
+                }
                 // Its death is handled next.
-                Received::Packet(Packet::Done, _) | Received::Gone => return Ok(()),
+                Received::Gone => return Ok(()),
                 Received::Packet(..) | Received::TimedOut => {}
                 Received::Signal(_) => self.stop(),
             }
@@ -355,6 +378,10 @@ impl Monitor {
                     Received::Packet(..) | Received::TimedOut => {}
                 }
             }
+            if self.is_aborted {
+                // One of the mounts is being unmounted, perhaps this one.
+                self.signals.sleep(ABORT_DELAY);
+            }
             let is_mounted = self.mount.as_ref().is_some_and(KeptMount::is_mounted);
             if self.has_ended || !is_mounted {
                 // It may still write data, so there is no timeout.
@@ -367,7 +394,7 @@ impl Monitor {
                 return self.exit_code();
             }
             self.server.kill();
-            if !std::mem::take(&mut self.is_replaced) {
+            if !std::mem::take(&mut self.is_replaced) && !self.is_aborted {
                 self.report_death();
                 let is_short = self.server.started.elapsed() < MIN_LIFETIME;
                 short_lived_count = if is_short { short_lived_count + 1 } else { 1 };
@@ -381,8 +408,6 @@ impl Monitor {
             }
             if let Some(mount) = self.mount.take() {
                 mount.unmount();
-                // This closes the connection, so that blocked requests fail.
-                drop(mount);
             }
             self.finish();
             return self.exit_code();
@@ -395,140 +420,6 @@ impl Monitor {
         tracing::error!(%mountpoint, pid, "the process that served this mount has died");
         self.signals
             .notify_status("the process that served it has died");
-    }
-
-    /// Starts successors until one serves the mount. False if none may, or does in time, which excludes outages of the
-    /// source.
-    fn restart(&mut self, short_lived_count: u32) -> bool {
-        let (Some(timeout), Some(state)) = (self.options.restart_timeout, self.state.clone())
-        else {
-            return false;
-        };
-        let is_taken_over = state.can_be_continued() && self.options.spec.copy_to.is_none();
-        if !is_taken_over && !self.end_mount() {
-            return false;
-        }
-        // The mount may be what kills the daemon.
-        let mut may_share = short_lived_count < MAX_SHORT_LIVED_DAEMONS;
-        let mut deadline = Instant::now() + timeout;
-        let (mut pause, longest) = RESTART_BACKOFF;
-        loop {
-            let is_mounted = || self.mount.as_ref().is_some_and(KeptMount::is_mounted);
-            if Instant::now() >= deadline || is_taken_over && !is_mounted() {
-                return false;
-            }
-            self.unreachable_time = Duration::ZERO;
-            match self.try_restart(&state, is_taken_over, deadline, may_share) {
-                Ok(()) => {
-                    // The time before it was ready does not count towards its lifetime.
-                    self.server.started = Instant::now();
-                    tracing::info!(pid = self.server.pid, "a new process serves the mount");
-                    self.signals.notify("READY=1");
-                    return true;
-                }
-                Err(error) if error.is::<EndedBySignal>() => return false,
-                Err(error) => {
-                    self.server.kill();
-                    tracing::error!("the new process failed to take over the mount: {error:#}");
-                    let failure = error.downcast_ref::<Failure>();
-                    let is_outage = failure.is_some_and(|failure| failure.is_outage);
-                    // A daemon that lacks something may lack it again.
-                    may_share &= is_outage || error.downcast_ref().is_some_and(is_disconnection);
-                    if is_outage {
-                        self.unreachable_time = self.server.started.elapsed();
-                    }
-                    if self.unreachable_time > Duration::ZERO {
-                        tracing::error!(
-                            "the source cannot be reached; this time does not count against --restart-timeout"
-                        );
-                        // The pause does not count either.
-                        deadline += self.unreachable_time + pause;
-                    }
-                }
-            }
-            if self.signals.sleep(pause).is_some() && self.options.is_in_foreground {
-                return false;
-            }
-            pause = (2 * pause).min(longest);
-        }
-    }
-
-    /// Unmounts the dead mount, to mount again. False if that may not be.
-    fn end_mount(&mut self) -> bool {
-        if !self.options.must_restart {
-            return false;
-        }
-        if self.options.spec.is_writable || self.options.namespace.is_some() {
-            // Processes with open files in the old mount would write to the directories of the new one.
-            tracing::error!("this mount cannot be mounted again while it is in use");
-            return false;
-        }
-        let Some(mount) = self.mount.take() else {
-            return false;
-        };
-        mount.unmount();
-        // A new mount would hide the one that hides this one.
-        !mount.is_mounted()
-    }
-
-    /// Starts one successor, and waits until it serves the mount.
-    fn try_restart(
-        &mut self,
-        state: &SessionState,
-        is_taken_over: bool,
-        deadline: Instant,
-        may_share: bool,
-    ) -> anyhow::Result<()> {
-        let daemon = self.options.daemon.as_ref().filter(|_| may_share);
-        let program = self.program.as_ref();
-        self.server = match daemon.map(|socket| ServerProcess::connect(socket, program)) {
-            Some(Ok(server)) => server,
-            Some(Err(error)) if is_disconnection(&error) => return Err(error.into()),
-            _ => {
-                let is_in_foreground = self.options.is_in_foreground;
-                ServerProcess::start(&self.options.spec, is_in_foreground, false)?
-            }
-        };
-        let memory = self.options.spec.to_memory()?;
-        if is_taken_over {
-            if let Some(log) = self.options.log.file() {
-                self.send(&Packet::Log, &[log])?;
-            }
-            let mount = self.mount.as_ref().context("there is no mount")?;
-            let taken = Packet::TakeOver(Box::new(Taken {
-                target: mount.target.clone(),
-                state: state.clone(),
-                overlay: self.overlay.clone(),
-                scratch: self
-                    .options
-                    .overlay
-                    .as_ref()
-                    .and_then(OverlayDirs::scratch)
-                    .map(Into::into),
-            }));
-            let descriptors = [memory.as_fd(), mount.device.as_fd()];
-            let sent = self
-                .server
-                .link
-                .send(&taken, &descriptors, SendFlags::empty());
-            sent?;
-            match self.next_answer(Some(deadline))? {
-                (Packet::Ready(..), _) => {}
-                (other, _) => return Err(unexpected(&other)),
-            }
-        } else {
-            let spec = self.options.spec.clone().continuing(&state.version);
-            let tree = self.open(&spec.to_memory()?)?;
-            if tree.version != state.version {
-                bail!(
-                    "the archive has changed since it was mounted: it was {}, and is {}",
-                    state.version,
-                    tree.version
-                );
-            }
-            self.mount_opened(&tree)?;
-        }
-        self.report_monitor()
     }
 
     /// Asks the server to unmount.
@@ -645,6 +536,7 @@ impl Monitor {
                 }
             }
             Packet::Ended => self.has_ended = true,
+            Packet::Aborted => self.is_aborted = true,
             other => return Some(other),
         }
         None

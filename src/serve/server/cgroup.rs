@@ -3,11 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 /// Prefix of the line of the unified hierarchy in `/proc/PID/cgroup`; see cgroups(7).
 const UNIFIED: &str = "0::";
 
 /// Control group of a process in the unified hierarchy.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct ControlGroup(PathBuf);
 
 impl ControlGroup {

@@ -6,17 +6,20 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::SendFlags;
 
-use super::copy::MountCopy;
-use super::failure::Failure;
-use super::link::{Link, Packet, Taken};
-use super::metrics_server::MetricsListener;
-use super::mount_spec::MountSpec;
+use crate::serve::copy::MountCopy;
+use crate::serve::failure::Failure;
+use crate::serve::link::{Link, Packet, Taken};
+use crate::serve::metrics_server::MetricsListener;
+use crate::serve::mount_spec::MountSpec;
+use crate::serve::volumes::VolumeKey;
 
 /// Request of a monitor for a mount.
 #[derive(Debug)]
 pub struct MountRequest {
     /// The mount.
     pub spec: MountSpec,
+    /// Its tree.
+    pub(super) key: VolumeKey,
     pub(super) kind: RequestKind,
     pub(super) copy: Option<MountCopy>,
     pub(super) metrics: Option<MetricsListener>,
@@ -27,8 +30,8 @@ pub(super) enum RequestKind {
     Open {
         shows_progress: bool,
     },
-    /// With the connection.
-    TakeOver(Box<Taken>, OwnedFd),
+    /// With the connection, and the roster of its file system if there is one.
+    TakeOver(Box<Taken>, OwnedFd, Option<OwnedFd>),
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
@@ -78,16 +81,18 @@ impl MountRequest {
         let memory = descriptors.next();
         let memory = memory.ok_or_else(|| Failure::new("a description of a mount was expected"))?;
         let spec = MountSpec::from_memory(memory).map_err(invalid)?;
+        let key = VolumeKey::new(&spec)?;
         let (spec, kind) = match (packet, descriptors.next()) {
             (Packet::Open { shows_progress }, _) => (spec, RequestKind::Open { shows_progress }),
             (Packet::TakeOver(taken), Some(connection)) => (
                 spec.continuing(&taken.state.version),
-                RequestKind::TakeOver(taken, connection),
+                RequestKind::TakeOver(taken, connection, descriptors.next()),
             ),
             _ => return Err(Failure::new("a mount was expected")),
         };
         Ok(Self {
             spec,
+            key,
             kind,
             copy: None,
             metrics: None,

@@ -10,20 +10,20 @@ const LIMIT_BYTES: u64 = 1 << 30;
 
 /// Memory of the trees of a server. A tree keeps what it got, so no archive waits for the memory of another.
 #[derive(Clone, Debug, Default)]
-pub(super) struct TreeMemory {
+pub(in crate::serve) struct TreeMemory {
     granted: Arc<Mutex<u64>>,
 }
 
 /// The memory of one tree, in bytes, which others can have when this is dropped.
 #[derive(Debug)]
-pub(super) struct Granted {
-    pub(super) bytes: u64,
+pub(in crate::serve) struct Granted {
+    pub(in crate::serve) bytes: u64,
     granted: Arc<Mutex<u64>>,
 }
 
 impl TreeMemory {
     /// Grants a tree the memory that it `wants`, but at most half of what the others leave, and at least [`MIN_MEMORY`].
-    pub(super) fn grant(&self, wants: u64) -> Granted {
+    pub(in crate::serve) fn grant(&self, wants: u64) -> Granted {
         let mut granted = self.granted.lock();
         let limit = LIMIT_BYTES.max(wants.saturating_mul(2));
         let left = limit.saturating_sub(*granted);

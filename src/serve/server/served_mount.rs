@@ -1,32 +1,76 @@
 //! A mount that this process serves.
 
-use std::fmt;
-use std::fs;
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::cgroup::ControlGroup;
-use super::copy::MountCopy;
-use super::failure::Failure;
-use super::link::{Link, SessionState, version_for_packet};
-use super::mount_spec::MountSpec;
-use super::opened::Opened;
-use super::status::{FailedRead, OverlayStatus, Status, format_device};
-use super::volumes::SharedTree;
+use super::ending::{Ending, Endings};
+use super::roster::{JobMount, Roster};
 use crate::archive::directory::ArchiveDirectory;
 use crate::base::escape::bytes_unless_utf8;
 use crate::base::stats::{CounterKind, Stats};
 use crate::base::sync::Mutex;
 use crate::base::time::unix_seconds;
 use crate::fuse::{
-    Force, InheritedSession, LeftOutXattrs, Mount, MountTarget, NewMount, Subtree, TarFilesystem,
-    UnmountError, left_out_xattrs,
+    InheritedSession, LeftOutXattrs, Mount, MountOptions, MountTarget, NewMount, Subtree,
+    SuperblockWatch, TarFilesystem, left_out_xattrs,
 };
-use crate::index::{Ino, LazyIndex};
+use crate::index::LazyIndex;
+use crate::materialize::XattrFilter;
+use crate::serve::copy::MountCopy;
+use crate::serve::failure::Failure;
+use crate::serve::link::{Link, SessionState, version_for_packet};
+use crate::serve::mount_spec::MountSpec;
+use crate::serve::opened::Opened;
+use crate::serve::status::{FailedRead, OverlayStatus, Status, format_device};
+use crate::serve::volumes::SharedTree;
 
 /// Extra time for a reply beyond the source's timeout, so that the source's error ends the read first.
 const REPLY_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
+
+/// What the mounts of a shared file system have in common.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct FileSystemKey {
+    /// Address of the tree.
+    tree: usize,
+    view: Subtree,
+    options: MountOptions,
+    xattrs: XattrFilter,
+    is_writable: bool,
+    /// Its device number, if another process has served it.
+    device: Option<(u32, u32)>,
+}
+
+impl FileSystemKey {
+    /// That of a mount of `tree`, or of the mount `taken` from a dead process.
+    ///
+    /// # Errors
+    /// As [`MountSpec::view`].
+    pub(super) fn new(
+        spec: &MountSpec,
+        tree: &Arc<SharedTree<Arc<Opened>>>,
+        taken: Option<&MountTarget>,
+    ) -> Result<Self, Failure> {
+        Ok(Self {
+            tree: Arc::as_ptr(tree).addr(),
+            view: spec.view(&*tree.volume)?,
+            options: spec.options.clone(),
+            xattrs: spec.xattrs.clone(),
+            is_writable: spec.is_writable,
+            device: taken.map(MountTarget::lower_device),
+        })
+    }
+}
+
+/// Figures of the process for the statuses of its mounts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ProcessFigures {
+    pub(super) is_daemon: bool,
+    pub(super) resident_bytes: u64,
+    pub(super) panics: u64,
+}
 
 /// A mount that this process serves. Dropping it unmounts.
 #[derive(Debug)]
@@ -37,7 +81,8 @@ pub struct ServedMount {
     pub opened: Arc<Opened>,
     /// Closes the tree with its last mount.
     share: Mutex<Option<Arc<SharedTree<Arc<Opened>>>>>,
-    /// Counters of what it was served; those of the tree count the work for all its mounts.
+    key: FileSystemKey,
+    /// Counters of what its file system was served; those of the tree count the work for all its mounts.
     stats: Arc<Stats>,
     /// Its copy on disk, if there is one.
     copy: Option<MountCopy>,
@@ -49,25 +94,19 @@ pub struct ServedMount {
     monitor: OnceLock<(u32, Option<ControlGroup>)>,
     /// The link to that process, once the mount answers.
     link: OnceLock<Arc<Link>>,
-    release: OnceLock<Release>,
-    root: Ino,
+    ending: Arc<Ending>,
+    endings: Arc<Endings>,
+    /// That of its file system, if that can be shared.
+    roster: Option<Arc<Roster>>,
     /// Whether files of the mount have the numbers and attributes of the index.
     shows_index: bool,
     /// Once the index is complete.
     left_out_xattrs: OnceLock<LeftOutXattrs>,
 }
 
-struct Release(Box<dyn Fn() + Send + Sync>);
-
-impl fmt::Debug for Release {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Release")
-    }
-}
-
 /// A mount before this process serves it.
 #[derive(Debug)]
-pub enum MountOrigin {
+pub(super) enum MountOrigin {
     /// One that no process has served.
     New(NewMount),
     /// One whose process has died.
@@ -75,28 +114,30 @@ pub enum MountOrigin {
 }
 
 impl ServedMount {
-    /// Serves the part `view` of `opened` on `origin` as `spec` says, and returns when the mount answers. The end of the
-    /// mount calls `on_end`.
+    /// Serves what `key` says of `tree` on `origin` as `spec` says, and returns when the mount answers. Its end reaches
+    /// `ending`.
     ///
     /// # Errors
     /// If it cannot be served. Then nothing is mounted.
-    pub fn start(
+    pub(super) fn serve(
         spec: &MountSpec,
-        (tree, view): (Arc<SharedTree<Arc<Opened>>>, Subtree),
+        (key, tree): (FileSystemKey, Arc<SharedTree<Arc<Opened>>>),
         (copy, metrics): (Option<MountCopy>, Option<String>),
-        origin: MountOrigin,
-        on_end: impl FnOnce() + Send + 'static,
+        (origin, roster): (MountOrigin, Option<Roster>),
+        ending: &Arc<Ending>,
     ) -> Result<Self, Failure> {
-        let root = view.root;
-        let (opened, stats) = (Arc::clone(&**tree), Arc::new(Stats::default()));
-        let filesystem = filesystem(spec, &opened, view, (copy.as_ref(), &stats))?;
+        let stats = Arc::new(Stats::default());
+        let filesystem = filesystem(spec, &tree, key.view, (copy.as_ref(), &stats))?;
+        let endings = Arc::new(Endings::of_first(ending));
+        let of_session = Arc::clone(&endings);
+        let on_end = move || of_session.reach_all();
         let mount = match origin {
             MountOrigin::New(mount) => Mount::serve(filesystem, mount, on_end),
             MountOrigin::Inherited(session) => Mount::take_over(filesystem, &session, on_end),
         };
         let mount = Self {
             mount: mount?,
-            opened,
+            opened: Arc::clone(&**tree),
             share: Mutex::new(Some(tree)),
             stats,
             copy,
@@ -104,13 +145,83 @@ impl ServedMount {
             overlay: OnceLock::new(),
             monitor: OnceLock::new(),
             link: OnceLock::new(),
-            release: OnceLock::new(),
-            root,
-            shows_index: spec.shows_index(root),
+            ending: Arc::clone(ending),
+            endings,
+            roster: roster.map(Arc::new),
+            shows_index: spec.shows_index(key.view.root),
             left_out_xattrs: OnceLock::new(),
+            key,
         };
         mount.start_copy()?;
         Ok(mount)
+    }
+
+    /// Serves the mount at `target` of the file system of `shared`, which shows the same of `tree`.
+    ///
+    /// # Errors
+    /// If the file system has ended.
+    pub(super) fn join(
+        shared: &Self,
+        tree: Arc<SharedTree<Arc<Opened>>>,
+        (target, metrics): (MountTarget, Option<String>),
+        ending: &Arc<Ending>,
+    ) -> Result<Self, Failure> {
+        let mount = shared.mount.join(target)?;
+        if !shared.endings.add(ending) {
+            return Err(Failure::new("the connection of the mount has ended"));
+        }
+        Ok(Self {
+            mount,
+            opened: Arc::clone(&shared.opened),
+            share: Mutex::new(Some(tree)),
+            key: shared.key.clone(),
+            stats: Arc::clone(&shared.stats),
+            copy: None,
+            metrics,
+            overlay: OnceLock::new(),
+            monitor: OnceLock::new(),
+            link: OnceLock::new(),
+            ending: Arc::clone(ending),
+            endings: Arc::clone(&shared.endings),
+            roster: shared.roster.clone(),
+            shows_index: shared.shows_index,
+            left_out_xattrs: OnceLock::new(),
+        })
+    }
+
+    /// Whether a mount of `key` can be one of its file system.
+    pub(super) fn can_be_shared_by(&self, key: &FileSystemKey) -> bool {
+        let device = self.mount.target().lower_device();
+        let own = FileSystemKey {
+            device: key.device.is_some().then_some(device),
+            ..self.key.clone()
+        };
+        own == *key && (key.device.is_some() || self.mount.can_be_copied())
+    }
+
+    /// Its number in the table of mounts.
+    pub(super) fn mount_id(&self) -> Option<u32> {
+        let found = self.mount.target().find().ok().flatten();
+        found.map(|found| found.mount_id)
+    }
+
+    /// Whether it is in the tree of mounts, or about to be, as far as is known.
+    pub(super) fn is_attached(&self) -> bool {
+        if self.key.is_writable {
+            // The monitor detaches the mount below an overlay before it says so.
+            let is_covered = self.overlay.get().is_some();
+            return match self.overlay_end() {
+                Some(end) => !end.has_ended(),
+                None => !is_covered || self.mount.is_attached(),
+            };
+        }
+        self.mount.is_attached()
+    }
+
+    /// The watch for the end of its overlay.
+    pub(super) fn overlay_end(&self) -> Option<Arc<SuperblockWatch>> {
+        self.overlay.get()?;
+        self.mount.end()
     }
 
     /// Starts the copy, if there is one, once the index is complete.
@@ -119,7 +230,7 @@ impl ServedMount {
     /// If the system cannot start a thread.
     pub fn start_copy(&self) -> Result<(), Failure> {
         let copy = self.copy.as_ref();
-        copy.map_or(Ok(()), |copy| copy.start(&self.opened, self.root))
+        copy.map_or(Ok(()), |copy| copy.start(&self.opened, self.key.view.root))
     }
 
     /// The index, if it is complete and says all that the mount shows.
@@ -141,8 +252,30 @@ impl ServedMount {
         self.overlay.get_or_init(|| overlay);
     }
 
-    pub(super) fn set_monitor(&self, pid: u32) {
-        self.monitor.get_or_init(|| (pid, ControlGroup::of(pid)));
+    /// The process `pid` keeps it from now on, with the directory `scratch` for an overlay. The roster has it, too.
+    pub(super) fn set_monitor(&self, pid: u32, scratch: Option<&OsString>) {
+        let (_, group) = self.monitor.get_or_init(|| (pid, ControlGroup::of(pid)));
+        let (Some(roster), Some(group)) = (&self.roster, group) else {
+            return;
+        };
+        let added = roster.add(&JobMount {
+            target: self.mount.target(),
+            group: group.clone(),
+            scratch: scratch.cloned(),
+        });
+        if let Err(error) = added {
+            tracing::warn!(%error, "if the daemon dies with the job of a mount, the mount stays");
+        }
+    }
+
+    /// The roster of its file system.
+    pub(super) fn roster(&self) -> Option<&Arc<Roster>> {
+        self.roster.as_ref()
+    }
+
+    /// Whether its monitor mounts again, because it has lost its connection.
+    pub(super) fn was_aborted(&self) -> bool {
+        self.ending.was_aborted()
     }
 
     /// Whether the job of the process that keeps it has ended.
@@ -165,34 +298,15 @@ impl ServedMount {
     /// State for a successor of this process.
     pub(super) fn state(&self) -> SessionState {
         SessionState {
-            capabilities: self.mount.capabilities,
+            capabilities: self.mount.capabilities(),
             version: version_for_packet(&self.opened.version),
             is_strong: self.opened.is_strong,
         }
     }
 
-    /// Calls `release` when the mount is to be served no more, although it has users.
-    pub(super) fn on_release(&self, release: impl Fn() + Send + Sync + 'static) {
-        self.release.get_or_init(|| Release(Box::new(release)));
-    }
-
     /// Ends its service.
     pub(super) fn release(&self) {
-        if let Some(Release(release)) = self.release.get() {
-            release();
-        }
-    }
-
-    /// Unmounts it. By force, its service ends, too, because a user could keep it alive.
-    ///
-    /// # Errors
-    /// As [`Mount::unmount`].
-    pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
-        self.mount.unmount(force)?;
-        if force == Force::Yes && !self.mount.is_mounted() {
-            self.release();
-        }
-        Ok(())
+        self.ending.reach();
     }
 
     /// Ends its copy soon, after its end, and its tree if no other mount uses that.
@@ -219,8 +333,9 @@ impl ServedMount {
     }
 
     /// The status of the mount.
-    pub fn status(&self) -> Status {
+    pub(super) fn status(&self, process: &ProcessFigures) -> Status {
         let (mount, opened) = (&self.mount, &self.opened);
+        opened.stats.panics.record_max(process.panics);
         // Taken first, because the notes explain states that it reports.
         let copy = self.copy.as_ref().map(MountCopy::progress);
         let notes = self.notes();
@@ -250,12 +365,13 @@ impl ServedMount {
             detached,
             pid: std::process::id(),
             monitor: self.monitor.get().map(|(pid, _)| *pid),
-            daemon: false,
+            daemon: process.is_daemon,
             since_unix_seconds: unix_seconds(mount.mounted_at),
             version: opened.version.clone(),
+            tree: opened.number,
             entries,
             index: opened.index(),
-            resident_bytes: resident_bytes().unwrap_or(0),
+            resident_bytes: process.resident_bytes,
             memory,
             disk_cache: opened.disk_cache(),
             prefetch: opened.prefetch(),
@@ -340,14 +456,4 @@ fn filesystem(
         Ok(tree)
     };
     tree.map_err(|error| Failure::to("cannot start a thread", &error))
-}
-
-/// Resident memory of this process, from `/proc/self/status` (`VmRSS:   12345 kB`).
-fn resident_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
-    kib.checked_mul(1024)
 }
