@@ -8,6 +8,7 @@ mod live_index;
 mod member_source;
 mod open;
 mod options;
+mod peers;
 mod prefetch;
 mod read;
 pub mod scan;
@@ -17,14 +18,17 @@ mod volume;
 
 use std::io;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::stats::Stats;
 use crate::base::thread_pool::ThreadPool;
-use crate::index::Index;
+use crate::codec::Compression;
+use crate::index::{Index, LazyIndex};
 use crate::source::{Access, Source};
 
 use open::background_scan::BackgroundScan;
@@ -45,6 +49,7 @@ pub use live_index::{BuiltIndex, Callback, IndexGuard, IsWanted, WaitFor, Watche
 pub(crate) use open::opener::detect_compression;
 pub use open::resources::SharedResources;
 pub use options::{DiskCacheMode, OpenOptions};
+pub use peers::{PeerSpan, Peers};
 pub(crate) use prefetch::access_log::AccessLog;
 pub use prefetch::access_log::{AccessedRange, MAX_ACCESSED_RANGES};
 pub use prefetch::options::{
@@ -179,6 +184,28 @@ impl Archive {
             (0..index.span_count()).any(|number| index.seek_offset(number).is_none())
         };
         self.index().read(has_unseekable).unwrap_or(true)
+    }
+
+    /// Its name for peers: that of its saved index.
+    pub fn peer_name(&self) -> &str {
+        &self.reader.name
+    }
+
+    /// The index for a peer, if it is complete, and the archive itself vouches for it. Otherwise whether the peer should wait,
+    /// because a scan decodes the archive at this moment.
+    pub fn index_for_peer(&self) -> Result<LazyIndex, bool> {
+        if self.tree_origin() != TreeOrigin::default() {
+            return Err(false);
+        }
+        // A listing of an archive that is not packed is faster by itself.
+        let is_packed = || self.index().origin().compression != Compression::None;
+        let completed = self.reader.live_index.completed();
+        completed.ok_or_else(|| self.failure().is_none() && is_packed())
+    }
+
+    /// The decoded block `number`, if it is in memory, or is decoded within `timeout` by another caller.
+    pub fn span_for_peer(&self, number: u32, timeout: Duration) -> Option<Bytes> {
+        self.reader.shared_span(number, timeout)
     }
 
     /// Why the disk cache is incomplete, in words for the user.

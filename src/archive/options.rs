@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::index_source::published_index::PublishedIndex;
 use super::open::resources::SharedResources;
+use super::peers::Peers;
 use super::scan;
 use crate::base::memory_budget::Budget;
 use crate::base::memory_reclaim::Reserve;
@@ -40,6 +41,8 @@ pub struct OpenOptions {
     pub layer: Option<WhiteoutFormat>,
     /// Memory and threads that the archive shares with others; `None` for its own.
     pub resources: Option<SharedResources>,
+    /// Other processes that may have the archive open.
+    pub peers: Option<Arc<dyn Peers>>,
 }
 
 impl OpenOptions {

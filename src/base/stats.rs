@@ -177,6 +177,12 @@ stats! {
     disk_cache_hit_spans,
     /// Decoded blocks that reads found neither in memory nor in the disk cache.
     disk_cache_miss_spans,
+    /// Decoded blocks that reads got from another process of this user.
+    peer_spans,
+    /// Indexes that were got from another process of this user, instead of a scan.
+    peer_indexes,
+    /// Decoded blocks that were sent to other processes of this user.
+    lent_spans,
     /// Reads of a local disk that read little more than the requested bytes.
     exact_reads,
     /// Decoded blocks that prefetch put into memory.
@@ -299,6 +305,9 @@ mod tests {
             "decoder_jobs",
             "speculative_decodes",
             "decoded_spans",
+            "peer_spans",
+            "peer_indexes",
+            "lent_spans",
             "exact_reads",
             "scan_waits",
             "scanned_members",

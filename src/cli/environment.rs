@@ -2,7 +2,6 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,16 +11,11 @@ use tarfs::list::Drawing;
 use tracing::Level;
 
 pub(crate) use tarfs::internal::environment::{CACHE_DIR, CACHE_SIZE, SYSTEM_CACHE_DIR, cache_dir};
-
-/// Variable with the directory of the sockets of a user's mounts.
-pub(crate) const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
+pub(crate) use tarfs::serve::{RUNTIME_DIR, SYSTEM_RUNTIME_DIR, runtime_dir, runtime_dirs};
 
 /// Variables of a service manager: `sd_notify(3)`, systemd.exec(5).
 const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 const JOURNAL_STREAM: &str = "JOURNAL_STREAM";
-
-/// Directory of the sockets of the system's mounts.
-pub(crate) const SYSTEM_RUNTIME_DIR: &str = "/run/tarfs";
 
 /// Whether systemd does not kill this process at shutdown, because its `argv[0]` begins with `@`.
 pub(crate) fn is_kept_at_shutdown() -> bool {
@@ -71,47 +65,8 @@ pub(crate) fn of_daemon() -> impl Iterator<Item = (&'static str, OsString)> {
     names.filter_map(|name| Some((name, variable(name)?.into_os_string())))
 }
 
-pub(crate) fn runtime_dir() -> PathBuf {
-    runtime_dir_from(
-        variable(RUNTIME_DIR)
-            .filter(|path| is_owned_by_user(path))
-            .as_deref(),
-        rustix::process::geteuid().as_raw(),
-    )
-}
-
-/// Whether this user owns `path`, as XDG requires. After `su`, another may. A missing path counts as owned.
-fn is_owned_by_user(path: &Path) -> bool {
-    let found = std::fs::metadata(path);
-    found.map_or(true, |found| {
-        found.uid() == rustix::process::geteuid().as_raw()
-    })
-}
-
-/// Returns the socket directories of this user's mounts, for root also of the system's and mount(8)'s.
-pub(crate) fn runtime_dirs() -> Vec<PathBuf> {
-    let own = runtime_dir();
-    let system = PathBuf::from(SYSTEM_RUNTIME_DIR);
-    // Both may be one directory with two names, such as /run and /var/run.
-    let is_own = matches!((own.canonicalize(), system.canonicalize()), (Ok(own), Ok(system)) if own == system);
-    let more = is_root() && own != system && !is_own;
-    [Some(own), more.then_some(system)]
-        .into_iter()
-        .flatten()
-        .collect()
-}
-
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-fn runtime_dir_from(xdg: Option<&Path>, uid: u32) -> PathBuf {
-    match xdg {
-        // The XDG specification says to ignore relative paths.
-        Some(directory) if directory.is_absolute() => directory.join("tarfs"),
-        _ if uid == 0 => PathBuf::from(SYSTEM_RUNTIME_DIR),
-        _ => PathBuf::from(format!("/tmp/tarfs-{uid}")),
-    }
 }
 
 /// Returns candidates for temporary directories of a mount, best first: disks before memory.
@@ -153,21 +108,6 @@ pub(crate) fn drawing() -> Drawing {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn runtime_dir_is_that_of_the_session() {
-        let xdg = Path::new("/run/user/7");
-        assert_eq!(
-            runtime_dir_from(Some(xdg), 7),
-            Path::new("/run/user/7/tarfs")
-        );
-        assert_eq!(runtime_dir_from(None, 0), Path::new("/run/tarfs"));
-        assert_eq!(runtime_dir_from(None, 7), Path::new("/tmp/tarfs-7"));
-        assert_eq!(
-            runtime_dir_from(Some(Path::new("relative")), 7),
-            Path::new("/tmp/tarfs-7")
-        );
-    }
 
     #[test]
     fn scratch_dir_prefers_tmpdir() {

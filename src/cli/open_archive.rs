@@ -23,7 +23,7 @@ use tarfs::locate::{
     self, ArchiveSpec, CacheSpec, OpenContext, OpenSpec, OpenSpecError, ProgressFn, ServerSpec,
     SourceSpec, TreeSpec, UserSpec,
 };
-use tarfs::serve::{MountSpec, PrefetchSpec};
+use tarfs::serve::{MountSpec, PrefetchSpec, SocketPeers};
 use tarfs::source::{ClientCertificateError, Revalidation};
 
 /// Starts the threads for the network, and returns the settings with which a verb opens SOURCE. All other work has
@@ -48,6 +48,7 @@ pub(crate) fn start(
     let network = locate::start_network().context("cannot start the network")?;
     let context = spec.context(network.handle().clone(), stats);
     let mut context = context.map_err(|error| named_error(args, error))?;
+    context.archive.peers = Some(Arc::new(SocketPeers::of_user()));
     context.progress = (!quiet).then(|| Arc::new(start_indexing_progress) as ProgressFn);
     Ok((network, context))
 }

@@ -21,6 +21,7 @@ use crate::base::size::Size;
 use crate::locate::{
     OpenContext, OpenSpec, OpenSpecError, PublishedIndexChoice, SourceSpec, UserSpec,
 };
+use crate::serve::SocketPeers;
 use crate::source::{
     self, CONNECTIONS, HeaderLoader, RETRIES, Revalidation, TIMEOUT_SECONDS, UserHeaders,
 };
@@ -82,6 +83,7 @@ pub(super) fn context(
     let start_dir = start_dir.transpose()?.unwrap_or_default();
     set_headers(&mut context.source, py, option("headers")?, start_dir)?;
     context.archive.resources = Some(resources(py, &context.archive)?);
+    context.archive.peers = Some(Arc::new(SocketPeers::of_user()));
     Ok(context)
 }
 

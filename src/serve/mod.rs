@@ -11,12 +11,13 @@ mod mount_spec;
 mod opened;
 mod prefetch;
 mod prometheus;
+mod runtime_dir;
 mod server;
 mod status;
 mod volumes;
 
 pub use control_socket::{
-    ControlSocket, Request, Response, UmountOutcome, create_private_dir, find_status,
+    ControlSocket, Request, Response, SocketPeers, UmountOutcome, create_private_dir, find_status,
     list_statuses, request_index, request_umount, wait_for_exit,
 };
 pub use copy::MountCopy;
@@ -28,6 +29,7 @@ pub use mount_spec::MountSpec;
 pub use opened::Opened;
 pub use prefetch::PrefetchSpec;
 pub use prometheus::{Figure, figures};
+pub use runtime_dir::{RUNTIME_DIR, SYSTEM_RUNTIME_DIR, runtime_dir, runtime_dirs};
 pub use server::{FirstRequest, MountRequest, Process, ServedMount, Server};
 pub use status::{
     CopyProgress, FailedRead, IndexState, OverlayStatus, Phase, PrefetchStatus, Status,

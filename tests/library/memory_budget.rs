@@ -571,6 +571,7 @@ fn options(cache_dir: &Path) -> OpenOptions {
         should_log_problems: false,
         layer: None,
         resources: None,
+        peers: None,
         disk_cache: DiskCacheMode::Enabled {
             limit_bytes: Some(1 << 30),
         },

@@ -251,6 +251,45 @@ fn isolated_mount_has_a_process_of_its_own() {
     place.compare("m1");
 }
 
+// Promises: shared-commands
+#[test]
+fn commands_have_the_index_and_the_blocks_of_a_mount() {
+    let place = place();
+    place.mount("m0", &["--no-disk-cache", "--wait-index"]);
+    place.compare("m0");
+    let url = place.url(ARCHIVE);
+    let before = place.sent_bytes(ARCHIVE);
+    let elsewhere = ["--cache-dir", "elsewhere"];
+    let listed = place.succeeds(&[&["ls", &url][..], &elsewhere].concat());
+    assert_eq!(listed, "d\nlast\n");
+    let flags = ["cat", "--no-disk-cache", &url, "d/f7"];
+    let read = place.tarfs(&[&flags[..], &elsewhere].concat());
+    assert!(read.status.success() && read.stdout == content(7));
+    let sent = place.sent_bytes(ARCHIVE) - before;
+    assert!(sent < 1000, "{sent} bytes were sent again");
+    let status = place.status_of("m0");
+    assert!(counter(&status, "lent_spans") > 0);
+}
+
+// Promises: shared-commands
+#[test]
+fn commands_wait_for_the_scan_of_a_mount() {
+    let place = place();
+    let gate = place.stall_in_the_middle(ARCHIVE, "old");
+    place.share("m0");
+    let mut listing = place.command(&["ls", &place.url(ARCHIVE)]);
+    let listing = listing.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let listing = listing.spawn().expect("started");
+    std::thread::sleep(Duration::from_millis(300));
+    gate.store(true, Ordering::SeqCst);
+    let output = wait::finish_in_time(move || listing.wait_with_output().expect("a child"));
+    assert_eq!(output.stdout, b"d\nlast\n", "{}", stderr_text(&output));
+    place.compare("m0");
+    let len = archive("old").len() as u64;
+    let sent = place.sent_bytes(ARCHIVE);
+    assert!(sent <= len * 102 / 100, "{sent} bytes of {len} were sent");
+}
+
 // Promises: shared-restart
 #[test]
 fn killed_daemon_is_followed_by_one_for_all_mounts() {

@@ -96,6 +96,7 @@ impl TestEnv {
             should_log_problems: false,
             layer: None,
             resources: None,
+            peers: None,
             // A fixed limit, because the free space of the disk varies.
             disk_cache: DiskCacheMode::Enabled {
                 limit_bytes: Some(1 << 30),

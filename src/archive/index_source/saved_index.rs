@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::published_index::{self, IndexPlace, PublishedIndex};
+use crate::archive::peers::Peers;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
@@ -19,6 +20,8 @@ pub struct SavedIndex {
     pub(crate) location: IndexLocation,
     /// Where an index is published, for use if none is saved.
     pub(crate) published: Option<PublishedIndex>,
+    /// Other processes that may have it.
+    pub(crate) peers: Option<Arc<dyn Peers>>,
     pub(crate) locator: Locator,
     pub(crate) limit: MemoryLimit,
     pub(crate) fingerprint: Fingerprint,
@@ -52,8 +55,16 @@ impl SavedIndex {
     pub(crate) fn load_own(&self, rows: RowsToLoad) -> Option<Arc<Index>> {
         match &self.location {
             IndexLocation::File(index) => Some(Arc::clone(index)),
-            _ => self.load_saved(rows),
+            _ => self.load_saved(rows).or_else(|| self.load_from_peer()),
         }
+    }
+
+    /// Gets the index of another process that has the archive open.
+    fn load_from_peer(&self) -> Option<Arc<Index>> {
+        let peers = self.peers.as_ref()?;
+        let index = peers.index(&self.locator.file_name(), &self.limit)?;
+        let is_ours = index.origin().locator == self.locator && !index.is_published();
+        is_ours.then(|| Arc::new(index))
     }
 
     fn load_saved(&self, rows: RowsToLoad) -> Option<Arc<Index>> {

@@ -120,7 +120,10 @@ impl Archive {
             }
             match found {
                 Some(reader) => Some(reader),
-                None => opener.open_published_index()?,
+                None => match opener.find_peer_index()? {
+                    Some(reader) => Some(reader),
+                    None => opener.open_published_index()?,
+                },
             }
         };
         match found {

@@ -12,6 +12,7 @@ use crate::archive::index_source::saved_index::{IndexLocation, SavedIndex};
 use crate::archive::index_source::tree_origin::{TreeOrigin, TreeSource};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::options::{DiskCacheMode, OpenOptions};
+use crate::archive::peers::{PeerArchive, Peers};
 use crate::archive::read::Reader;
 use crate::archive::read::packed::PackedReader;
 use crate::archive::read::span_store::SpanStore;
@@ -121,6 +122,35 @@ impl Opener {
         let reader = self.build_reader(LiveIndex::complete(index), disk_cache, None);
         keep_index_lock(&reader, index_lock);
         Ok(self.matches_source(&reader).then_some(reader))
+    }
+
+    /// Gets the index of another process that has the archive open, as far as cheap checks can tell.
+    pub(super) fn find_peer_index(&self) -> Result<Option<Reader>, OpenError> {
+        let Some(peers) = self.peers().filter(|_| !self.must_rescan()) else {
+            return Ok(None);
+        };
+        let found = peers.index(&self.locator.file_name(), &self.options.index_memory);
+        let is_ours =
+            |index: &Index| index.origin().locator == self.locator && !index.is_published();
+        let Some(index) = found.filter(is_ours) else {
+            return Ok(None);
+        };
+        if !self.matches_expected_digest(&index)? || is_refused(&index, &self.options) {
+            return Ok(None);
+        }
+        let disk_cache = self.open_disk_cache(&index);
+        let reader = self.build_reader(LiveIndex::complete(index), disk_cache, None);
+        if !self.matches_source(&reader) {
+            return Ok(None);
+        }
+        self.check_limits(&reader.live_index.lock())?;
+        self.stats.peer_indexes.increment();
+        Ok(Some(reader))
+    }
+
+    /// Other processes, unless the archive is a file here whose bytes are read as they are.
+    fn peers(&self) -> Option<&Arc<dyn Peers>> {
+        self.options.peers.as_ref()
     }
 
     /// Whether `index` has the expected digest, and the source still has it; an error if it has another one.
@@ -326,6 +356,10 @@ impl Opener {
         Reader {
             packed: PackedReader::new(source, network, budget, free_list, stats, cancel_token),
             live_index,
+            name: self.locator.file_name(),
+            peer: self
+                .peers()
+                .map(|peers| PeerArchive::new(peers, self.locator.file_name())),
             spans: SpanStore::new(budgets.span_cache, span_owner, disk_cache, is_own_version),
             free_list: self.free_list.clone(),
             has_expected_digest: self.options.scan.expects_digest(),
@@ -428,6 +462,7 @@ impl SavedIndex {
         let saved = Self {
             location,
             published: options.published_index.clone(),
+            peers: options.peers.clone(),
             locator: locator(source, options),
             limit: options.index_memory.clone(),
             fingerprint,

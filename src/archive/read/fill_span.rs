@@ -1,5 +1,7 @@
 //! Fills spans from memory, the disk cache, or the source.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use super::Reader;
@@ -47,7 +49,31 @@ impl Reader {
         if self.spans.disk().is_some() {
             self.stats.disk_cache_miss_spans.increment();
         }
-        self.fetch_span(&span)
+        match self.span_from_peer(&span) {
+            Some(bytes) => Ok(bytes),
+            None => self.fetch_span(&span),
+        }
+    }
+
+    /// A span that another process has, or decodes at this moment.
+    pub(super) fn span_from_peer(&self, span: &Span) -> Option<Bytes> {
+        let (peer, hash) = (self.peer.as_ref()?, span.hash?);
+        let len = span_len(span).ok()?;
+        let bytes = peer.span(span.number, len as u64)?;
+        if self.hash(&bytes) != hash {
+            return None;
+        }
+        self.stats.peer_spans.increment();
+        Some(bytes)
+    }
+
+    /// As [`Archive::span_for_peer`](crate::archive::Archive::span_for_peer).
+    pub(in crate::archive) fn shared_span(&self, number: u32, timeout: Duration) -> Option<Bytes> {
+        if let Some(bytes) = self.spans.get(number) {
+            return Some(bytes);
+        }
+        let flight = self.spans.flights().find(number)?;
+        flight.wait_timeout(timeout)
     }
 
     fn find_in_disk_cache(&self, span: &Span) -> Option<Bytes> {

@@ -37,6 +37,7 @@ use self::windows::{WindowFetches, WindowReader};
 use super::error::ReadError;
 use super::index_source::tree_origin::TreeSource;
 use super::live_index::LiveIndex;
+use super::peers::PeerArchive;
 use super::scan::lag_limit::LagLimit;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::cancel_token::CancelToken;
@@ -56,6 +57,10 @@ pub(crate) struct Reader {
     /// The packed bytes of the source.
     pub(crate) packed: PackedReader,
     pub(crate) live_index: LiveIndex,
+    /// Name of its saved index.
+    pub(crate) name: String,
+    /// The same archive in other processes.
+    pub(crate) peer: Option<PeerArchive>,
     pub(crate) spans: SpanStore,
     pub(crate) free_list: FreeList,
     /// Whether the archive has the digest that the caller, or its source, expects.
@@ -338,6 +343,8 @@ mod tests {
                 CancelToken::default(),
             ),
             live_index: LiveIndex::complete(builder.finish(origin)),
+            name: String::new(),
+            peer: None,
             spans: SpanStore::new(SpanCache::new(0), 0, disk_cache.map(Arc::new), true),
             free_list: FreeList::new(0),
             has_expected_digest: false,

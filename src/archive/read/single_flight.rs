@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -126,6 +127,20 @@ impl<E: Clone> InFlight<E> {
 }
 
 impl<E> InFlight<E> {
+    /// As [`Self::wait`], for at most `timeout`; `None` also after a failure.
+    pub(crate) fn wait_timeout(&self, timeout: Duration) -> Option<Bytes> {
+        let deadline = Instant::now() + timeout;
+        let mut outcome = self.outcome.lock();
+        while matches!(*outcome, Outcome::Pending) {
+            let left = deadline.checked_duration_since(Instant::now())?;
+            (outcome, _) = self.changed.wait_timeout(outcome, left);
+        }
+        match &*outcome {
+            Outcome::Done(bytes) => Some(bytes.clone()),
+            _ => None,
+        }
+    }
+
     fn complete(&self, outcome: Outcome<E>) {
         let mut current = self.outcome.lock();
         if matches!(*current, Outcome::Pending) {

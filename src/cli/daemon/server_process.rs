@@ -55,7 +55,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let server = Server::new(network.handle().clone(), process);
     drop(alone.server.set(Arc::downgrade(&server)));
     watch_signals(&server)?;
-    let mount = server.serve(link, request);
+    let mount = server.serve(&Arc::new(link), request);
     let is_done = mount.is_some();
     if let Some(mount) = &mount {
         mount.close();

@@ -270,7 +270,7 @@ impl Mount {
     pub fn is_attached(&self) -> bool {
         let target = self.target();
         let can_be_told = target.mount_id.is_some() || target.overlay.is_some();
-        !can_be_told || !matches!(target.find(), Ok(None))
+        !can_be_told || target.is_attached()
     }
 
     /// Makes a template of the mount itself, if the kernel can.
@@ -436,7 +436,10 @@ impl Drop for Mount {
         if is_last {
             self.served.detach();
         }
-        if self.served.device.get().is_some() && !self.is_left.load(Ordering::SeqCst) {
+        // If it is gone, another one of the file system would be unmounted.
+        let is_own = is_last || self.is_attached();
+        let is_left = self.is_left.load(Ordering::SeqCst);
+        if self.served.device.get().is_some() && is_own && !is_left {
             unmount_then_force(|force| self.unmount_once(force));
         }
     }
@@ -541,17 +544,19 @@ pub fn clear_dead_mounts(
     device: BorrowedFd<'_>,
     end: Option<&SuperblockWatch>,
 ) -> Result<(), UnmountError> {
+    if target.mount_id.is_some() {
+        // Others of its file system may be continued.
+        return if target.is_attached() {
+            target.unmount(UnmountMode::Detach, Some(device))
+        } else {
+            Ok(())
+        };
+    }
     if !is_still_mounted(target, device, end) {
         return Ok(());
     }
-    // Others of its file system may be continued.
-    let mode = if target.mount_id.is_some() {
-        UnmountMode::Detach
-    } else {
-        UnmountMode::Force
-    };
     for _ in 0..MAX_DEAD_MOUNTS {
-        match target.unmount(mode, Some(device)) {
+        match target.unmount(UnmountMode::Force, Some(device)) {
             Ok(()) if !has_ended(end) && target.is_mounted() => {}
             Ok(()) | Err(UnmountError::NotMounted(_)) => break,
             Err(error) => return Err(error),
@@ -569,7 +574,7 @@ pub fn is_still_mounted(
 ) -> bool {
     // The kernel reuses the number of a file system that has ended. So the table is read before the watch.
     target.is_mounted()
-        && (target.mount_id.is_some()
+        && (target.mount_id.is_some() && target.is_attached()
             || syscalls::is_connected(device)
             || end.is_some_and(|end| !end.has_ended()))
 }

@@ -38,14 +38,16 @@ impl MountTarget {
     }
 
     /// Finds the mount in the kernel's table, because a directory above it may have been renamed. `None` when detached.
-    /// Without a unique number, its device number identifies it while a process holds its connection.
+    /// If it is gone, another mount of its file system, such as a bind mount. The device number identifies that while a process
+    /// holds its connection.
     ///
     /// # Errors
     /// When the kernel's table of mounts cannot be read.
     pub fn find(&self) -> io::Result<Option<CurrentMount>> {
-        if let Some(mount_id) = self.mount_id {
-            let found = mount_id.find()?;
-            return Ok(found.map(|(mount_id, path)| CurrentMount { mount_id, path }));
+        if let Some(mount_id) = self.mount_id
+            && let Some((mount_id, path)) = mount_id.find()?
+        {
+            return Ok(Some(CurrentMount { mount_id, path }));
         }
         let table = match &self.namespace {
             Some(namespace) => namespace.table()?,
@@ -65,14 +67,23 @@ impl MountTarget {
             let force = mode != UnmountMode::IfIdle;
             return namespace.unmount(&self.mountpoint, self.device, force, connection);
         }
+        let id = self.mount_id.filter(|_| self.is_attached());
         let is_target = |mount: &PinnedMount| {
-            let (mount, id) = (&mount.mount, self.mount_id);
+            let mount = &mount.mount;
             id.is_none_or(|_| UniqueMountId::of(mount) == id)
                 && connection
                     .is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
         };
         let (mountpoint, device) = (self.current_mountpoint(), Some(self.device));
         syscalls::unmount_if(self.fs_type(), &mountpoint, device, mode, is_target)
+    }
+
+    /// Whether the mount itself is in the tree of mounts, as far as is known. Sends no request.
+    pub fn is_attached(&self) -> bool {
+        match self.mount_id {
+            Some(mount_id) => !matches!(mount_id.find(), Ok(None)),
+            None => !matches!(self.find(), Ok(None)),
+        }
     }
 
     /// Whether both are the same mount, whose mountpoint may have been renamed.

@@ -220,9 +220,7 @@ pub fn request_umount(
             })
         }
         Some(Response::Error { error, hint }) => Some(UmountOutcome::Failed { error, hint }),
-        Some(Response::Status(_) | Response::Index(_) | Response::IndexFollows { .. }) | None => {
-            None
-        }
+        Some(_) | None => None,
     })
 }
 
@@ -260,7 +258,7 @@ pub fn request_index(
     Ok(Some(index.map_err(|error| Failure::of(&error))?))
 }
 
-fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
+pub(super) fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     match check_private_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         checked => checked?,

@@ -1,5 +1,6 @@
 //! Requests to the process of a mount, and its responses.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::index::LazyIndex;
@@ -26,6 +27,18 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mount_id: Option<u32>,
     },
+    /// For the index of an archive, by the name of its saved index.
+    Archive {
+        /// The name.
+        name: String,
+    },
+    /// For a decoded block of an archive that is in memory, or is being decoded.
+    Span {
+        /// As of `Archive`.
+        name: String,
+        /// Number of the block.
+        number: u32,
+    },
     /// For its index.
     Index {
         /// As of `Umount`.
@@ -48,6 +61,24 @@ pub enum Response {
     /// To send as the two parts of [`Self::IndexFollows`].
     #[serde(skip)]
     Index(LazyIndex),
+    /// The index will be there at the end of a scan, which has read this much.
+    Scanning {
+        /// Packed bytes.
+        scanned_bytes: u64,
+    },
+    /// A decoded block follows, of this length.
+    SpanFollows {
+        /// The length.
+        span_bytes: u64,
+    },
+    /// The process has the archive, but not this block.
+    SpanMissing {
+        /// Number of the block.
+        missing_span: u32,
+    },
+    /// To send as the two parts of [`Self::SpanFollows`].
+    #[serde(skip)]
+    Span(Bytes),
     /// The mount is gone, and its process ends.
     Unmounted {
         /// The mountpoint.

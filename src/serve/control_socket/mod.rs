@@ -8,6 +8,7 @@
 
 mod client;
 mod messages;
+mod peers;
 mod server;
 
 use std::fs;
@@ -25,6 +26,7 @@ pub use client::{
     UmountOutcome, find_status, list_statuses, request_index, request_umount, wait_for_exit,
 };
 pub use messages::{Request, Response};
+pub use peers::SocketPeers;
 pub use server::ControlSocket;
 
 const IO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -158,7 +160,7 @@ mod tests {
         let directory = private_directory();
         let _control = ControlSocket::serve(directory.path(), |request| match request {
             Request::Status => vec![Response::Status(Box::new(Status::example()))],
-            Request::Umount { .. } | Request::Index { .. } => vec![Response::error("in use")],
+            _ => vec![Response::error("in use")],
         })
         .expect("a socket");
         let umount = |path: &str| request_umount(directory.path(), Path::new(path), false);

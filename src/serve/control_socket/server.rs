@@ -1,7 +1,7 @@
 //! The control socket of this process's mount.
 
 use std::fs::{self, Permissions};
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -128,6 +128,12 @@ fn handle_connection(
     for response in responses {
         match response {
             Response::Index(index) => send_index(stream, &index)?,
+            Response::Span(bytes) => {
+                let span_bytes = bytes.len() as u64;
+                send_line(stream, &Response::SpanFollows { span_bytes })?;
+                let mut stream = stream;
+                stream.write_all(&bytes)?;
+            }
             Response::Status(mut status) => {
                 status.truncate_texts();
                 send_line(stream, &Response::Status(status))?;

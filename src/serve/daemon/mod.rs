@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::failure::Failure;
@@ -136,9 +137,14 @@ fn serve(server: &Arc<Server>, socket: &DaemonSocket, link: Link) {
         Ok(Some(FirstRequest::Mount(request, _))) => {
             if request.spec.needs_own_process() {
                 report(&link, Failure::new("this mount needs a process of its own"));
-            } else if let Some(mount) = server.serve(link, *request) {
-                mount.close();
-                drop_last(mount);
+            } else {
+                let link = Arc::new(link);
+                if let Some(mount) = server.serve(&link, *request) {
+                    mount.close();
+                    drop_last(mount);
+                }
+                // With its monitor, all that the mount used is free.
+                shutdown(&*link, Shutdown::Both).ok();
             }
         }
         Ok(None) => {}

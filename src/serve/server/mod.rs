@@ -3,6 +3,7 @@
 mod cgroup;
 mod ending;
 mod first_request;
+mod lending;
 mod roster;
 mod served_mount;
 mod session;
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::net::{SendFlags, Shutdown, shutdown};
+use rustix::net::SendFlags;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -35,6 +36,7 @@ use super::status::{Status, format_device};
 use super::volumes::VolumeTable;
 use crate::base::sync::Mutex;
 use crate::fuse::{Force, MountTarget, UnmountError};
+use lending::Waiting;
 use roster::{JobMount, Roster};
 use served_mount::{FileSystemKey, ProcessFigures};
 use session::Session;
@@ -82,6 +84,8 @@ pub struct Server {
     pages: Mutex<HashMap<SocketAddr, Weak<MetricsPage>>>,
     /// Turns to make a file system, or to take it over.
     turns: Turns<FileSystemKey>,
+    /// Requests of commands.
+    lending: Waiting,
     /// Mounts of dead daemons whose monitors have not come.
     orphans: Mutex<Vec<JobMount>>,
     /// Links of mounts that do not answer yet.
@@ -111,6 +115,7 @@ impl Server {
             memory: TreeMemory::default(),
             pages: Mutex::default(),
             turns: Turns::default(),
+            lending: Waiting::default(),
             orphans: Mutex::default(),
             starting: Mutex::default(),
             is_retiring: AtomicBool::default(),
@@ -247,6 +252,8 @@ impl Server {
                     None => no_mount(),
                 }
             }
+            Request::Archive { name } => self.lend_index(name),
+            Request::Span { name, number } => self.lend_span(name, *number),
             Request::Index { device } => {
                 let index = self.find(device.as_deref(), None);
                 match index.and_then(|mount| mount.shown_index()) {
@@ -306,7 +313,9 @@ impl Server {
     fn add_orphans(&self, roster: &Roster) {
         match roster.mounts() {
             Ok(mounts) => {
-                let mounts = mounts.into_iter().filter(JobMount::is_mounted);
+                let mounts = mounts
+                    .into_iter()
+                    .filter(|mount| mount.target.is_attached());
                 self.orphans.lock().extend(mounts);
             }
             Err(error) => tracing::warn!(%error, "mounts of killed jobs may stay"),
@@ -363,7 +372,12 @@ impl Server {
 
     /// Unmounts `mount`. By force, its service ends, too, because a user could keep it alive.
     fn unmount(&self, mount: &Arc<ServedMount>, force: Force) -> Result<(), UnmountError> {
-        if force == Force::Yes && self.sibling(mount).is_none() {
+        let has_sibling = self.sibling(mount).is_some();
+        if has_sibling && !mount.is_attached() {
+            mount.release();
+            return Ok(());
+        }
+        if force == Force::Yes && !has_sibling {
             mount.mount.stop_sharing();
         }
         mount.mount.unmount(force)?;
@@ -379,10 +393,8 @@ impl Server {
         match self.unmount(served, force) {
             Ok(()) => Response::Unmounted {
                 unmounted: mount.target().mountpoint.to_string_lossy().into_owned(),
-                elsewhere: mount.is_mounted()
-                    || force == Force::No
-                        && self.sibling(served).is_none()
-                        && mount.is_still_in_use(),
+                elsewhere: self.sibling(served).is_none()
+                    && (mount.is_mounted() || force == Force::No && mount.is_still_in_use()),
             },
             Err(error) => Response::Error {
                 hint: error.hint().map(str::to_owned),
@@ -407,13 +419,16 @@ impl Server {
     }
 
     /// Serves the mount of `request`, from the monitor behind `link`, until it has ended, and returns it. `None` if there was
-    /// none.
-    pub fn serve(self: &Arc<Self>, link: Link, request: MountRequest) -> Option<Arc<ServedMount>> {
-        let link = Arc::new(link);
-        let mut session = Session::new(self, &link);
+    /// none. The monitor ends when the link is closed.
+    pub fn serve(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        request: MountRequest,
+    ) -> Option<Arc<ServedMount>> {
+        let mut session = Session::new(self, link);
         let ends_with_monitor = request.spec.ends_with_monitor;
         let mountpoint = request.spec.mountpoint.clone();
-        let own = Arc::downgrade(&link);
+        let own = Arc::downgrade(link);
         self.starting.lock().push(Weak::clone(&own));
         let started = if self.is_retiring.load(Ordering::SeqCst) {
             // The monitor starts its own server.
@@ -444,7 +459,6 @@ impl Server {
                 tracing::error!(%scratch, "this directory stays, because the mount may be in use");
             }
         }
-        shutdown(&*link, Shutdown::Both).ok();
         if session.is_mounting {
             self.monitors.fetch_sub(1, Ordering::SeqCst);
         }

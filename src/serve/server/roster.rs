@@ -100,7 +100,11 @@ impl Roster {
         if *len > MIN_TRIMMED_BYTES.max(2 * *trimmed) {
             // Each line only moves forward. So if this process is killed meanwhile, each is still there once.
             let mut kept = Vec::new();
-            for mount in self.mounts()?.into_iter().filter(JobMount::is_mounted) {
+            for mount in self
+                .mounts()?
+                .into_iter()
+                .filter(|mount| mount.target.is_attached())
+            {
                 kept.write_all(&self::line(&mount)?)?;
             }
             self.memory.write_all_at(&kept, 0)?;
@@ -109,13 +113,6 @@ impl Roster {
             *trimmed = *len;
         }
         Ok(())
-    }
-}
-
-impl JobMount {
-    /// Whether it is in the tree of mounts, as far as is known.
-    pub(super) fn is_mounted(&self) -> bool {
-        !matches!(self.target.find(), Ok(None))
     }
 }
 

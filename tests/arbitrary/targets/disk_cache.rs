@@ -274,6 +274,7 @@ impl Place {
             should_log_problems: false,
             layer: None,
             resources: None,
+            peers: None,
             disk_cache: DiskCacheMode::Enabled {
                 limit_bytes: Some(disk_bytes),
             },

@@ -210,6 +210,7 @@ fn options() -> OpenOptions {
         should_log_problems: false,
         layer: None,
         resources: None,
+        peers: None,
         index_file: None,
         published_index: None,
         index_memory: tarfs::index::MemoryLimit::default(),

@@ -34,7 +34,7 @@ impl KeptMount {
                 tracing::error!(%error, "cannot unmount the dead mount");
             }
         }
-        let is_mounted = self.is_mounted();
+        let is_mounted = self.target.is_attached() && self.is_mounted();
         if is_mounted {
             tracing::error!("the dead mount is below another mount and stays");
         }
