@@ -266,7 +266,9 @@ fn commands_have_the_index_and_the_blocks_of_a_mount() {
     let read = place.tarfs(&[&flags[..], &elsewhere].concat());
     assert!(read.status.success() && read.stdout == content(7));
     let sent = place.sent_bytes(ARCHIVE) - before;
-    assert!(sent < 1000, "{sent} bytes were sent again");
+    // Each command asks for the first bytes, by which it learns the version.
+    let len = archive("old").len() as u64;
+    assert!(sent < len / 10, "{sent} bytes of {len} were sent again");
     let status = place.status_of("m0");
     assert!(counter(&status, "lent_spans") > 0);
 }

@@ -8,9 +8,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fuser::Session;
-use rustix::fs::minor;
+use rustix::fs::{major, minor};
 
 use super::error::MountError;
+use super::session::is_mounted;
 use super::syscalls;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
@@ -130,7 +131,9 @@ impl Drop for ServedFileSystem {
         let end = self.session_end.lock();
         if let Some(&device) = self.device.get() {
             let is_running = end.recv_timeout(SESSION_END_TIMEOUT) == Err(TIMED_OUT);
-            if is_running && syscalls::is_connected(&self.connection) {
+            // Another process may serve other mounts of it.
+            let is_unused = !is_mounted((major(device), minor(device)));
+            if is_running && is_unused && syscalls::is_connected(&self.connection) {
                 abort_connection(device);
             }
         }

@@ -67,9 +67,8 @@ impl MountTarget {
             let force = mode != UnmountMode::IfIdle;
             return namespace.unmount(&self.mountpoint, self.device, force, connection);
         }
-        let id = self.mount_id.filter(|_| self.is_attached());
         let is_target = |mount: &PinnedMount| {
-            let mount = &mount.mount;
+            let (mount, id) = (&mount.mount, self.mount_id);
             id.is_none_or(|_| UniqueMountId::of(mount) == id)
                 && connection
                     .is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))

@@ -343,7 +343,8 @@ impl ServedMount {
         let current = target.find();
         let detached = matches!(current, Ok(None));
         let (mountpoint, mount_id) = match current.ok().flatten() {
-            Some(found) => (found.path, Some(found.mount_id)),
+            // If it is gone, a bind mount of it is a mount of its own.
+            Some(found) => (found.path, target.is_attached().then_some(found.mount_id)),
             None => (target.mountpoint.clone(), None),
         };
         // Its guard must not live while others are taken below.

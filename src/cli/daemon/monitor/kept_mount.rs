@@ -22,9 +22,23 @@ impl KeptMount {
         is_mounted(&self.target) || self.lower.as_ref().is_some_and(is_mounted)
     }
 
+    /// Whether the mount itself is in the tree of mounts, whatever other mounts its file system has.
+    pub(super) fn is_attached(&self) -> bool {
+        self.target.is_attached() && self.is_mounted()
+    }
+
     /// Unmounts it and closes its connection, so that requests that wait for a reply fail. False if it stays, because it is
     /// below another mount.
     pub(super) fn unmount(self) -> bool {
+        let number = self.target.lower_device();
+        let is_gone = self.unmount_alone();
+        // Its bind mounts, unless another mount of the file system is continued.
+        tarfs::fuse::unmount_dead_mounts(Some(number));
+        is_gone
+    }
+
+    /// As [`Self::unmount`], but leaves other mounts of the file system to their monitors.
+    pub(super) fn unmount_alone(self) -> bool {
         for target in [Some(&self.target), self.lower.as_ref()]
             .into_iter()
             .flatten()
@@ -34,14 +48,10 @@ impl KeptMount {
                 tracing::error!(%error, "cannot unmount the dead mount");
             }
         }
-        let is_mounted = self.target.is_attached() && self.is_mounted();
+        let is_mounted = self.is_attached();
         if is_mounted {
             tracing::error!("the dead mount is below another mount and stays");
         }
-        let number = self.target.lower_device();
-        drop(self.device);
-        // Its bind mounts, unless another mount of the file system is continued.
-        tarfs::fuse::unmount_dead_mounts(Some(number));
         !is_mounted
     }
 }

@@ -382,12 +382,17 @@ impl Monitor {
                 // One of the mounts is being unmounted, perhaps this one.
                 self.signals.sleep(ABORT_DELAY);
             }
-            let is_mounted = self.mount.as_ref().is_some_and(KeptMount::is_mounted);
+            let is_mounted = if self.is_aborted {
+                KeptMount::is_attached
+            } else {
+                KeptMount::is_mounted
+            };
+            let is_mounted = self.mount.as_ref().is_some_and(is_mounted);
             if self.has_ended || !is_mounted {
                 // It may still write data, so there is no timeout.
                 self.server.wait();
                 // Requests of those who still use the overlay fail with the end of the connection.
-                if let Some(mount) = self.mount.take().filter(KeptMount::is_mounted) {
+                if let Some(mount) = self.mount.take().filter(KeptMount::is_attached) {
                     mount.unmount();
                 }
                 self.finish();

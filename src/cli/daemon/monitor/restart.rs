@@ -79,7 +79,8 @@ impl Monitor {
 
     /// Unmounts the dead mount, to mount again. False if that may not be.
     fn end_mount(&mut self) -> bool {
-        if !self.options.must_restart && !std::mem::take(&mut self.is_aborted) {
+        let was_aborted = std::mem::take(&mut self.is_aborted);
+        if !self.options.must_restart && !was_aborted {
             return false;
         }
         if self.options.spec.is_writable || self.options.namespace.is_some() {
@@ -87,8 +88,15 @@ impl Monitor {
             tracing::error!("this mount cannot be mounted again while it is in use");
             return false;
         }
+        let Some(mount) = self.mount.take() else {
+            return false;
+        };
         // A new mount would hide the one that hides this one.
-        self.mount.take().is_some_and(KeptMount::unmount)
+        if was_aborted {
+            mount.unmount_alone()
+        } else {
+            mount.unmount()
+        }
     }
 
     /// Starts one successor, and waits until it serves the mount.
