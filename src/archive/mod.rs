@@ -191,8 +191,10 @@ impl Archive {
         &self.reader.name
     }
 
-    /// The index for a peer, if it is complete, and the archive itself vouches for it. Otherwise whether the peer should wait,
-    /// because a scan decodes the archive at this moment.
+    /// The index for a peer, for which the archive itself vouches.
+    ///
+    /// # Errors
+    /// If there is no complete one: whether the peer should wait, because a scan decodes the archive at this moment.
     pub fn index_for_peer(&self) -> Result<LazyIndex, bool> {
         if self.tree_origin() != TreeOrigin::default() {
             return Err(false);

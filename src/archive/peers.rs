@@ -1,7 +1,7 @@
 //! Peers: other processes of this user that have the same archive open, such as the daemon of its mounts.
 //!
-//! They have its index, and decoded blocks in memory, which need not be made twice. What they send is compared with the index
-//! as bytes from the disk cache are.
+//! They have its index, and decoded blocks in memory, which need not be made twice. The reader compares these blocks with the
+//! index, as bytes from the disk cache.
 
 use std::fmt;
 use std::sync::Arc;

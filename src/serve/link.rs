@@ -71,7 +71,7 @@ pub enum Packet {
     Serve(MountTarget),
     /// Monitor: an overlay covers the mount.
     Cover(MountTarget, OverlayStatus),
-    /// Monitor: serve the mount of a dead process. The descriptors are the description, the connection, and the roster of its
+    /// Monitor: serve the mount of a dead process. The descriptors are the description, the connection, and the job list of its
     /// file system if there is one.
     TakeOver(Box<Taken>),
     /// Monitor: unmount, without force the first time.
@@ -88,7 +88,7 @@ pub enum Packet {
     Failed(Failure),
     /// Server: the mount answers. The descriptors are the connection if the monitor has not made it, and a watch for the end.
     Ready(SessionState, IndexState),
-    /// Server: the mount is covered, or kept by the named process. The descriptor is then the roster of its file system.
+    /// Server: the mount is covered, or kept by the named process. The descriptor is then the job list of its file system.
     Done,
     /// Server that is not ready: the source was unreachable for this many ms.
     Unreachable(u64),

@@ -126,6 +126,7 @@ const LAYERS: &[Layer] = &[
             "archive",
             "materialize",
             "locate",
+            "serve",
         ],
     },
     // Parts of `base` that it shares with the library are in `tarfs::internal`.

@@ -148,7 +148,7 @@ impl Opener {
         Ok(Some(reader))
     }
 
-    /// Other processes, unless the archive is a file here whose bytes are read as they are.
+    /// Other processes that may have the archive.
     fn peers(&self) -> Option<&Arc<dyn Peers>> {
         self.options.peers.as_ref()
     }

@@ -65,12 +65,34 @@ impl Reader {
             match self.spans.flights().claim(number) {
                 // Checked after the claim, because the span may just have been filled.
                 Ok(claim) if !self.spans.contains(number) => {
-                    self.add_missing(&mut batches, claim, from, found);
+                    if let Some(claim) = self.claim_for_batch(claim, found) {
+                        self.add_missing(&mut batches, claim, from, found);
+                    }
                 }
                 Ok(_) | Err(_) => count_span(found),
             }
         }
         batches
+    }
+
+    /// The claim, unless another process has the span.
+    fn claim_for_batch(
+        &self,
+        claim: Claim<ReadError>,
+        found: Option<&AtomicU64>,
+    ) -> Option<Claim<ReadError>> {
+        let number = claim.span();
+        let span = self
+            .peer
+            .as_ref()
+            .and_then(|_| self.live_index.span(number).ok());
+        let Some(bytes) = span.and_then(|span| self.span_from_peer(&span)) else {
+            return Some(claim);
+        };
+        count_span(found);
+        self.spans.insert(number, bytes.clone());
+        claim.complete(bytes);
+        None
     }
 
     /// Adds the missing bytes of a claimed span to `batches`, unless the disk cache has the span.
@@ -102,11 +124,6 @@ impl Reader {
         }
         if self.packed.source().access() != Access::Ranges {
             return;
-        }
-        if let Some(bytes) = self.span_from_peer(&span) {
-            count_span(found);
-            self.spans.insert(number, bytes.clone());
-            return claim.complete(bytes);
         }
         let mut windows = Vec::new();
         if let Some(reader) = self.windows() {

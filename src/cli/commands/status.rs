@@ -122,8 +122,8 @@ fn find_statuses(mountpoint: Option<&Path>) -> (Vec<Status>, ExitCode) {
 /// Names of what is shown, each with its value.
 type Lines = Vec<(String, String)>;
 
-/// Formats what a user wants first: the source, the index, what is local, and errors. What the mount has in common with
-/// `sharer` is shown there.
+/// Formats what a user wants first: the source, the index, what is local, and errors. Lines of the tree are with `sharer`, if
+/// another mount has the same.
 fn to_text(status: &Status, sharer: Option<&Status>, is_verbose: bool, now: SystemTime) -> String {
     let mut lines = Lines::new();
     let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));
@@ -163,7 +163,7 @@ fn to_text(status: &Status, sharer: Option<&Status>, is_verbose: bool, now: Syst
     join_lines(status, lines)
 }
 
-/// What the tree of a mount has.
+/// Lines of the tree of a mount.
 fn tree_lines(status: &Status) -> Lines {
     let mut lines = Lines::new();
     let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));

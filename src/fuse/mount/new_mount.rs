@@ -168,6 +168,7 @@ impl NewMount {
     }
 
     /// Leaves it to the process that serves it, which unmounts it.
+    #[must_use]
     pub fn give(mut self) -> Self {
         self.guard.0 = None;
         self

@@ -11,7 +11,7 @@ use fuser::Session;
 use rustix::fs::{major, minor};
 
 use super::error::MountError;
-use super::session::is_mounted;
+use super::mountinfo;
 use super::syscalls;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
@@ -132,7 +132,8 @@ impl Drop for ServedFileSystem {
         if let Some(&device) = self.device.get() {
             let is_running = end.recv_timeout(SESSION_END_TIMEOUT) == Err(TIMED_OUT);
             // Another process may serve other mounts of it.
-            let is_unused = !is_mounted((major(device), minor(device)));
+            let number = (major(device), minor(device));
+            let is_unused = mountinfo::count_mounts(number).is_ok_and(|count| count == 0);
             if is_running && is_unused && syscalls::is_connected(&self.connection) {
                 abort_connection(device);
             }

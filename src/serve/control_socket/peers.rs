@@ -58,19 +58,16 @@ impl Peers for SocketPeers {
             name: name.to_owned(),
             number,
         };
-        let mut answers = self.sockets().filter_map(|socket| {
-            let found = request_span(&socket, &wanted, max_bytes);
-            found
-                .inspect_err(|error| tracing::debug!(%error, "no block of another process"))
-                .ok()?
-        });
-        let first = answers.next();
-        let found = first.into_iter().chain(answers);
         let mut best = PeerSpan::Unknown;
-        for answer in found {
-            match answer {
-                Some(bytes) => return PeerSpan::Bytes(bytes),
-                None => best = PeerSpan::Absent,
+        for socket in self.sockets() {
+            let found = request_span(&socket, &wanted, max_bytes);
+            let found = found.inspect_err(|error| {
+                tracing::debug!(%error, "no block of another process");
+            });
+            match found {
+                Ok(bytes @ PeerSpan::Bytes(_)) => return bytes,
+                Ok(PeerSpan::Absent) => best = PeerSpan::Absent,
+                Ok(PeerSpan::Unknown) | Err(_) => {}
             }
         }
         best
@@ -111,20 +108,16 @@ fn request_index(
     }
 }
 
-/// The block that the process behind `socket` has. `None` without the archive, `Some(None)` without the block.
-fn request_span(
-    socket: &Path,
-    wanted: &Request,
-    max_bytes: u64,
-) -> io::Result<Option<Option<Vec<u8>>>> {
+/// The block that the process behind `socket` has.
+fn request_span(socket: &Path, wanted: &Request, max_bytes: u64) -> io::Result<PeerSpan> {
     let (response, stream) = ask(socket, wanted)?;
     match response {
         Some(Response::SpanFollows { span_bytes }) if span_bytes <= max_bytes => {
             let mut bytes = Vec::new();
             stream.take(span_bytes).read_to_end(&mut bytes)?;
-            Ok(Some(Some(bytes)))
+            Ok(PeerSpan::Bytes(bytes))
         }
-        Some(Response::SpanFollows { .. } | Response::SpanMissing { .. }) => Ok(Some(None)),
-        _ => Ok(None),
+        Some(Response::SpanFollows { .. } | Response::SpanMissing { .. }) => Ok(PeerSpan::Absent),
+        _ => Ok(PeerSpan::Unknown),
     }
 }

@@ -66,7 +66,7 @@ impl Daemon {
         loop {
             let has_client = self.wait_for_client(table.as_ref())?;
             self.server.end_detached();
-            self.server.end_orphans();
+            self.server.end_abandoned();
             if has_client {
                 if let Err(error) = self.accept() {
                     tracing::warn!(%error, "cannot serve a client");

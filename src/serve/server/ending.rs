@@ -91,6 +91,8 @@ impl Endings {
         } else {
             Packet::Ended
         };
-        endings.iter().for_each(|ending| ending.reach_by(&packet));
+        for ending in endings {
+            ending.reach_by(&packet);
+        }
     }
 }

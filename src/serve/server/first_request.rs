@@ -30,7 +30,7 @@ pub(super) enum RequestKind {
     Open {
         shows_progress: bool,
     },
-    /// With the connection, and the roster of its file system if there is one.
+    /// With the connection, and the job list of its file system if there is one.
     TakeOver(Box<Taken>, OwnedFd, Option<OwnedFd>),
 }
 

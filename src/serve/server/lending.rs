@@ -1,7 +1,7 @@
-//! What a server gives to commands of its user: indexes and decoded blocks of the archives that it has open.
+//! Indexes and decoded blocks of open archives, for commands of this user.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Server;
@@ -14,10 +14,6 @@ const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of requests that wait for blocks, so that others are answered meanwhile.
 const MAX_WAITING: usize = 4;
-
-/// Number of requests that wait.
-#[derive(Debug, Default)]
-pub(super) struct Waiting(AtomicUsize);
 
 impl Server {
     /// The tree that has the archive `name`, and the archive's place in it.
@@ -55,14 +51,14 @@ impl Server {
         };
         let archives = opened.volume.archives();
         let archive = archives.get(place);
-        let waiting = self.lending.0.fetch_add(1, Ordering::SeqCst);
+        let waiting = self.lending.fetch_add(1, Ordering::SeqCst);
         let timeout = if waiting < MAX_WAITING {
             DECODE_TIMEOUT
         } else {
             Duration::ZERO
         };
         let bytes = archive.and_then(|archive| archive.span_for_peer(number, timeout));
-        self.lending.0.fetch_sub(1, Ordering::SeqCst);
+        self.lending.fetch_sub(1, Ordering::SeqCst);
         match bytes {
             Some(bytes) => {
                 opened.stats.lent_spans.increment();

@@ -3,8 +3,8 @@
 mod cgroup;
 mod ending;
 mod first_request;
+mod job_list;
 mod lending;
-mod roster;
 mod served_mount;
 mod session;
 mod tree_memory;
@@ -29,17 +29,15 @@ use tokio::sync::oneshot;
 
 use super::control_socket::{Request, Response};
 use super::failure::Failure;
-use super::link::{Link, Packet, work_for, works_for};
+use super::link::{Link, Packet, works_for};
 use super::metrics_server::{MetricsListener, MetricsPage};
 use super::opened::Opened;
 use super::status::{Status, format_device};
 use super::volumes::VolumeTable;
 use crate::base::sync::Mutex;
 use crate::fuse::{Force, MountTarget, UnmountError};
-use lending::Waiting;
-use roster::{JobMount, Roster};
+use job_list::{JobList, JobMount};
 use served_mount::{FileSystemKey, ProcessFigures};
-use session::Session;
 use turns::Turns;
 
 /// Timeout for mounts that are being made, before all are handed over, and for one that continues a shared file system.
@@ -47,9 +45,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Interval of checks whether they are made.
 const START_INTERVAL: Duration = Duration::from_millis(10);
-
-/// Timeout for the users of an overlay whose monitor was killed in the foreground.
-const OVERLAY_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The parts of a process that its monitors control.
 pub trait Process: Sync {
@@ -84,10 +79,10 @@ pub struct Server {
     pages: Mutex<HashMap<SocketAddr, Weak<MetricsPage>>>,
     /// Turns to make a file system, or to take it over.
     turns: Turns<FileSystemKey>,
-    /// Requests of commands.
-    lending: Waiting,
+    /// Number of requests of commands that wait for blocks.
+    lending: AtomicUsize,
     /// Mounts of dead daemons whose monitors have not come.
-    orphans: Mutex<Vec<JobMount>>,
+    abandoned: Mutex<Vec<JobMount>>,
     /// Links of mounts that do not answer yet.
     starting: Mutex<Vec<Weak<Link>>>,
     /// Whether it makes no other mounts, because a successor continues with them.
@@ -115,8 +110,8 @@ impl Server {
             memory: TreeMemory::default(),
             pages: Mutex::default(),
             turns: Turns::default(),
-            lending: Waiting::default(),
-            orphans: Mutex::default(),
+            lending: AtomicUsize::default(),
+            abandoned: Mutex::default(),
             starting: Mutex::default(),
             is_retiring: AtomicBool::default(),
             monitors: AtomicUsize::default(),
@@ -191,7 +186,11 @@ impl Server {
     pub fn statuses(&self) -> Vec<Status> {
         let figures = self.figures();
         let mounts = self.mounts();
-        mounts.iter().map(|mount| mount.status(&figures)).collect()
+        let status = |mount: &Arc<ServedMount>| {
+            mount.opened.stats.panics.record_max(figures.panics);
+            mount.status(&figures)
+        };
+        mounts.iter().map(status).collect()
     }
 
     /// The page of metrics at `address`, which shows all mounts. Several may want the same one. `listener` is bound already.
@@ -309,31 +308,31 @@ impl Server {
         }
     }
 
-    /// Notes the mounts of `roster`, of which some have monitors that will come.
-    fn add_orphans(&self, roster: &Roster) {
-        match roster.mounts() {
+    /// Notes the mounts of `job list`, of which some have monitors that will come.
+    fn add_abandoned(&self, job_list: &JobList) {
+        match job_list.mounts() {
             Ok(mounts) => {
                 let mounts = mounts
                     .into_iter()
                     .filter(|mount| mount.target.is_attached());
-                self.orphans.lock().extend(mounts);
+                self.abandoned.lock().extend(mounts);
             }
             Err(error) => tracing::warn!(%error, "mounts of killed jobs may stay"),
         }
     }
 
     /// The monitor of the mount at `target` has come.
-    fn remove_orphan(&self, target: &MountTarget) {
-        let is_other = |orphan: &JobMount| !orphan.target.is_same_mount(target);
-        self.orphans.lock().retain(is_other);
+    fn remove_abandoned(&self, target: &MountTarget) {
+        let is_other = |mount: &JobMount| !mount.target.is_same_mount(target);
+        self.abandoned.lock().retain(is_other);
     }
 
     /// Unmounts the mounts that have lost their daemon and their monitor when their jobs have ended.
-    pub(super) fn end_orphans(&self) {
+    pub(super) fn end_abandoned(&self) {
         let ended: Vec<_> = self
-            .orphans
+            .abandoned
             .lock()
-            .extract_if(.., |orphan| orphan.group.has_ended())
+            .extract_if(.., |mount| mount.group.has_ended())
             .collect();
         for JobMount {
             target, scratch, ..
@@ -416,53 +415,6 @@ impl Server {
                 mount.release();
             }
         }
-    }
-
-    /// Serves the mount of `request`, from the monitor behind `link`, until it has ended, and returns it. `None` if there was
-    /// none. The monitor ends when the link is closed.
-    pub fn serve(
-        self: &Arc<Self>,
-        link: &Arc<Link>,
-        request: MountRequest,
-    ) -> Option<Arc<ServedMount>> {
-        let mut session = Session::new(self, link);
-        let ends_with_monitor = request.spec.ends_with_monitor;
-        let mountpoint = request.spec.mountpoint.clone();
-        let own = Arc::downgrade(link);
-        self.starting.lock().push(Weak::clone(&own));
-        let started = if self.is_retiring.load(Ordering::SeqCst) {
-            // The monitor starts its own server.
-            Ok(None)
-        } else {
-            work_for(&own, || session.start(request))
-        };
-        let is_other = |other: &Weak<Link>| !Weak::ptr_eq(other, &own);
-        self.starting.lock().retain(is_other);
-        let served = match started {
-            Ok(Some(started)) => Some(session.follow(started)),
-            Ok(None) => None,
-            Err(failure) => {
-                link.report_failure(failure);
-                None
-            }
-        };
-        let scratch = session.scratch.take();
-        if let Some(scratch) = scratch.filter(|_| link.is_closed()) {
-            self.process
-                .unmount_abandoned(mountpoint.as_ref(), scratch.as_ref());
-            let timeout = ends_with_monitor.then_some(OVERLAY_END_TIMEOUT);
-            let end = served.as_ref().and_then(|served| served.mount.end());
-            if end.is_none_or(|end| end.wait(timeout)) {
-                self.process.remove_scratch(scratch.as_ref());
-            } else {
-                let scratch = scratch.display();
-                tracing::error!(%scratch, "this directory stays, because the mount may be in use");
-            }
-        }
-        if session.is_mounting {
-            self.monitors.fetch_sub(1, Ordering::SeqCst);
-        }
-        served
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::cgroup::ControlGroup;
 use super::ending::{Ending, Endings};
-use super::roster::{JobMount, Roster};
+use super::job_list::{JobList, JobMount};
 use crate::archive::directory::ArchiveDirectory;
 use crate::base::escape::bytes_unless_utf8;
 use crate::base::stats::{CounterKind, Stats};
@@ -30,7 +30,7 @@ use crate::serve::volumes::SharedTree;
 /// Extra time for a reply beyond the source's timeout, so that the source's error ends the read first.
 const REPLY_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
-/// What the mounts of a shared file system have in common.
+/// Key of a file system: mounts with equal keys can share one.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct FileSystemKey {
     /// Address of the tree.
@@ -97,7 +97,7 @@ pub struct ServedMount {
     ending: Arc<Ending>,
     endings: Arc<Endings>,
     /// That of its file system, if that can be shared.
-    roster: Option<Arc<Roster>>,
+    job_list: Option<Arc<JobList>>,
     /// Whether files of the mount have the numbers and attributes of the index.
     shows_index: bool,
     /// Once the index is complete.
@@ -123,7 +123,7 @@ impl ServedMount {
         spec: &MountSpec,
         (key, tree): (FileSystemKey, Arc<SharedTree<Arc<Opened>>>),
         (copy, metrics): (Option<MountCopy>, Option<String>),
-        (origin, roster): (MountOrigin, Option<Roster>),
+        (origin, job_list): (MountOrigin, Option<JobList>),
         ending: &Arc<Ending>,
     ) -> Result<Self, Failure> {
         let stats = Arc::new(Stats::default());
@@ -147,7 +147,7 @@ impl ServedMount {
             link: OnceLock::new(),
             ending: Arc::clone(ending),
             endings,
-            roster: roster.map(Arc::new),
+            job_list: job_list.map(Arc::new),
             shows_index: spec.shows_index(key.view.root),
             left_out_xattrs: OnceLock::new(),
             key,
@@ -183,7 +183,7 @@ impl ServedMount {
             link: OnceLock::new(),
             ending: Arc::clone(ending),
             endings: Arc::clone(&shared.endings),
-            roster: shared.roster.clone(),
+            job_list: shared.job_list.clone(),
             shows_index: shared.shows_index,
             left_out_xattrs: OnceLock::new(),
         })
@@ -252,13 +252,13 @@ impl ServedMount {
         self.overlay.get_or_init(|| overlay);
     }
 
-    /// The process `pid` keeps it from now on, with the directory `scratch` for an overlay. The roster has it, too.
+    /// The process `pid` keeps it from now on, with the directory `scratch` for an overlay. The job list has it, too.
     pub(super) fn set_monitor(&self, pid: u32, scratch: Option<&OsString>) {
         let (_, group) = self.monitor.get_or_init(|| (pid, ControlGroup::of(pid)));
-        let (Some(roster), Some(group)) = (&self.roster, group) else {
+        let (Some(job_list), Some(group)) = (&self.job_list, group) else {
             return;
         };
-        let added = roster.add(&JobMount {
+        let added = job_list.add(&JobMount {
             target: self.mount.target(),
             group: group.clone(),
             scratch: scratch.cloned(),
@@ -268,9 +268,9 @@ impl ServedMount {
         }
     }
 
-    /// The roster of its file system.
-    pub(super) fn roster(&self) -> Option<&Arc<Roster>> {
-        self.roster.as_ref()
+    /// The job list of its file system.
+    pub(super) fn job_list(&self) -> Option<&Arc<JobList>> {
+        self.job_list.as_ref()
     }
 
     /// Whether its monitor mounts again, because it has lost its connection.
@@ -335,7 +335,6 @@ impl ServedMount {
     /// The status of the mount.
     pub(super) fn status(&self, process: &ProcessFigures) -> Status {
         let (mount, opened) = (&self.mount, &self.opened);
-        opened.stats.panics.record_max(process.panics);
         // Taken first, because the notes explain states that it reports.
         let copy = self.copy.as_ref().map(MountCopy::progress);
         let notes = self.notes();

@@ -10,7 +10,7 @@ use rustix::net::SendFlags;
 
 use super::ending::Ending;
 use super::first_request::{MountRequest, RequestKind, invalid};
-use super::roster::Roster;
+use super::job_list::JobList;
 use super::served_mount::{FileSystemKey, MountOrigin, ServedMount};
 use super::{START_TIMEOUT, Server};
 use crate::archive::{Callback, WaitFor};
@@ -41,6 +41,58 @@ const JOB_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Timeout for another monitor that mounts the same. Then this mount has a file system of its own.
 const SHARE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Timeout for the users of an overlay whose monitor was killed in the foreground.
+const OVERLAY_END_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Server {
+    /// Serves the mount of `request`, from the monitor behind `link`, until it has ended, and returns it. `None` if there was
+    /// none. The monitor ends when the link is closed.
+    pub fn serve(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        request: MountRequest,
+    ) -> Option<Arc<ServedMount>> {
+        let mut session = Session::new(self, link);
+        let ends_with_monitor = request.spec.ends_with_monitor;
+        let mountpoint = request.spec.mountpoint.clone();
+        let own = Arc::downgrade(link);
+        self.starting.lock().push(Weak::clone(&own));
+        let started = if self.is_retiring.load(Ordering::SeqCst) {
+            // The monitor starts its own server.
+            Ok(None)
+        } else {
+            work_for(&own, || session.start(request))
+        };
+        let is_other = |other: &Weak<Link>| !Weak::ptr_eq(other, &own);
+        self.starting.lock().retain(is_other);
+        let served = match started {
+            Ok(Some(started)) => Some(session.follow(started)),
+            Ok(None) => None,
+            Err(failure) => {
+                link.report_failure(failure);
+                None
+            }
+        };
+        let scratch = session.scratch.take();
+        if let Some(scratch) = scratch.filter(|_| link.is_closed()) {
+            self.process
+                .unmount_abandoned(mountpoint.as_ref(), scratch.as_ref());
+            let timeout = ends_with_monitor.then_some(OVERLAY_END_TIMEOUT);
+            let end = served.as_ref().and_then(|served| served.mount.end());
+            if end.is_none_or(|end| end.wait(timeout)) {
+                self.process.remove_scratch(scratch.as_ref());
+            } else {
+                let scratch = scratch.display();
+                tracing::error!(%scratch, "this directory stays, because the mount may be in use");
+            }
+        }
+        if session.is_mounting {
+            self.monitors.fetch_sub(1, Ordering::SeqCst);
+        }
+        served
+    }
+}
 
 /// Fails unless `opened` has the version that a mount shows.
 fn check_version(opened: &Opened, version: &str) -> Result<(), Failure> {
@@ -114,9 +166,14 @@ impl<'a> Session<'a> {
                 let tree = self.share(key, &spec, || self.open(&spec, shows_progress))?;
                 self.start_new(&spec, tree, (copy, url), &ending)?
             }
-            RequestKind::TakeOver(taken, connection, roster) => {
+            RequestKind::TakeOver(taken, connection, job_list) => {
                 let tree = self.reopen(key, &spec, &taken.state.version)?;
-                self.continue_mount((&spec, tree), (*taken, url), (connection, roster), &ending)?
+                self.continue_mount(
+                    (&spec, tree),
+                    (*taken, url),
+                    (connection, job_list),
+                    &ending,
+                )?
             }
         };
         let Some(mount) = started else {
@@ -158,9 +215,9 @@ impl<'a> Session<'a> {
         } else {
             let own = mount.template.take();
             let own = own.filter(|_| self.server.process.is_daemon());
-            let roster = own.is_some().then(Roster::new).transpose();
-            let roster = roster.map_err(|error| Failure::of(&error))?;
-            let origin = (MountOrigin::New(mount), roster);
+            let job_list = own.is_some().then(JobList::new).transpose();
+            let job_list = job_list.map_err(|error| Failure::of(&error))?;
+            let origin = (MountOrigin::New(mount), job_list);
             let mount = ServedMount::serve(spec, (key, tree), (copy, url), origin, ending)?;
             mount.mount.set_template(own.map(Arc::new));
             mount
@@ -175,7 +232,7 @@ impl<'a> Session<'a> {
         &mut self,
         (spec, tree): (&MountSpec, Arc<SharedTree<Arc<Opened>>>),
         (taken, url): (Taken, Option<String>),
-        (descriptor, roster): (OwnedFd, Option<OwnedFd>),
+        (descriptor, job_list): (OwnedFd, Option<OwnedFd>),
         ending: &Arc<Ending>,
     ) -> Result<Option<Arc<ServedMount>>, Failure> {
         check_version(&tree, &taken.state.version)?;
@@ -191,19 +248,19 @@ impl<'a> Session<'a> {
         let mount = if let Some(shared) = self.server.find_shared(&key) {
             ServedMount::join(&shared, tree, (taken.target, url), ending)?
         } else {
-            let roster = roster.and_then(|roster| Roster::of(roster).ok());
-            let roster = roster.filter(|_| self.server.process.is_daemon());
-            if let Some(roster) = &roster {
-                self.server.add_orphans(roster);
+            let job_list = job_list.and_then(|job_list| JobList::of(job_list).ok());
+            let job_list = job_list.filter(|_| self.server.process.is_daemon());
+            if let Some(job_list) = &job_list {
+                self.server.add_abandoned(job_list);
             }
             let origin = MountOrigin::Inherited(InheritedSession {
                 target: taken.target,
                 descriptor,
                 capabilities: taken.state.capabilities,
             });
-            ServedMount::serve(spec, (key, tree), (None, url), (origin, roster), ending)?
+            ServedMount::serve(spec, (key, tree), (None, url), (origin, job_list), ending)?
         };
-        self.server.remove_orphan(&mount.mount.target());
+        self.server.remove_abandoned(&mount.mount.target());
         if let Some(overlay) = taken.overlay {
             mount.set_overlay(overlay);
         }
@@ -369,8 +426,8 @@ impl<'a> Session<'a> {
                     let target = mount.mount.target();
                     let mountpoint = target.mountpoint.display();
                     tracing::info!(source = mount.opened.location, %mountpoint, "mounted");
-                    let roster = mount.roster().map(|roster| roster.as_fd());
-                    if self.send(&Packet::Done, roster.as_slice()).is_err() {
+                    let job_list = mount.job_list().map(|job_list| job_list.as_fd());
+                    if self.send(&Packet::Done, job_list.as_slice()).is_err() {
                         break;
                     }
                 }

@@ -56,7 +56,7 @@ impl<K: PartialEq> Drop for Turn<'_, K> {
 mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(60);
+    const LONG: Duration = Duration::from_mins(1);
 
     #[test]
     fn turns_of_one_key_exclude_each_other() {

@@ -82,8 +82,8 @@ pub(crate) struct Monitor {
     is_replaced: bool,
     /// Whether the mount is dead because the connection that it shared has ended.
     is_aborted: bool,
-    /// The roster of its file system, for the next process that serves it.
-    roster: Option<OwnedFd>,
+    /// The job list of its file system, for the next process that serves it.
+    job_list: Option<OwnedFd>,
     /// The program of the daemon, if it is not this one.
     program: Option<OwnedFd>,
     /// Pages that it needs only while it works, once it keeps the mount.
@@ -168,7 +168,7 @@ impl Monitor {
             has_ended: false,
             is_replaced: false,
             is_aborted: false,
-            roster: None,
+            job_list: None,
             program: None,
             pages: None,
             progress: IndexingProgress::default(),
@@ -351,8 +351,8 @@ impl Monitor {
         self.send(&kept, &[])?;
         loop {
             match self.next(None) {
-                Received::Packet(Packet::Done, roster) => {
-                    self.roster = roster.into_iter().next();
+                Received::Packet(Packet::Done, job_list) => {
+                    self.job_list = job_list.into_iter().next();
                     return Ok(());
                 }
                 // Its death is handled next.

@@ -126,7 +126,7 @@ impl Monitor {
                     .map(Into::into),
             }));
             let mut descriptors = vec![memory.as_fd(), mount.device.as_fd()];
-            descriptors.extend(self.roster.as_ref().map(AsFd::as_fd));
+            descriptors.extend(self.job_list.as_ref().map(AsFd::as_fd));
             let sent = self
                 .server
                 .link

@@ -1,7 +1,7 @@
-//! Roster of a shared file system: its mounts, and the jobs that they belong to.
+//! JobList of a shared file system: its mounts, and the jobs that they belong to.
 //!
 //! A job may be killed together with the daemon. Its mount then lives on by the connection that other monitors keep, and no
-//! process knows it. So these have the roster, in memory without a name, and give it to the next daemon.
+//! process knows it. So these have the job list, in memory without a name, and give it to the next daemon.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,10 +17,10 @@ use crate::base::bounded_read::read_at_most;
 use crate::base::sync::Mutex;
 use crate::fuse::MountTarget;
 
-/// Length of a roster, in bytes, from which on the lines of ended mounts are removed.
+/// Length of a job list, in bytes, from which on the lines of ended mounts are removed.
 const MIN_TRIMMED_BYTES: u64 = 64 << 10;
 
-/// Maximum length of a roster that is read, in bytes. A line has about 300.
+/// Maximum length of a job list that is read, in bytes. A line has about 300.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// A mount of a job.
@@ -34,25 +34,25 @@ pub(super) struct JobMount {
 
 /// The mounts of a shared file system that belong to jobs, one in a line of JSON.
 #[derive(Debug)]
-pub(super) struct Roster {
+pub(super) struct JobList {
     memory: File,
     /// Length of what is written, and of the last trimmed state.
     lengths: Mutex<(u64, u64)>,
 }
 
-impl AsFd for Roster {
+impl AsFd for JobList {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 }
 
-impl Roster {
+impl JobList {
     /// An empty one.
     ///
     /// # Errors
     /// If the system has no more memory or descriptors.
     pub(super) fn new() -> io::Result<Self> {
-        let memory = File::from(memfd_create("roster", MemfdFlags::CLOEXEC)?);
+        let memory = File::from(memfd_create("jobs", MemfdFlags::CLOEXEC)?);
         Ok(Self {
             memory,
             lengths: Mutex::default(),
@@ -86,7 +86,7 @@ impl Roster {
             .collect())
     }
 
-    /// Adds `mount`. Drops those that are not in the tree of mounts if the roster has become long.
+    /// Adds `mount`. Drops those that are not in the tree of mounts if the job list has become long.
     ///
     /// # Errors
     /// If it cannot be written.
