@@ -1,6 +1,6 @@
 //! Peers of a command: the processes that serve this user's mounts.
 
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::client::{connect_at_once, list_sockets, read_response, request};
 use super::messages::{Request, Response};
 use crate::archive::{PeerSpan, Peers};
+use crate::base::sync::Mutex;
 use crate::index::{Index, MemoryLimit, format};
 use crate::serve::runtime_dir::runtime_dirs;
 
@@ -17,10 +18,15 @@ const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// Timeout for a scan to make progress.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Timeout for an answer. A process that is stopped is asked once.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The processes of this user's mounts.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct SocketPeers {
     directories: Vec<PathBuf>,
+    /// Sockets of processes that have not answered.
+    silent: Mutex<Vec<PathBuf>>,
 }
 
 impl SocketPeers {
@@ -28,15 +34,29 @@ impl SocketPeers {
     pub fn of_user() -> Self {
         Self {
             directories: runtime_dirs(),
+            silent: Mutex::default(),
         }
     }
 
-    fn sockets(&self) -> impl Iterator<Item = PathBuf> {
+    fn sockets(&self) -> Vec<PathBuf> {
+        let silent = self.silent.lock().clone();
         let lists = self
             .directories
             .iter()
             .map(|directory| list_sockets(directory));
-        lists.flat_map(Result::unwrap_or_default)
+        let all = lists.flat_map(Result::unwrap_or_default);
+        all.filter(|socket| !silent.contains(socket)).collect()
+    }
+
+    /// The result of a question to the process behind `socket`; `None` if it does not answer.
+    fn answer<T>(&self, socket: &Path, result: io::Result<T>) -> Option<T> {
+        if let Err(error) = &result {
+            tracing::debug!(%error, socket = %socket.display(), "another process does not answer");
+            if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
+                self.silent.lock().push(socket.to_owned());
+            }
+        }
+        result.ok()
     }
 }
 
@@ -45,11 +65,10 @@ impl Peers for SocketPeers {
         let wanted = Request::Archive {
             name: name.to_owned(),
         };
-        self.sockets().find_map(|socket| {
+        let mut sockets = self.sockets().into_iter();
+        sockets.find_map(|socket| {
             let found = request_index(&socket, &wanted, limit);
-            found
-                .inspect_err(|error| tracing::debug!(%error, "no index of another process"))
-                .ok()?
+            self.answer(&socket, found)?
         })
     }
 
@@ -61,13 +80,10 @@ impl Peers for SocketPeers {
         let mut best = PeerSpan::Unknown;
         for socket in self.sockets() {
             let found = request_span(&socket, &wanted, max_bytes);
-            let found = found.inspect_err(|error| {
-                tracing::debug!(%error, "no block of another process");
-            });
-            match found {
-                Ok(bytes @ PeerSpan::Bytes(_)) => return bytes,
-                Ok(PeerSpan::Absent) => best = PeerSpan::Absent,
-                Ok(PeerSpan::Unknown) | Err(_) => {}
+            match self.answer(&socket, found) {
+                Some(bytes @ PeerSpan::Bytes(_)) => return bytes,
+                Some(PeerSpan::Absent) => best = PeerSpan::Absent,
+                Some(PeerSpan::Unknown) | None => {}
             }
         }
         best
@@ -76,6 +92,7 @@ impl Peers for SocketPeers {
 
 fn ask(socket: &Path, wanted: &Request) -> io::Result<(Option<Response>, BufReader<UnixStream>)> {
     let mut stream = request(connect_at_once(socket)?, wanted)?;
+    stream.get_ref().set_read_timeout(Some(ANSWER_TIMEOUT))?;
     Ok((read_response(&mut stream)?, stream))
 }
 
@@ -119,5 +136,33 @@ fn request_span(socket: &Path, wanted: &Request, max_bytes: u64) -> io::Result<P
         }
         Some(Response::SpanFollows { .. } | Response::SpanMissing { .. }) => Ok(PeerSpan::Absent),
         _ => Ok(PeerSpan::Unknown),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    // Promises: shared-commands
+    #[test]
+    fn process_that_does_not_answer_is_asked_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o700)).expect("ours");
+        let listener = UnixListener::bind(directory.path().join("1.sock")).expect("a socket");
+        let peers = SocketPeers {
+            directories: vec![directory.path().to_owned()],
+            silent: Mutex::default(),
+        };
+        for number in 0..3 {
+            assert_eq!(peers.span("a", number, 10), PeerSpan::Unknown);
+        }
+        assert!(peers.index("a", &MemoryLimit::default()).is_none());
+        listener.set_nonblocking(true).expect("open");
+        let asked = std::iter::from_fn(|| listener.accept().ok()).count();
+        assert_eq!(asked, 1);
     }
 }

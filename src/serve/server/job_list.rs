@@ -1,4 +1,4 @@
-//! JobList of a shared file system: its mounts, and the jobs that they belong to.
+//! Job list of a shared file system: its mounts, and the jobs that they belong to.
 //!
 //! A job may be killed together with the daemon. Its mount then lives on by the connection that other monitors keep, and no
 //! process knows it. So these have the job list, in memory without a name, and give it to the next daemon.
