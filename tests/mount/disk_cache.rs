@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use rustix::process::{Signal, kill_process};
+use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 
 use crate::support::fixture::{TestDir, TestMount, pid_of};
@@ -164,9 +164,15 @@ fn leftovers_of_killed_scan_are_removed_by_next_one() {
     let mut command = place.command(&[&["mount", &url, "a", "--foreground"], &sizes[..]].concat());
     let mut process = command.stderr(Stdio::null()).spawn().expect("started");
     wait::wait_until("something is stored", || place.disk_cache_bytes() > 0);
-    process.kill().expect("running");
+    let server = place.tarfs(&["status", "a", "--json"]);
+    let server = serde_json::from_slice(&server.stdout).expect("a status");
+    let server = pid_of(&server).expect("a number");
+    let exit = pidfd_open(server, PidfdFlags::empty()).expect("running");
+    kill_process(server, Signal::KILL).expect("running");
+    // Until then it holds the file.
+    assert!(wait::process_exits(&exit));
     process.wait().expect("a child");
-    wait::wait_until("it is unmounted", || !is_mounted(&place.path("a")));
+    assert!(!is_mounted(&place.path("a")));
     let [left] = &place.cache_files()[..] else {
         panic!("one file: {:?}", place.cache_files());
     };

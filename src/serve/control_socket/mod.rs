@@ -292,7 +292,7 @@ mod tests {
         let text = serde_json::to_string(&status).expect("plain");
         let expected = concat!(
             r#"{"source":"http://host/a.tar","mountpoint":"/mnt","pid":7,"#,
-            r#""since_unix_seconds":1000,"version":"3 bytes","entries":2,"#,
+            r#""since_unix_seconds":1000,"version":"3 bytes","tree":1,"entries":2,"#,
             r#""index":{"phase":"complete","scanned_bytes":7,"of_bytes":7},"#,
             r#""resident_bytes":20971520,"memory":{"budget_bytes":134217728,"#,
             r#""spans_bytes":41943040,"reads_bytes":5,"decoders_bytes":6,"#,
