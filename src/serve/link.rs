@@ -11,6 +11,7 @@ use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Weak;
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -204,6 +205,19 @@ impl Link {
         let bytes = [IoSlice::new(&bytes)];
         sendmsg(&self.0, &bytes, &mut control, SendFlags::NOSIGNAL | flags)?;
         Ok(())
+    }
+
+    /// Waits for a packet, or the end of the peer. False after `deadline`.
+    pub(super) fn wait_until(&self, deadline: Instant) -> bool {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).unwrap_or_default();
+            let mut polled = [PollFd::new(self, PollFlags::IN)];
+            match poll(&mut polled, Some(&left)) {
+                Err(Errno::INTR) => {}
+                polled_count => return polled_count == Ok(1),
+            }
+        }
     }
 
     /// Whether the peer is gone.

@@ -1,8 +1,9 @@
 //! Mounts that one process serves.
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -382,6 +383,57 @@ fn mounts_with_equal_options_are_one_file_system() {
         place.compare(mountpoint);
         place.succeeds(&["umount", mountpoint]);
     }
+}
+
+// Promises: shared-pages
+#[test]
+fn mount_whose_attributes_were_changed_is_no_template_for_others() {
+    let place = place();
+    place.share("m0");
+    place.wait_until_index_is_saved();
+    let mut remount = place.command_of("mount");
+    remount
+        .args(["-o", "remount,bind,ro,suid"])
+        .arg(place.path("m0"));
+    assert!(remount.status().expect("started").success());
+    let before = place.pid("m0");
+    kill_process(before, Signal::KILL).expect("running");
+    place.wait_for_server("m0", |pid| pid != before);
+    place.share("m1");
+    place.compare("m1");
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let path = place.path("m1").display().to_string();
+    let mut lines = table.lines().filter(|line| line.contains(&path));
+    let line = lines.next().expect("mounted");
+    assert!(line.contains("nosuid"), "{line}");
+}
+
+// Promises: shared-pages
+#[test]
+fn request_to_unmount_one_of_several_names_it() {
+    let place = place();
+    place.share("m0");
+    place.share("m1");
+    let status = place.status_of("m0");
+    let device = status.get("device").and_then(Value::as_str).expect("known");
+    let mount_id = status
+        .get("mount_id")
+        .and_then(Value::as_u64)
+        .expect("known");
+    let sockets = fs::read_dir(place.path("tarfs")).expect("readable");
+    let mut sockets = sockets.map(|file| file.expect("there").path());
+    let socket = sockets.find(|path| path.extension().is_some_and(|name| name == "sock"));
+    let ask = |more: &str| {
+        let mut stream = UnixStream::connect(socket.as_ref().expect("a socket")).expect("there");
+        writeln!(stream, r#"{{"verb":"umount","device":"{device}"{more}}}"#).expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("answered");
+        answer
+    };
+    assert!(ask("").contains("several mounts"));
+    assert!(is_mounted(&place.path("m0")) && is_mounted(&place.path("m1")));
+    assert!(ask(&format!(r#","mount_id":{mount_id}"#)).contains("unmounted"));
+    assert!(!is_mounted(&place.path("m0")) && is_mounted(&place.path("m1")));
 }
 
 // Promises: shared-abort

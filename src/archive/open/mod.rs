@@ -114,16 +114,15 @@ impl Archive {
         let found = if let Some(path) = &options.index_file {
             opener.open_index_file(path)?
         } else {
-            let found = opener.find_saved_index()?;
+            let saved = opener.find_saved_index()?;
+            let found =
+                saved.map_or_else(|| opener.find_peer_index(), |reader| Ok(Some(reader)))?;
             if let Some(reader) = &found {
                 opener.check_limits(&reader.live_index.lock())?;
             }
             match found {
                 Some(reader) => Some(reader),
-                None => match opener.find_peer_index()? {
-                    Some(reader) => Some(reader),
-                    None => opener.open_published_index()?,
-                },
+                None => opener.open_published_index()?,
             }
         };
         match found {

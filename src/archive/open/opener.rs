@@ -135,7 +135,7 @@ impl Opener {
         let Some(index) = found.filter(is_ours) else {
             return Ok(None);
         };
-        if !self.matches_expected_digest(&index)? || is_refused(&index, &self.options) {
+        if !self.matches_expected_digest(&index)? {
             return Ok(None);
         }
         let disk_cache = self.open_disk_cache(&index);
@@ -143,7 +143,6 @@ impl Opener {
         if !self.matches_source(&reader) {
             return Ok(None);
         }
-        self.check_limits(&reader.live_index.lock())?;
         self.stats.peer_indexes.increment();
         Ok(Some(reader))
     }

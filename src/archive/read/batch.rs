@@ -65,9 +65,7 @@ impl Reader {
             match self.spans.flights().claim(number) {
                 // Checked after the claim, because the span may just have been filled.
                 Ok(claim) if !self.spans.contains(number) => {
-                    if let Some(claim) = self.claim_for_batch(claim, found) {
-                        self.add_missing(&mut batches, claim, from, found);
-                    }
+                    self.add_missing(&mut batches, claim, from, found);
                 }
                 Ok(_) | Err(_) => count_span(found),
             }
@@ -75,27 +73,7 @@ impl Reader {
         batches
     }
 
-    /// The claim, unless another process has the span.
-    fn claim_for_batch(
-        &self,
-        claim: Claim<ReadError>,
-        found: Option<&AtomicU64>,
-    ) -> Option<Claim<ReadError>> {
-        let number = claim.span();
-        let span = self
-            .peer
-            .as_ref()
-            .and_then(|_| self.live_index.span(number).ok());
-        let Some(bytes) = span.and_then(|span| self.span_from_peer(&span)) else {
-            return Some(claim);
-        };
-        count_span(found);
-        self.spans.insert(number, bytes.clone());
-        claim.complete(bytes);
-        None
-    }
-
-    /// Adds the missing bytes of a claimed span to `batches`, unless the disk cache has the span.
+    /// Adds the missing bytes of a claimed span to `batches`, unless the disk cache or another process has the span.
     fn add_missing(
         &self,
         batches: &mut Vec<Batch>,
@@ -113,7 +91,8 @@ impl Reader {
         let may_read = found.is_some() || !self.is_faster_to_decode(&span);
         // Checked before the read, because a reader may complete the span on disk in the meantime.
         let was_on_disk = may_read && self.spans.is_on_disk(&self.live_index, span.plain);
-        if may_read && let Some(bytes) = self.span_from_disk_cache(&span) {
+        let on_disk = may_read.then(|| self.span_from_disk_cache(&span)).flatten();
+        if let Some(bytes) = on_disk.or_else(|| self.span_from_peer(&span)) {
             count_span(found);
             // Prefetch without a reader leaves memory to readers.
             if found.is_none() {

@@ -19,8 +19,10 @@ const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 /// Selects the numbers of a mount (`STATMOUNT_MNT_BASIC`), and its mountpoint (`STATMOUNT_MNT_POINT`).
 const BASIC_AND_MOUNTPOINT: u64 = 0x2 | 0x10;
 
-/// Places in `struct statmount`: the mount id of the table of mounts, where the mountpoint is among the texts, and the texts.
+/// Places in `struct statmount`: the mount id of the table of mounts, the attributes, where the mountpoint is among the texts,
+/// and the texts.
 const OLD_ID_AT: usize = 56;
+const ATTRIBUTES_AT: usize = 64;
 const MOUNTPOINT_AT: usize = 108;
 const TEXTS_AT: usize = 512;
 
@@ -37,32 +39,56 @@ impl UniqueMountId {
         has_it.then_some(Self(found.stx_mnt_id))
     }
 
+    /// As [`Self::of`], if the mount is attached, and statmount(2) can tell. Some sandboxes permit only statx(2).
+    pub(crate) fn findable(descriptor: impl AsFd) -> Option<Self> {
+        let id = Self::of(descriptor)?;
+        matches!(id.find(), Ok(Some(_))).then_some(id)
+    }
+
     /// The mount's id in the table of mounts, and its mountpoint. `None` if it is not attached in this namespace.
     ///
     /// # Errors
     /// If the kernel does not tell.
     pub(crate) fn find(self) -> io::Result<Option<(u32, PathBuf)>> {
-        // A path has at most 4096 bytes.
-        let mut buffer = vec![0; TEXTS_AT + (16 << 10)];
-        match statmount(self.0, BASIC_AND_MOUNTPOINT, &mut buffer) {
-            Err(Errno::NOENT) => return Ok(None),
-            found => found?,
-        }
-        let number = |at: usize| Some(u32::from_ne_bytes(*buffer.get(at..)?.first_chunk()?));
+        let Some(found) = self.ask()? else {
+            return Ok(None);
+        };
         let mountpoint = || {
-            let texts = buffer.get(TEXTS_AT..)?;
-            let text = texts.get(usize::try_from(number(MOUNTPOINT_AT)?).ok()?..)?;
+            let texts = found.get(TEXTS_AT..)?;
+            let text = texts.get(usize::try_from(number(&found, MOUNTPOINT_AT)?).ok()?..)?;
             let text = text.split(|&byte| byte == 0).next()?;
             Some(PathBuf::from(OsString::from_vec(text.to_owned())))
         };
-        let found = number(OLD_ID_AT).zip(mountpoint());
+        let found = number(&found, OLD_ID_AT).zip(mountpoint());
         let is_path = |(_, path): &(u32, PathBuf)| path.is_absolute();
         // A mountpoint outside of this process's root directory has none.
-        found
-            .filter(is_path)
-            .map(Some)
-            .ok_or_else(|| Errno::INVAL.into())
+        let found = found.filter(is_path).map(Some);
+        found.ok_or_else(|| Errno::INVAL.into())
     }
+
+    /// The mount's attributes (`MOUNT_ATTR_RDONLY` and others of linux/mount.h). `None` if it is not attached.
+    ///
+    /// # Errors
+    /// As of [`Self::find`].
+    pub(crate) fn attributes(self) -> io::Result<Option<u32>> {
+        let found = self.ask()?;
+        Ok(found.and_then(|found| number(&found, ATTRIBUTES_AT)))
+    }
+
+    /// The answer of statmount(2).
+    fn ask(self) -> io::Result<Option<Vec<u8>>> {
+        // A path has at most 4096 bytes.
+        let mut buffer = vec![0; TEXTS_AT + (16 << 10)];
+        match statmount(self.0, BASIC_AND_MOUNTPOINT, &mut buffer) {
+            Err(Errno::NOENT) => Ok(None),
+            asked => Ok(asked.map(|()| Some(buffer))?),
+        }
+    }
+}
+
+/// The number at `at` of a `struct statmount`. Attributes have 64 bits, of which the upper ones are not in use.
+fn number(found: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*found.get(at..)?.first_chunk()?))
 }
 
 /// The mount id of `descriptor`. statx(2) without attributes sends no request, and has it since Linux 5.8.
@@ -124,6 +150,8 @@ mod tests {
         let (id, path) = unique.find().expect("readable").expect("mounted");
         assert_eq!(path, PathBuf::from("/proc"));
         assert_eq!(Some(id), mount_id(&proc).expect("readable"));
+        assert_eq!(UniqueMountId::findable(&proc), Some(unique));
+        assert!(unique.attributes().expect("readable").is_some());
         let none = UniqueMountId(u64::MAX - 1).find();
         assert!(none.expect("readable").is_none());
     }

@@ -121,7 +121,7 @@ pub(crate) struct MountArgs {
     pub idle_timeout: u64,
     /// Serve the data of `tarfs status` to Prometheus at http://ADDR:PORT/metrics
     ///
-    /// Anyone who can connect to the port can read it.
+    /// The page shows all mounts of its process. Anyone who can connect to the port can read it.
     #[arg(long, value_name = "ADDR:PORT", help_heading = heading::PROCESS, hide_short_help = true)]
     pub metrics: Option<SocketAddr>,
 }

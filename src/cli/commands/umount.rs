@@ -29,7 +29,7 @@ pub(crate) struct UmountArgs {
     all: bool,
     /// Unmount even if it is in use
     ///
-    /// Later reads by its users fail, unless it has bind mounts.
+    /// Later reads by its users fail, unless it has bind mounts or shares its file system with other mounts.
     #[arg(short, long)]
     lazy: bool,
 }

@@ -30,12 +30,12 @@ pub struct NewMount {
 
 /// Unmounts the mount when dropped, if it is still there.
 #[derive(Debug)]
-struct UnmountGuard(Option<MountTarget>);
+struct UnmountGuard(Option<(MountTarget, UnmountMode)>);
 
 impl Drop for UnmountGuard {
     fn drop(&mut self) {
         let target = self.0.take();
-        let unmounted = target.map(|target| target.unmount(UnmountMode::Force, None));
+        let unmounted = target.map(|(target, mode)| target.unmount(mode, None));
         if let Some(Err(error)) = unmounted
             && !matches!(error, UnmountError::NotMounted(_))
         {
@@ -83,7 +83,7 @@ impl NewMount {
             device: number,
             overlay: None,
             namespace: None,
-            mount_id: root.as_ref().and_then(UniqueMountId::of),
+            mount_id: root.as_ref().and_then(UniqueMountId::findable),
         };
         Ok(Self {
             template,
@@ -100,7 +100,7 @@ impl NewMount {
         let root = syscalls::mount_copy(&mountpoint, template)?;
         let target = || {
             let path = mountpoint.path()?;
-            let mount_id = UniqueMountId::of(&root).ok_or(MountError::NotReady)?;
+            let mount_id = UniqueMountId::findable(&root).ok_or(MountError::NotReady)?;
             Ok(MountTarget {
                 mountpoint: path,
                 device: syscalls::device_number(&root)?,
@@ -140,8 +140,14 @@ impl NewMount {
     }
 
     fn new(target: MountTarget, device: Option<OwnedFd>, root: Option<OwnedFd>) -> Self {
+        // Force would end the connection of the mounts that share it.
+        let mode = if device.is_some() {
+            UnmountMode::Force
+        } else {
+            UnmountMode::Detach
+        };
         Self {
-            guard: UnmountGuard(Some(target.clone())),
+            guard: UnmountGuard(Some((target.clone(), mode))),
             target,
             device,
             root,
@@ -172,5 +178,31 @@ impl NewMount {
     pub fn give(mut self) -> Self {
         self.guard.0 = None;
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Promises: shared-pages
+    #[test]
+    #[ignore = "needs root and /dev/fuse"]
+    fn copy_that_is_given_up_leaves_the_connection_to_others() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (first, second) = (directory.path().join("1"), directory.path().join("2"));
+        for place in [&first, &second] {
+            std::fs::create_dir(place).expect("made");
+        }
+        let options = MountOptions::default();
+        let mount = NewMount::on(&first, "sample.tar", &options).expect("root runs the tests");
+        let template = mount.template.as_ref().expect("Linux 6.15 runs the tests");
+        let copy = NewMount::copy(&second, template).expect("made");
+        let (target, copied) = (mount.target.clone(), copy.target.clone());
+        assert!(copied.is_attached() && copied.device == target.device);
+        drop(copy);
+        assert!(!copied.is_attached() && target.is_attached());
+        let device = mount.device.as_ref().expect("a connection");
+        assert!(syscalls::is_connected(device));
     }
 }

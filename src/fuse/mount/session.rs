@@ -273,13 +273,15 @@ impl Mount {
         !can_be_told || target.is_attached()
     }
 
-    /// Makes a template of the mount itself, if the kernel can.
-    pub fn make_template(&self) -> Option<Arc<OwnedFd>> {
+    /// Makes a template of the mount itself, if the kernel can, and the mount still has the attributes of `options`.
+    pub fn make_template(&self, options: &MountOptions) -> Option<Arc<OwnedFd>> {
         let target = self.target();
-        let can_be_shared = target.mount_id.is_some() && target.overlay.is_none();
-        let template =
-            can_be_shared.then(|| syscalls::copy_mount_at(&target.mountpoint, target.device));
-        let template = template?.inspect_err(|error| {
+        let mount_id = target.mount_id.filter(|_| target.overlay.is_none())?;
+        if !syscalls::has_attributes(mount_id, options) {
+            return None;
+        }
+        let template = syscalls::copy_mount_at(&target.mountpoint, mount_id);
+        let template = template.inspect_err(|error| {
             tracing::debug!(%error, "no other mount shares it");
         });
         template.ok().map(Arc::new)
@@ -531,7 +533,13 @@ pub fn unmount(
     } else {
         TARFS_FS_TYPE
     };
-    unmount_at(fs_type, mountpoint, device, force.mode())
+    // Others that share its connection are not meant.
+    let is_shared = |device| mountinfo::count_mounts(device).is_ok_and(|count| count > 1);
+    let mode = match force {
+        Force::Yes if device.is_some_and(is_shared) => UnmountMode::Detach,
+        force => force.mode(),
+    };
+    unmount_at(fs_type, mountpoint, device, mode)
 }
 
 /// Unmounts the dead mount at `target`, and without a unique number its bind mounts, even while they are in use. `device` is

@@ -31,6 +31,7 @@ use super::pinned::{
     Liveness, MountpointEntry, PinnedMount, UnmountMode, ask_for_liveness, proc_fd_path,
 };
 use crate::base::foreign_command::foreign_command;
+use crate::base::mount_point::UniqueMountId;
 use crate::base::passwd::Accounts;
 
 /// Major number of the FUSE device on every Linux: a miscellaneous character device.
@@ -137,15 +138,28 @@ pub(super) fn copy_mount(mount: impl AsFd) -> io::Result<OwnedFd> {
     Ok(copy)
 }
 
-/// A detached copy of the mount at `mountpoint`, if it has this device number.
-pub(super) fn copy_mount_at(mountpoint: &Path, device: (u32, u32)) -> Result<OwnedFd, MountError> {
+/// A detached copy of the mount `mount_id`, if that is on top at `mountpoint`.
+pub(super) fn copy_mount_at(
+    mountpoint: &Path,
+    mount_id: UniqueMountId,
+) -> Result<OwnedFd, MountError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = rustix::fs::open(mountpoint, flags, Mode::empty())?;
-    // Another mount may cover this one.
-    if device_number(&root)? != device {
+    if UniqueMountId::of(&root) != Some(mount_id) {
         return Err(MountError::NotReady);
     }
     Ok(copy_mount(root)?)
+}
+
+/// Whether a mount has the attributes that `options` give a new one. A user may have changed them.
+pub(super) fn has_attributes(mount_id: UniqueMountId, options: &MountOptions) -> bool {
+    let all = MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC
+        | MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW;
+    let found = mount_id.attributes().ok().flatten();
+    found.is_some_and(|found| found & all.bits() == mount_attrs(options).bits())
 }
 
 /// Mounts the detached mount `root`.

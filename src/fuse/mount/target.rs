@@ -45,7 +45,7 @@ impl MountTarget {
     /// When the kernel's table of mounts cannot be read.
     pub fn find(&self) -> io::Result<Option<CurrentMount>> {
         if let Some(mount_id) = self.mount_id
-            && let Some((mount_id, path)) = mount_id.find()?
+            && let Ok(Some((mount_id, path))) = mount_id.find()
         {
             return Ok(Some(CurrentMount { mount_id, path }));
         }

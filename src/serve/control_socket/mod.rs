@@ -3,7 +3,8 @@
 //! One directory holds a socket for each such process, named by process ID and PID namespace
 //! (`4711-4026531836.sock`), because containers may share the directory. A connection carries one request and
 //! its response, each a line of JSON. The response to `{"verb":"status"}` is a [`Status`] of each mount, one a line. That
-//! to `{"verb":"umount","force":false,"device":"0:45"}` is `{"unmounted":"/mnt"}` or `{"error":…,"hint":…}`. That to
+//! to `{"verb":"umount","force":false,"device":"0:45","mount_id":52}` is `{"unmounted":"/mnt"}` or `{"error":…,"hint":…}`;
+//! the number of the mount may be missing if no other has the device. That to
 //! `{"verb":"index"}` is `{"index_bytes":4096}` and an index file of so many bytes, or `{"error":…}`.
 
 mod client;

@@ -1,6 +1,5 @@
 //! Indexes and decoded blocks of open archives, for commands of this user.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -16,57 +15,52 @@ const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_WAITING: usize = 4;
 
 impl Server {
-    /// The tree that has the archive `name`, and the archive's place in it.
-    fn archive(&self, name: &str) -> Option<(Arc<Opened>, usize)> {
-        let mounts = self.mounts();
-        let mut opened = mounts.iter().map(|mount| &mount.opened);
-        opened.find_map(|opened| {
-            let archives = opened.volume.archives();
-            let mut names = archives.iter().map(|archive| archive.peer_name());
-            let place = names.position(|found| found == name)?;
-            Some((Arc::clone(opened), place))
-        })
+    /// The answer of `lend` for the archive `name`; `None` if no mount has it.
+    fn with_archive(
+        &self,
+        name: &str,
+        lend: impl FnOnce(&Opened, &Archive) -> Response,
+    ) -> Option<Response> {
+        for mount in self.mounts() {
+            let archives = mount.opened.volume.archives();
+            let mut archives = archives.into_iter();
+            if let Some(archive) = archives.find(|archive| archive.peer_name() == name) {
+                return Some(lend(&mount.opened, archive));
+            }
+        }
+        None
     }
 
     /// The index of the archive `name`.
     pub(super) fn lend_index(&self, name: &str) -> Response {
-        let found = self.archive(name);
-        let archives = found.as_ref().map(|(opened, _)| opened.volume.archives());
-        let archive = found.as_ref().zip(archives);
-        let archive = archive.and_then(|((_, place), archives)| archives.get(*place).copied());
-        match archive.map(Archive::index_for_peer) {
-            Some(Ok(index)) => Response::Index(index),
-            Some(Err(true)) => Response::Scanning {
-                scanned_bytes: archive
-                    .map_or(0, |archive| archive.stats().scanned_packed_bytes.get()),
+        const NONE: &str = "no complete index of this archive";
+        let lent = self.with_archive(name, |_, archive| match archive.index_for_peer() {
+            Ok(index) => Response::Index(index),
+            Err(true) => Response::Scanning {
+                scanned_bytes: archive.stats().scanned_packed_bytes.get(),
             },
-            Some(Err(false)) | None => Response::error("no complete index of this archive"),
-        }
+            Err(false) => Response::error(NONE),
+        });
+        lent.unwrap_or_else(|| Response::error(NONE))
     }
 
     /// The decoded block `number` of the archive `name`.
     pub(super) fn lend_span(&self, name: &str, number: u32) -> Response {
-        let Some((opened, place)) = self.archive(name) else {
-            return Response::error("the archive is not open");
-        };
-        let archives = opened.volume.archives();
-        let archive = archives.get(place);
-        let waiting = self.lending.fetch_add(1, Ordering::SeqCst);
-        let timeout = if waiting < MAX_WAITING {
-            DECODE_TIMEOUT
-        } else {
-            Duration::ZERO
-        };
-        let bytes = archive.and_then(|archive| archive.span_for_peer(number, timeout));
-        self.lending.fetch_sub(1, Ordering::SeqCst);
-        match bytes {
-            Some(bytes) => {
+        let lent = self.with_archive(name, |opened, archive| {
+            let waiting = self.lending.fetch_add(1, Ordering::SeqCst);
+            let timeout = if waiting < MAX_WAITING {
+                DECODE_TIMEOUT
+            } else {
+                Duration::ZERO
+            };
+            let bytes = archive.span_for_peer(number, timeout);
+            self.lending.fetch_sub(1, Ordering::SeqCst);
+            let missing_span = number;
+            bytes.map_or(Response::SpanMissing { missing_span }, |bytes| {
                 opened.stats.lent_spans.increment();
                 Response::Span(bytes)
-            }
-            None => Response::SpanMissing {
-                missing_span: number,
-            },
-        }
+            })
+        });
+        lent.unwrap_or_else(|| Response::error("the archive is not open"))
     }
 }

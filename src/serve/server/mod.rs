@@ -246,16 +246,22 @@ impl Server {
                 mount_id,
             } => {
                 let force = if *force { Force::Yes } else { Force::No };
-                match self.find(device.as_deref(), *mount_id) {
-                    Some(mount) => self.umount(&mount, force),
-                    None => no_mount(),
+                match &self.find(device.as_deref(), *mount_id)[..] {
+                    [mount] => self.umount(mount, force),
+                    [] => no_mount(),
+                    [..] => {
+                        Response::error("several mounts have this device: name one by mount_id")
+                    }
                 }
             }
             Request::Archive { name } => self.lend_index(name),
             Request::Span { name, number } => self.lend_span(name, *number),
             Request::Index { device } => {
-                let index = self.find(device.as_deref(), None);
-                match index.and_then(|mount| mount.shown_index()) {
+                let mounts = self.find(device.as_deref(), None);
+                let mount = mounts
+                    .first()
+                    .filter(|_| device.is_some() || mounts.len() == 1);
+                match mount.and_then(|mount| mount.shown_index()) {
                     Some(index) => Response::Index(index),
                     None => Response::error("the mount shows something else than a complete index"),
                 }
@@ -263,9 +269,8 @@ impl Server {
         }]
     }
 
-    /// The mount with the device number `device`, or the only one. With `mount_id`, the one of these with that number in the
-    /// table of mounts.
-    fn find(&self, device: Option<&str>, mount_id: Option<u32>) -> Option<Arc<ServedMount>> {
+    /// The mounts with the device number `device`, and the number `mount_id` in the table of mounts.
+    fn find(&self, device: Option<&str>, mount_id: Option<u32>) -> Vec<Arc<ServedMount>> {
         let mut mounts = self.mounts();
         if let Some(device) = device {
             mounts.retain(|mount| format_device(mount.mount.target().device) == device);
@@ -273,8 +278,7 @@ impl Server {
         if let Some(mount_id) = mount_id {
             mounts.retain(|mount| mount.mount_id() == Some(mount_id));
         }
-        let is_clear = device.is_some() || mounts.len() == 1;
-        mounts.into_iter().next().filter(|_| is_clear)
+        mounts
     }
 
     /// A mount whose file system another mount of `key` can share.
@@ -308,14 +312,18 @@ impl Server {
         }
     }
 
-    /// Notes the mounts of `job list`, of which some have monitors that will come.
+    /// Notes the mounts of `job_list`, of which some have monitors that will come.
     fn add_abandoned(&self, job_list: &JobList) {
         match job_list.mounts() {
             Ok(mounts) => {
                 let mounts = mounts
                     .into_iter()
                     .filter(|mount| mount.target.is_attached());
-                self.abandoned.lock().extend(mounts);
+                for mount in mounts {
+                    // It is added again if an earlier attempt failed.
+                    self.remove_abandoned(&mount.target);
+                    self.abandoned.lock().push(mount);
+                }
             }
             Err(error) => tracing::warn!(%error, "mounts of killed jobs may stay"),
         }
@@ -344,11 +352,10 @@ impl Server {
                     self.process.unmount_abandoned(&target.mountpoint, scratch);
                     self.process.remove_scratch(scratch);
                 }
-                None => {
-                    if let Err(error) = target.detach() {
-                        tracing::warn!(%error, "the mount of a killed job stays");
-                    }
-                }
+                None => match target.detach() {
+                    Ok(()) | Err(UnmountError::NotMounted(_)) => {}
+                    Err(error) => tracing::warn!(%error, "the mount of a killed job stays"),
+                },
             }
         }
     }
@@ -358,7 +365,9 @@ impl Server {
         let ends = self
             .mounts()
             .into_iter()
-            .filter_map(|mount| mount.overlay_end());
+            .filter_map(|mount| mount.overlay_end())
+            // It stays readable while other users keep the mount.
+            .filter(|end| !end.has_ended());
         ends.filter_map(|end| end.0.try_clone().ok()).collect()
     }
 

@@ -33,8 +33,8 @@ const REPLY_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 /// Key of a file system: mounts with equal keys can share one.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct FileSystemKey {
-    /// Address of the tree.
-    tree: usize,
+    /// Number of the tree.
+    tree: u64,
     view: Subtree,
     options: MountOptions,
     xattrs: XattrFilter,
@@ -54,9 +54,13 @@ impl FileSystemKey {
         taken: Option<&MountTarget>,
     ) -> Result<Self, Failure> {
         Ok(Self {
-            tree: Arc::as_ptr(tree).addr(),
+            tree: tree.number,
             view: spec.view(&*tree.volume)?,
-            options: spec.options.clone(),
+            // All are read-only; the word is for an overlay.
+            options: MountOptions {
+                read_only: None,
+                ..spec.options.clone()
+            },
             xattrs: spec.xattrs.clone(),
             is_writable: spec.is_writable,
             device: taken.map(MountTarget::lower_device),
@@ -199,9 +203,11 @@ impl ServedMount {
         own == *key && (key.device.is_some() || self.mount.can_be_copied())
     }
 
-    /// Its number in the table of mounts.
+    /// Its number in the table of mounts. If it is gone, a bind mount of it is a mount of its own.
     pub(super) fn mount_id(&self) -> Option<u32> {
-        let found = self.mount.target().find().ok().flatten();
+        let target = self.mount.target();
+        let found = target.find().ok().flatten();
+        let found = found.filter(|_| target.is_attached());
         found.map(|found| found.mount_id)
     }
 
@@ -341,11 +347,8 @@ impl ServedMount {
         let target = mount.target();
         let current = target.find();
         let detached = matches!(current, Ok(None));
-        let (mountpoint, mount_id) = match current.ok().flatten() {
-            // If it is gone, a bind mount of it is a mount of its own.
-            Some(found) => (found.path, target.is_attached().then_some(found.mount_id)),
-            None => (target.mountpoint.clone(), None),
-        };
+        let current = current.ok().flatten();
+        let mountpoint = current.map_or_else(|| target.mountpoint.clone(), |found| found.path);
         // Its guard must not live while others are taken below.
         let entries = opened.volume.index().entry_count();
         let (damaged_members, damaged) = opened.damage();
@@ -361,7 +364,7 @@ impl ServedMount {
             mountpoint_bytes: bytes_unless_utf8(mountpoint.as_os_str().as_bytes())
                 .map(<[u8]>::to_vec),
             device: Some(format_device(target.device)),
-            mount_id,
+            mount_id: self.mount_id(),
             detached,
             pid: std::process::id(),
             monitor: self.monitor.get().map(|(pid, _)| *pid),

@@ -209,8 +209,6 @@ impl<'a> Session<'a> {
         };
         let shared = shared.filter(|_| mount.device.is_none());
         let mount = if let Some(shared) = &shared {
-            // It may have lost its last mount meanwhile.
-            shared.mount.set_template(template);
             ServedMount::join(shared, tree, (mount.target.clone(), url), ending)?
         } else {
             let own = mount.template.take();
@@ -265,7 +263,8 @@ impl<'a> Session<'a> {
             mount.set_overlay(overlay);
         }
         if self.server.process.is_daemon() && mount.mount.template().is_none() {
-            mount.mount.set_template(mount.mount.make_template());
+            let template = mount.mount.make_template(&spec.own_options());
+            mount.mount.set_template(template);
         }
         // Its monitor has the connection already.
         let mount = self.begin(mount, false)?;
@@ -306,7 +305,12 @@ impl<'a> Session<'a> {
         self.count_monitor();
         let template = template.map(AsFd::as_fd);
         self.send(&Packet::Opened(tree), template.as_slice())?;
+        let deadline = Instant::now() + START_TIMEOUT;
         let (packet, descriptors) = loop {
+            // The file system of the template cannot end meanwhile.
+            if template.is_some() && !self.link.wait_until(deadline) {
+                return Err(Failure::new("the mount was not made in time"));
+            }
             match self.link.receive().map_err(invalid)? {
                 Some((Packet::Scratch(scratch), _)) => self.scratch = Some(scratch),
                 Some(received) => break received,

@@ -56,6 +56,8 @@ impl VolumeKey {
         } = mount;
         let mut spec = open.clone();
         let is_offline = spec.server.revalidation == Revalidation::Never;
+        // A mount that is made again waits, too, whatever its user wanted.
+        let waits_for_index = *waits_for_index && spec.archive.shown_version.is_none();
         spec.user.environment = relevant(&spec.user.environment);
         // These change only how fast the tree is there, and the version is compared apart.
         let (server, archive) = (ServerSpec::default(), ArchiveSpec::default());
