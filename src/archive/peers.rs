@@ -40,22 +40,20 @@ pub enum PeerSpan {
 #[derive(Debug)]
 pub(crate) struct PeerArchive {
     peers: Arc<dyn Peers>,
-    name: String,
     /// Until when none is asked.
     pause: Mutex<Option<Instant>>,
 }
 
 impl PeerArchive {
-    pub(crate) fn new(peers: &Arc<dyn Peers>, name: String) -> Self {
+    pub(crate) fn new(peers: &Arc<dyn Peers>) -> Self {
         Self {
             peers: Arc::clone(peers),
-            name,
             pause: Mutex::default(),
         }
     }
 
-    /// The block `number` of `len` bytes, which are not proven.
-    pub(crate) fn span(&self, number: u32, len: u64) -> Option<Bytes> {
+    /// The block `number` of `len` bytes of the archive `name`, which are not proven.
+    pub(crate) fn span(&self, name: &str, number: u32, len: u64) -> Option<Bytes> {
         let is_paused = self
             .pause
             .lock()
@@ -63,7 +61,7 @@ impl PeerArchive {
         if is_paused {
             return None;
         }
-        match self.peers.span(&self.name, number, len) {
+        match self.peers.span(name, number, len) {
             PeerSpan::Bytes(bytes) if bytes.len() as u64 == len => Some(bytes.into()),
             PeerSpan::Bytes(_) | PeerSpan::Absent => None,
             PeerSpan::Unknown => {

@@ -356,9 +356,7 @@ impl Opener {
             packed: PackedReader::new(source, network, budget, free_list, stats, cancel_token),
             live_index,
             name: self.locator.file_name(),
-            peer: self
-                .peers()
-                .map(|peers| PeerArchive::new(peers, self.locator.file_name())),
+            peer: self.peers().map(PeerArchive::new),
             spans: SpanStore::new(budgets.span_cache, span_owner, disk_cache, is_own_version),
             free_list: self.free_list.clone(),
             has_expected_digest: self.options.scan.expects_digest(),

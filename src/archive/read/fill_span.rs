@@ -59,7 +59,7 @@ impl Reader {
     pub(super) fn span_from_peer(&self, span: &Span) -> Option<Bytes> {
         let (peer, hash) = (self.peer.as_ref()?, span.hash?);
         let len = span_len(span).ok()?;
-        let bytes = peer.span(span.number, len as u64)?;
+        let bytes = peer.span(&self.name, span.number, len as u64)?;
         if self.hash(&bytes) != hash {
             return None;
         }
