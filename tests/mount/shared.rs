@@ -125,6 +125,10 @@ impl Place {
         pid_of(&self.status_of(mountpoint)).expect("a number")
     }
 
+    fn monitor(&self, mountpoint: &str) -> Pid {
+        monitor_of(&self.status_of(mountpoint)).expect("a number")
+    }
+
     fn daemon_sockets(&self) -> Vec<PathBuf> {
         let files = fs::read_dir(self.path("tarfs")).into_iter().flatten();
         let paths = files.map(|file| file.expect("there").path());
@@ -341,6 +345,23 @@ fn mount_that_sees_two_daemons_die_is_served_alone() {
         place.compare(mountpoint);
         place.succeeds(&["umount", mountpoint]);
     }
+}
+
+// Promises: shared-restart
+#[test]
+fn daemon_that_any_monitor_starts_serves_metrics_on_a_low_port() {
+    let place = place();
+    place.share("m0");
+    place.mount("m1", &["--metrics", "127.0.77.1:81"]);
+    place.wait_until_index_is_saved();
+    let (second, before) = (place.monitor("m1"), place.pid("m1"));
+    kill_process(second, Signal::STOP).expect("running");
+    kill_process(before, Signal::KILL).expect("running");
+    place.wait_for_server("m0", |pid| pid != before);
+    kill_process(second, Signal::CONT).expect("running");
+    place.wait_for_server("m1", |pid| pid != before);
+    let url = place.status_of("m1").get("metrics").cloned();
+    assert_eq!(url, Some("http://127.0.77.1:81/metrics".into()));
 }
 
 // Promises: shared-pages

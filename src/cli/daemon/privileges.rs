@@ -39,42 +39,61 @@ const COPY_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
 const WRITABLE_CAPABILITIES: CapabilitySet =
     COPY_CAPABILITIES.union(CapabilitySet::LINUX_IMMUTABLE);
 
-/// Drops all capabilities that serving `spec` does not need, or starting a successor, for this thread and those it starts
+/// Capabilities of a daemon, which serves mounts of all kinds, and of the monitors that start the next one.
+const DAEMON_CAPABILITIES: CapabilitySet = MOUNT_CAPABILITIES
+    .union(WRITABLE_CAPABILITIES)
+    .union(RESTART_CAPABILITIES);
+
+/// The process that another one may start after the death of a server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Successor {
+    None,
+    /// A process for the same mount alone.
+    OfMount,
+    Daemon,
+}
+
+/// Drops all capabilities that serving `spec` does not need, or starting `successor`, for this thread and those it starts
 /// later.
 /// A process that can mount by itself also sets `no_new_privs`. Others need fusermount3 for the unmount,
 /// which has more privileges than they have.
-pub(crate) fn drop_capabilities(spec: &MountSpec, starts_successors: bool) {
-    if let Err(error) = try_drop_capabilities(needed_capabilities(spec, starts_successors)) {
-        tracing::warn!(%error, "cannot drop unneeded capabilities");
-    }
+pub(crate) fn drop_capabilities(spec: &MountSpec, successor: Successor) {
+    try_drop_capabilities(needed_capabilities(spec, successor));
 }
 
 /// As [`drop_capabilities`], for a process that serves mounts of all kinds of others.
 pub(crate) fn drop_capabilities_of_daemon() {
-    let needed = MOUNT_CAPABILITIES | WRITABLE_CAPABILITIES | RESTART_CAPABILITIES;
-    if let Err(error) = try_drop_capabilities(needed) {
+    try_drop_capabilities(DAEMON_CAPABILITIES);
+}
+
+fn try_drop_capabilities(needed: CapabilitySet) {
+    let drop = || {
+        let had = capabilities(None)?;
+        let has = restrict(had, ambient_capabilities(), needed);
+        set_capabilities(None, has)?;
+        if has.effective.contains(CapabilitySet::SYS_ADMIN) {
+            set_no_new_privs(true)?;
+        }
+        rustix::io::Result::Ok(())
+    };
+    if let Err(error) = drop() {
         tracing::warn!(%error, "cannot drop unneeded capabilities");
     }
 }
 
-fn try_drop_capabilities(needed: CapabilitySet) -> rustix::io::Result<()> {
-    let had = capabilities(None)?;
-    let has = restrict(had, ambient_capabilities(), needed);
-    set_capabilities(None, has)?;
-    if has.effective.contains(CapabilitySet::SYS_ADMIN) {
-        set_no_new_privs(true)?;
-    }
-    Ok(())
-}
-
-fn needed_capabilities(spec: &MountSpec, starts_successors: bool) -> CapabilitySet {
+fn needed_capabilities(spec: &MountSpec, successor: Successor) -> CapabilitySet {
     let has_low_port = spec.metrics.is_some_and(|address| address.port() < 1024);
     let needs = [
         (spec.prefetch.record.is_some(), RECORD_CAPABILITIES),
         (spec.copy_to.is_some(), COPY_CAPABILITIES),
         (spec.is_writable, WRITABLE_CAPABILITIES),
         (spec.is_in_other_namespace, NAMESPACE_CAPABILITIES),
-        (starts_successors && has_low_port, RESTART_CAPABILITIES),
+        (
+            successor == Successor::OfMount && has_low_port,
+            RESTART_CAPABILITIES,
+        ),
+        // It serves other mounts, too.
+        (successor == Successor::Daemon, DAEMON_CAPABILITIES),
     ];
     let needed = needs.iter().filter(|(is_needed, _)| *is_needed);
     needed.fold(MOUNT_CAPABILITIES, |all, (_, more)| all | *more)
@@ -135,11 +154,14 @@ mod tests {
             };
             let spec = open_archive::mount_spec(&args).expect("valid");
             let expected = CapabilitySet::SYS_ADMIN | CapabilitySet::DAC_READ_SEARCH | more;
-            assert_eq!(
-                needed_capabilities(&spec, args.restart),
-                expected,
-                "{flags:?}"
-            );
+            let successor = if args.restart {
+                Successor::OfMount
+            } else {
+                Successor::None
+            };
+            assert_eq!(needed_capabilities(&spec, successor), expected, "{flags:?}");
+            let kept = needed_capabilities(&spec, Successor::Daemon);
+            assert_eq!(kept, expected | DAEMON_CAPABILITIES, "{flags:?}");
         }
     }
 

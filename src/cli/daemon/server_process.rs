@@ -15,7 +15,7 @@ use signal_hook::low_level::emulate_default_handler;
 use super::daemonize::{self, LogTarget};
 use super::inherited_fds::InheritedFds;
 use super::overlay_dirs;
-use super::privileges;
+use super::privileges::{self, Successor};
 use crate::cli::ui::{cleanup_on_signal, logging, output, panic_hook};
 use tarfs::fuse::Force;
 use tarfs::internal::sync::Mutex;
@@ -85,7 +85,7 @@ fn receive(link: &Link) -> Option<(MountRequest, LogTarget)> {
             log.start_copying();
         }
         request.prepare()?;
-        privileges::drop_capabilities(&request.spec, false);
+        privileges::drop_capabilities(&request.spec, Successor::None);
         Ok(Some((*request, log)))
     });
     received.unwrap_or_else(|failure| {

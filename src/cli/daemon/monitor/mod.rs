@@ -24,7 +24,7 @@ use super::daemonize::{self, LogTarget};
 use super::fork::{Fork, fork};
 use super::inherited_fds::InheritedFds;
 use super::overlay_dirs::OverlayDirs;
-use super::privileges;
+use super::privileges::{self, Successor};
 use super::resident_memory::ProgramPages;
 use crate::cli::ui::progress::IndexingProgress;
 use crate::cli::ui::units::format_index;
@@ -336,8 +336,12 @@ impl Monitor {
             self.options.log.redirect();
         }
         logging::never_block();
-        let restarts = self.options.restart_timeout.is_some();
-        privileges::drop_capabilities(&self.options.spec, restarts);
+        let successor = match (&self.options.restart_timeout, &self.options.daemon) {
+            (None, _) => Successor::None,
+            (Some(_), None) => Successor::OfMount,
+            (Some(_), Some(_)) => Successor::Daemon,
+        };
+        privileges::drop_capabilities(&self.options.spec, successor);
         std::env::set_current_dir("/").context("cannot leave the directory")?;
         self.report_monitor()
     }
