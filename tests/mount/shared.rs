@@ -774,6 +774,31 @@ fn mounts_that_cannot_be_continued_are_not_handed_over() {
     assert_ne!(place.pid("m2"), before);
 }
 
+// Promises: shared-upgrade
+#[test]
+fn mount_of_a_killed_monitor_is_named_by_the_upgrade() {
+    let place = place();
+    fs::copy(PROGRAM, place.path("old")).expect("space");
+    for mountpoint in ["m0", "m1"] {
+        let mut command = place.command_of(place.path("old"));
+        command.args(["mount", &place.url(ARCHIVE), mountpoint]);
+        assert!(command.status().expect("started").success());
+    }
+    place.wait_until_index_is_saved();
+    let monitor = place.monitor("m1");
+    kill_process(monitor, Signal::KILL).expect("running");
+    let error = place.error_of(&["daemon", "upgrade"]);
+    let mountpoint = place.path("m1").display().to_string();
+    let advice = format!("`tarfs umount {mountpoint}`");
+    assert!(
+        error.contains("was killed") && error.contains(&advice),
+        "{error}"
+    );
+    place.succeeds(&["umount", "m1"]);
+    place.succeeds(&["daemon", "upgrade"]);
+    place.compare("m0");
+}
+
 // Promises: shared-service
 #[test]
 fn daemon_of_a_service_manager_takes_mounts_over_and_hands_them_over_at_its_end() {

@@ -41,7 +41,7 @@ enum DaemonVerb {
     /// Have this program serve the mounts that processes of its earlier files serve
     ///
     /// Open files stay open, and calls wait for a moment. No mount changes if another process cannot continue one of
-    /// them, which needs Linux 6.9 and a source with a strong version.
+    /// them, which needs Linux 6.9, a source with a strong version, and the process that keeps the mount.
     Upgrade,
 }
 

@@ -166,16 +166,10 @@ impl Server {
             std::thread::sleep(START_INTERVAL);
         }
         let mounts = self.mounts();
-        let stays = |mount: &&Arc<ServedMount>| mount.link_to_continue().is_none();
-        if let Some(mount) = mounts.iter().find(stays) {
-            let mountpoint = mount.mount.target().mountpoint.display().to_string();
-            return Err(Failure::new(format!(
-                "no other process can continue with {mountpoint}: that needs Linux 6.9, a source with a strong version, \
-                 and the process that keeps the mount"
-            )));
-        }
+        let links = mounts.iter().map(|mount| mount.link_to_continue());
+        let links = links.collect::<Result<Vec<_>, _>>()?;
         let packet = Packet::Successor(successor.into());
-        for link in mounts.iter().filter_map(|mount| mount.link_to_continue()) {
+        for link in links {
             let sent = link.send(&packet, &[program], SendFlags::DONTWAIT);
             sent.map_err(|error| Failure::to("a process that keeps a mount is gone", &error))?;
         }

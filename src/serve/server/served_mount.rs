@@ -294,11 +294,26 @@ impl ServedMount {
         self.link.get_or_init(|| Arc::clone(link));
     }
 
-    /// The link to its monitor, if that can have another process continue with it.
-    pub(super) fn link_to_continue(&self) -> Option<&Link> {
-        let can_continue = self.state().can_be_continued();
+    /// The link to its monitor, which can have another process continue with it.
+    ///
+    /// # Errors
+    /// If no other process can continue, or the monitor is dead.
+    pub(super) fn link_to_continue(&self) -> Result<&Link, Failure> {
+        let failure = |text: &str, advice: &str| {
+            let target = self.mount.target();
+            let mountpoint = target.mountpoint.display();
+            Failure::new(format!(
+                "{text} {mountpoint}{advice} `tarfs umount {mountpoint}` ends it"
+            ))
+        };
+        if !self.state().can_be_continued() {
+            let advice = ", which needs Linux 6.9 and a source with a strong version;";
+            return Err(failure("no other process can continue with", advice));
+        }
         let link = self.link.get().filter(|link| !link.is_closed());
-        link.map(|link| &**link).filter(|_| can_continue)
+        let advice = " was killed, so no other process can continue with the mount;";
+        link.map(|link| &**link)
+            .ok_or_else(|| failure("the process that keeps", advice))
     }
 
     /// State for a successor of this process.
