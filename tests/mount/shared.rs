@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 
@@ -345,6 +345,30 @@ fn mount_that_sees_two_daemons_die_is_served_alone() {
         place.compare(mountpoint);
         place.succeeds(&["umount", mountpoint]);
     }
+}
+
+// Promises: shared-restart
+#[test]
+fn takeover_of_a_hidden_mount_leaves_the_connection_to_others() {
+    let place = place();
+    let hidden = place.path("d");
+    fs::create_dir_all(hidden.join("m")).expect("made");
+    place.share("d/m");
+    place.share("m1");
+    place.wait_until_index_is_saved();
+    let (first, before) = (place.monitor("m1"), place.pid("m1"));
+    // No path leads to the mount then, and none shows another mount at its mountpoint.
+    rustix::mount::mount("none", &hidden, "tmpfs", MountFlags::empty(), None).expect("root");
+    kill_process(first, Signal::STOP).expect("running");
+    kill_process(before, Signal::KILL).expect("running");
+    std::thread::sleep(Duration::from_secs(2));
+    kill_process(first, Signal::CONT).expect("running");
+    place.wait_for_server("m1", |pid| pid != before);
+    place.compare("m1");
+    unmount(&hidden, UnmountFlags::empty()).expect("idle");
+    place.compare("d/m");
+    assert_eq!(place.pid("d/m"), place.pid("m1"));
+    place.succeeds(&["umount", "m1", "d/m"]);
 }
 
 // Promises: shared-restart

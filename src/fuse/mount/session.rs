@@ -122,7 +122,7 @@ impl Mount {
         let device = mount.device.ok_or(MountError::NotReady);
         let served = device.and_then(|device| {
             let session = |filesystem| Session::from_fd(filesystem, device, SESSION_ACL, config());
-            Self::serve_session(filesystem, &target, root, session, on_end)
+            Self::serve_session(filesystem, (&target, false), root, session, on_end)
         });
         served.inspect_err(|_| unmount_or_force(&target))
     }
@@ -183,12 +183,12 @@ impl Mount {
             mountpoint: inherited.target.current_mountpoint(),
             ..inherited.target.clone()
         };
-        Self::serve_session(filesystem, &target, None, session, on_end)
+        Self::serve_session(filesystem, (&target, true), None, session, on_end)
     }
 
     fn serve_session(
         filesystem: TarFilesystem,
-        target: &MountTarget,
+        (target, is_inherited): (&MountTarget, bool),
         root: Option<OwnedFd>,
         session: impl FnOnce(TarFilesystem) -> io::Result<Session<TarFilesystem>>,
         on_end: impl FnOnce() + Send + 'static,
@@ -205,7 +205,7 @@ impl Mount {
             is_left: AtomicBool::default(),
             served: Arc::new(started.inspect_err(|_| kernel_cache.detach())?),
         };
-        let (device, end) = mount.wait_until_ready(root)?;
+        let (device, end) = mount.wait_until_ready(root, is_inherited)?;
         mount.served.device.get_or_init(|| device);
         *mount.end.write() = end.map(Arc::new);
         // Paths of this process do not reach another namespace.
@@ -382,10 +382,11 @@ impl Mount {
     }
 
     /// Waits until the mount answers, and returns its device number, and a watch for its end. A thread asks, because
-    /// it could block. A mount below another one is ready without an answer, because no path reaches it.
+    /// it could block. A mount that no path reaches is ready without an answer, because another one covers it.
     fn wait_until_ready(
         &self,
         root: Option<OwnedFd>,
+        is_inherited: bool,
     ) -> Result<(u64, Option<SuperblockWatch>), MountError> {
         let (sender, answer) = mpsc::channel();
         let target = self.target();
@@ -398,7 +399,7 @@ impl Mount {
         let is_own = move |found: &Metadata| {
             found.st_dev() == device && (has_overlay || found.st_ino() == INodeNo::ROOT.0)
         };
-        let _stat_thread = Thread::spawn("tarfs-ready", move || {
+        let stat_thread = Thread::spawn("tarfs-ready", move || {
             let path = root.as_ref().map_or(path, proc_fd_path);
             let found = fs::metadata(&path);
             let end = found.as_ref().ok().filter(|found| is_own(found));
@@ -408,18 +409,38 @@ impl Mount {
             // The receiver may have timed out.
             drop(sender.send((found, end)));
         })?;
-        let error = match answer.recv_timeout(READY_TIMEOUT) {
+        let answer = answer.recv_timeout(READY_TIMEOUT);
+        let is_elsewhere = is_inherited && answer.is_ok() && self.is_known_to_be_attached();
+        let error = match answer {
             Ok((Ok(found), end)) if is_own(&found) => return Ok((own_device, end)),
             Ok((Err(error), _)) => MountError::System(error),
             Ok((Ok(_), _)) | Err(_) => MountError::NotReady,
         };
-        if self.is_covered() {
+        if is_elsewhere || self.is_covered() {
             return Ok((own_device, None));
         }
-        // This ends the wait of the asking thread, even if the mount cannot be unmounted.
-        unmount_or_force(&target);
-        abort_connection(own_device);
+        if !is_inherited {
+            unmount_or_force(&target);
+        } else if let Err(error) = target.detach() {
+            tracing::debug!(%error, "the mount stays");
+        }
+        // Overlays that share the connection have other numbers.
+        let is_shared = is_inherited && (has_overlay || is_mounted(target.lower_device()));
+        if is_shared {
+            // It may wait until another process continues with the connection.
+            std::mem::forget(stat_thread);
+        } else {
+            // This ends the wait of the asking thread, even if the mount cannot be unmounted.
+            abort_connection(own_device);
+        }
         Err(error)
+    }
+
+    /// Whether its unique number is in the tree of mounts, and its connection lives.
+    fn is_known_to_be_attached(&self) -> bool {
+        let target = self.target();
+        let is_unique = target.mount_id.is_some();
+        is_unique && target.is_attached() && syscalls::is_connected(&self.served.connection)
     }
 
     /// Whether it is mounted below another mount, which hides it from all paths.
