@@ -30,7 +30,7 @@ pub use opened::Opened;
 pub use prefetch::PrefetchSpec;
 pub use prometheus::{Figure, figures};
 pub use runtime_dir::{RUNTIME_DIR, SYSTEM_RUNTIME_DIR, runtime_dir, runtime_dirs};
-pub use server::{FirstRequest, MountRequest, Process, ServedMount, Server};
+pub use server::{FirstRequest, MountRequest, Process, ServedMount, Server, socket_of_claim};
 pub use status::{
     CopyProgress, FailedRead, IndexState, OverlayStatus, Phase, PrefetchStatus, Status,
     format_device,

@@ -349,6 +349,40 @@ fn mount_that_sees_two_daemons_die_is_served_alone() {
 
 // Promises: shared-restart
 #[test]
+fn mounts_of_one_connection_stay_in_one_process() {
+    let place = place();
+    place.share("m0");
+    place.share("m1");
+    place.wait_until_index_is_saved();
+    let mut mounted = vec!["m0", "m1"];
+    for joining in ["m2", "m3", "m4"] {
+        let before = place.pid("m0");
+        let process = pidfd_open(before, PidfdFlags::empty()).expect("running");
+        kill_process(before, Signal::KILL).expect("running");
+        for mountpoint in &mounted {
+            place.wait_for_server(mountpoint, |pid| pid != before);
+        }
+        assert!(wait::process_exits(&process));
+        for mountpoint in &mounted {
+            assert_eq!(place.pid(mountpoint), place.pid("m0"), "{mountpoint}");
+            place.compare(mountpoint);
+        }
+        // Its monitor sees fewer deaths than the others.
+        if mounted.len() < 3 {
+            place.share(joining);
+            assert_eq!(place.pid(joining), place.pid("m0"), "{joining}");
+            mounted.push(joining);
+        }
+    }
+    let process = pidfd_open(place.pid("m0"), PidfdFlags::empty()).expect("running");
+    for mountpoint in &mounted {
+        place.succeeds(&["umount", mountpoint]);
+    }
+    assert!(wait::process_exits(&process), "it serves nothing");
+}
+
+// Promises: shared-restart
+#[test]
 fn takeover_of_a_hidden_mount_leaves_the_connection_to_others() {
     let place = place();
     let hidden = place.path("d");

@@ -1,4 +1,4 @@
-//! Threads, pools of them, their locks, and jobs that one of them runs.
+//! Threads, pools of them, their locks, jobs that one of them runs, and other processes.
 
 // The primitives of `sync`, which tests/interleavings replaces.
 use std::sync as primitives;
@@ -6,6 +6,7 @@ use std::sync as primitives;
 pub(crate) mod cancel_token;
 pub(crate) mod once_job;
 pub mod periodic;
+pub mod process;
 pub mod sync;
 pub mod thread;
 pub(crate) mod thread_pool;

@@ -114,7 +114,7 @@ pub(crate) fn run(socket: &Path, is_in_foreground: bool) -> anyhow::Result<ExitC
     let clears = Thread::spawn("tarfs-clear", || tarfs::fuse::unmount_dead_mounts(None));
     let clears = clears.context("cannot start a thread")?;
     let network = locate::start_network().context("cannot start the network")?;
-    let server = Server::new(network.handle().clone(), ThisProcess::of_many());
+    let server = Server::new(network.handle().clone(), ThisProcess::Daemon(socket.into()));
     SERVER.get_or_init(|| Arc::downgrade(&server));
     let directory = socket.parent().context("a socket has no directory")?;
     let asked = Arc::clone(&server);

@@ -49,9 +49,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
         server: OnceLock::new(),
         control: Mutex::default(),
     });
-    let process = ThisProcess {
-        alone: Some(Arc::clone(&alone)),
-    };
+    let process = ThisProcess::OfMount(Arc::clone(&alone));
     let server = Server::new(network.handle().clone(), process);
     drop(alone.server.set(Arc::downgrade(&server)));
     watch_signals(&server)?;
@@ -171,26 +169,21 @@ fn report_scan_end(opened: &Opened) {
 }
 
 /// The parts of this process that its monitors control.
-pub(super) struct ThisProcess {
+pub(super) enum ThisProcess {
     /// Those of a process for one mount.
-    alone: Option<Arc<Alone>>,
+    OfMount(Arc<Alone>),
+    /// That of a daemon, with its socket.
+    Daemon(PathBuf),
 }
 
 /// The parts of a process that serves one mount, and has what is its monitor's.
-struct Alone {
+pub(super) struct Alone {
     inherited: Mutex<Option<InheritedFds>>,
     log: Mutex<LogTarget>,
     /// Directory of the control socket.
     runtime_dir: PathBuf,
     server: OnceLock<Weak<Server>>,
     control: Mutex<Option<ControlSocket>>,
-}
-
-impl ThisProcess {
-    /// That of a daemon.
-    pub(super) fn of_many() -> Self {
-        Self { alone: None }
-    }
 }
 
 impl Alone {
@@ -222,7 +215,7 @@ impl Alone {
 
 impl Process for ThisProcess {
     fn settle(&self, in_background: bool) {
-        if let Some(alone) = &self.alone {
+        if let Self::OfMount(alone) = self {
             alone.settle(in_background);
         }
     }
@@ -239,8 +232,11 @@ impl Process for ThisProcess {
         report_scan_end(opened);
     }
 
-    fn is_daemon(&self) -> bool {
-        self.alone.is_none()
+    fn socket(&self) -> Option<&Path> {
+        match self {
+            Self::OfMount(_) => None,
+            Self::Daemon(socket) => Some(socket),
+        }
     }
 
     fn panic_count(&self) -> u64 {

@@ -43,7 +43,7 @@ const RIGHTS: [&str; 5] = ["Uid:", "Gid:", "Groups:", "Seccomp:", "Seccomp_filte
 
 /// Version of what a daemon and the monitors of another program file must agree on: packets, descriptions of mounts, numbers
 /// of inodes, and what is negotiated with the kernel. To be raised with each change that they could not continue with.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Program that unmounts for an ordinary user.
 const UNMOUNTER: &str = "fusermount3";

@@ -1,21 +1,34 @@
-//! Job list of a shared file system: its mounts, and the jobs that they belong to.
+//! Job list of a shared file system: the process that serves it, its mounts, and the jobs that they belong to.
 //!
 //! A job may be killed together with the daemon. Its mount then lives on by the connection that other monitors keep, and no
 //! process knows it. So these have the job list, in memory without a name, and give it to the next daemon.
+//!
+//! Each monitor decides for itself which process continues with its mount. The first such process claims the file system in
+//! the job list. Others refuse to serve it while that one lives, and monitors go where it serves.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::ControlGroup;
 use crate::base::bounded_read::read_at_most;
+use crate::base::lock::{LockKind, RETRY_INTERVAL, lock};
+use crate::base::process::ProcessId;
 use crate::base::sync::Mutex;
 use crate::fuse::MountTarget;
+
+/// Length of the claim at the start, in bytes. A path of a socket has at most 108, each of which JSON expands to four.
+const CLAIM_BYTES: usize = 1024;
+
+/// Timeout for the end of a killed process that has claimed the file system, and for another one that does so.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Length of a job list, in bytes, from which on the lines of ended mounts are removed.
 const MIN_TRIMMED_BYTES: u64 = 64 << 10;
@@ -32,12 +45,37 @@ pub(super) struct JobMount {
     pub(super) scratch: Option<OsString>,
 }
 
-/// The mounts of a shared file system that belong to jobs, one in a line of JSON.
+/// The process that serves a file system.
+#[derive(PartialEq, Debug, Serialize, Deserialize)]
+struct Claim {
+    process: ProcessId,
+    /// The socket on which it accepts other monitors of the file system.
+    socket: Option<OsString>,
+}
+
+impl Claim {
+    /// That of a process that lives.
+    fn read(memory: &File) -> Option<Self> {
+        let mut bytes = [0; CLAIM_BYTES];
+        memory.read_exact_at(&mut bytes, 0).ok()?;
+        let claim: Self = serde_json::from_slice(&bytes).ok()?;
+        claim.process.is_alive().then_some(claim)
+    }
+}
+
+/// The mounts of a shared file system that belong to jobs, one in a line of JSON behind the claim of this process. Dropping it
+/// ends the claim.
 #[derive(Debug)]
 pub(super) struct JobList {
     memory: File,
     /// Length of what is written, and of the last trimmed state.
     lengths: Mutex<(u64, u64)>,
+}
+
+/// Path of the socket of the daemon that serves the file system of the job list in `memory`, if one does.
+pub fn socket_of_claim(memory: BorrowedFd<'_>) -> Option<PathBuf> {
+    let memory = File::from(memory.try_clone_to_owned().ok()?);
+    Some(Claim::read(&memory)?.socket?.into())
 }
 
 impl AsFd for JobList {
@@ -47,24 +85,30 @@ impl AsFd for JobList {
 }
 
 impl JobList {
-    /// An empty one.
+    /// Claims the file system of the job list in `memory` for this process, which accepts monitors on `socket`. Without
+    /// `memory`, makes an empty one.
     ///
     /// # Errors
-    /// If the system has no more memory or descriptors.
-    pub(super) fn new() -> io::Result<Self> {
-        let memory = File::from(memfd_create("jobs", MemfdFlags::CLOEXEC)?);
-        Ok(Self {
-            memory,
-            lengths: Mutex::default(),
-        })
-    }
-
-    /// The one in `memory`, which another process has written.
-    ///
-    /// # Errors
-    /// If it cannot be read.
-    pub(super) fn of(memory: OwnedFd) -> io::Result<Self> {
-        let memory = File::from(memory);
+    /// If another process serves the file system, or the system has no more memory or descriptors.
+    pub(super) fn claim(memory: Option<OwnedFd>, socket: Option<&Path>) -> io::Result<Self> {
+        let make = || memfd_create("jobs", MemfdFlags::CLOEXEC);
+        let memory = File::from(memory.map_or_else(make, Ok)?);
+        // The processes share an open file, so a lock needs one of its own.
+        let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+        let locked = File::options().read(true).write(true).open(path)?;
+        lock(&locked, LockKind::Exclusive, CLAIM_TIMEOUT)?;
+        let process = ProcessId::own();
+        let deadline = Instant::now() + CLAIM_TIMEOUT;
+        while Claim::read(&memory).is_some_and(|claim| claim.process != process) {
+            if Instant::now() >= deadline {
+                return Err(io::Error::other("another process serves the file system"));
+            }
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+        let socket = socket.map(OsString::from);
+        let mut bytes = serde_json::to_vec(&Claim { process, socket })?;
+        bytes.resize(CLAIM_BYTES, b' ');
+        memory.write_all_at(&bytes, 0)?;
         let len = memory.metadata()?.len();
         Ok(Self {
             memory,
@@ -78,7 +122,7 @@ impl JobList {
     /// If it cannot be read, or is too long.
     pub(super) fn mounts(&self) -> io::Result<Vec<JobMount>> {
         let mut file = &self.memory;
-        seek(file, SeekFrom::Start(0))?;
+        seek(file, SeekFrom::Start(CLAIM_BYTES as u64))?;
         let bytes = read_at_most(&mut file, MAX_BYTES)?;
         let lines = bytes.split(|&byte| byte == b'\n');
         Ok(lines
@@ -107,12 +151,19 @@ impl JobList {
             {
                 kept.write_all(&self::line(&mount)?)?;
             }
-            self.memory.write_all_at(&kept, 0)?;
-            self.memory.set_len(kept.len() as u64)?;
-            *len = kept.len() as u64;
+            self.memory.write_all_at(&kept, CLAIM_BYTES as u64)?;
+            *len = (CLAIM_BYTES + kept.len()) as u64;
+            self.memory.set_len(*len)?;
             *trimmed = *len;
         }
         Ok(())
+    }
+}
+
+impl Drop for JobList {
+    fn drop(&mut self) {
+        // Otherwise the claim ends with this process.
+        drop(self.memory.write_all_at(&[b' '; CLAIM_BYTES], 0));
     }
 }
 
@@ -121,4 +172,39 @@ fn line(mount: &JobMount) -> io::Result<Vec<u8>> {
     serde_json::to_writer(&mut line, mount)?;
     line.push(b'\n');
     Ok(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    // Promises: shared-restart
+    #[test]
+    fn file_system_is_claimed_by_one_process_at_a_time() {
+        let socket = Path::new("/run/a.daemon");
+        let list = JobList::claim(None, Some(socket)).expect("new");
+        let memory = list.memory.try_clone().expect("a descriptor");
+        let memory = OwnedFd::from(memory);
+        assert_eq!(socket_of_claim(memory.as_fd()).as_deref(), Some(socket));
+        drop(list);
+        assert_eq!(socket_of_claim(memory.as_fd()), None);
+        let mut child = Command::new("sleep").arg("60").spawn().expect("installed");
+        let claim = Claim {
+            process: ProcessId::of(child.id().cast_signed()),
+            socket: None,
+        };
+        let file = File::from(memory.try_clone().expect("a descriptor"));
+        let mut bytes = serde_json::to_vec(&claim).expect("valid");
+        bytes.resize(CLAIM_BYTES, b' ');
+        file.write_all_at(&bytes, 0).expect("written");
+        let again = || JobList::claim(Some(memory.try_clone().expect("a descriptor")), None);
+        again().expect_err("it is served");
+        assert_eq!(Claim::read(&file), Some(claim));
+        child.kill().expect("a child");
+        // A killed process needs not be reaped.
+        again().expect("free");
+        child.wait().expect("a child");
+    }
 }

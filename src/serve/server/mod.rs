@@ -11,6 +11,7 @@ mod tree_memory;
 mod turns;
 
 pub use first_request::{FirstRequest, MountRequest};
+pub use job_list::socket_of_claim;
 pub use served_mount::ServedMount;
 pub(super) use tree_memory::{Granted, TreeMemory};
 
@@ -61,8 +62,8 @@ pub trait Process: Sync {
     /// Reports the end of the scan of `opened` to the user.
     fn report_scan_end(&self, opened: &Opened);
 
-    /// Whether it serves mounts of several monitors.
-    fn is_daemon(&self) -> bool;
+    /// The socket on which it accepts monitors. `None` if it serves one mount alone.
+    fn socket(&self) -> Option<&Path>;
 
     /// Number of panics so far.
     fn panic_count(&self) -> u64;
@@ -223,7 +224,7 @@ impl Server {
     /// The figures of this process.
     fn figures(&self) -> ProcessFigures {
         ProcessFigures {
-            is_daemon: self.process.is_daemon(),
+            is_daemon: self.process.socket().is_some(),
             resident_bytes: resident_bytes().unwrap_or(0),
             panics: self.process.panic_count(),
         }

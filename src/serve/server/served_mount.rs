@@ -133,8 +133,13 @@ impl ServedMount {
         let stats = Arc::new(Stats::default());
         let filesystem = filesystem(spec, &tree, key.view, (copy.as_ref(), &stats))?;
         let endings = Arc::new(Endings::of_first(ending));
-        let of_session = Arc::clone(&endings);
-        let on_end = move || of_session.reach_all();
+        let job_list = job_list.map(Arc::new);
+        // While the session runs, no other process may claim the file system.
+        let (of_session, claim) = (Arc::clone(&endings), job_list.clone());
+        let on_end = move || {
+            of_session.reach_all();
+            drop(claim);
+        };
         let mount = match origin {
             MountOrigin::New(mount) => Mount::serve(filesystem, mount, on_end),
             MountOrigin::Inherited(session) => Mount::take_over(filesystem, &session, on_end),
@@ -151,7 +156,7 @@ impl ServedMount {
             link: OnceLock::new(),
             ending: Arc::clone(ending),
             endings,
-            job_list: job_list.map(Arc::new),
+            job_list,
             shows_index: spec.shows_index(key.view.root),
             left_out_xattrs: OnceLock::new(),
             key,

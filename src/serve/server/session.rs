@@ -212,8 +212,10 @@ impl<'a> Session<'a> {
             ServedMount::join(shared, tree, (mount.target.clone(), url), ending)?
         } else {
             let own = mount.template.take();
-            let own = own.filter(|_| self.server.process.is_daemon());
-            let job_list = own.is_some().then(JobList::new).transpose();
+            let socket = self.server.process.socket();
+            let own = own.filter(|_| socket.is_some());
+            let claim = || JobList::claim(None, socket);
+            let job_list = own.is_some().then(claim).transpose();
             let job_list = job_list.map_err(|error| Failure::of(&error))?;
             let origin = (MountOrigin::New(mount), job_list);
             let mount = ServedMount::serve(spec, (key, tree), (copy, url), origin, ending)?;
@@ -246,23 +248,27 @@ impl<'a> Session<'a> {
         let mount = if let Some(shared) = self.server.find_shared(&key) {
             ServedMount::join(&shared, tree, (taken.target, url), ending)?
         } else {
-            let job_list = job_list.and_then(|job_list| JobList::of(job_list).ok());
-            let job_list = job_list.filter(|_| self.server.process.is_daemon());
-            if let Some(job_list) = &job_list {
-                self.server.add_abandoned(job_list);
-            }
+            let job_list = JobList::claim(job_list, self.server.process.socket());
+            let job_list = job_list.map_err(|error| Failure::of(&error))?;
+            self.server.add_abandoned(&job_list);
             let origin = MountOrigin::Inherited(InheritedSession {
                 target: taken.target,
                 descriptor,
                 capabilities: taken.state.capabilities,
             });
-            ServedMount::serve(spec, (key, tree), (None, url), (origin, job_list), ending)?
+            ServedMount::serve(
+                spec,
+                (key, tree),
+                (None, url),
+                (origin, Some(job_list)),
+                ending,
+            )?
         };
         self.server.remove_abandoned(&mount.mount.target());
         if let Some(overlay) = taken.overlay {
             mount.set_overlay(overlay);
         }
-        if self.server.process.is_daemon() && mount.mount.template().is_none() {
+        if self.server.process.socket().is_some() && mount.mount.template().is_none() {
             let template = mount.mount.make_template(&spec.own_options());
             mount.mount.set_template(template);
         }

@@ -11,7 +11,7 @@ use super::errors::{EndedBySignal, is_disconnection, unexpected};
 use super::kept_mount::KeptMount;
 use super::process::ServerProcess;
 use crate::cli::daemon::overlay_dirs::OverlayDirs;
-use tarfs::serve::{Failure, Packet, SessionState, Taken};
+use tarfs::serve::{DaemonSocket, Failure, Packet, SessionState, Taken, socket_of_claim};
 
 /// Pauses between failed successors: the first and the maximum.
 const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
@@ -151,15 +151,18 @@ impl Monitor {
         self.report_monitor()
     }
 
-    /// Starts the next process that serves the mount, or connects to it. Mounts of one file system have one, also when they
-    /// may not share it with others.
+    /// Starts the next process that serves the mount, or connects to it. Mounts of one file system have one: the first that
+    /// any of their monitors has found.
     fn start_successor(
         &self,
         is_taken_over: bool,
         may_share: bool,
     ) -> anyhow::Result<ServerProcess> {
         let device = self.mount.as_ref().map(|mount| mount.target.lower_device());
+        let job_list = self.job_list.as_ref().filter(|_| is_taken_over);
+        let claim = job_list.and_then(|job_list| socket_of_claim(job_list.as_fd()));
         let socket = match (&self.options.daemon, device) {
+            _ if claim.is_some() => claim.as_deref().map(DaemonSocket::at),
             (Some(daemon), _) if may_share => Some(daemon.clone()),
             (Some(daemon), Some(device)) if is_taken_over => Some(daemon.of_device(device)),
             _ => None,
