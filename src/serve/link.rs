@@ -67,6 +67,9 @@ pub enum Packet {
     },
     /// Monitor: it makes this directory for the mount, and removes it after the mount.
     Scratch(OsString),
+    /// Monitor: it makes this mount, a copy of the one that came with the answer. If it dies before the next request, the server
+    /// detaches the mount.
+    Attach(MountTarget),
     /// Monitor: serve the tree on this mount. The descriptors are the connection, the mount's root, and a detached copy of it,
     /// if there are these. Without them, the mount is a copy of the one that came with the answer before.
     Serve(MountTarget),

@@ -10,8 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 
 use crate::support::cgroup::Group;
@@ -420,6 +422,51 @@ fn daemon_that_any_monitor_starts_serves_metrics_on_a_low_port() {
     place.wait_for_server("m1", |pid| pid != before);
     let url = place.status_of("m1").get("metrics").cloned();
     assert_eq!(url, Some("http://127.0.77.1:81/metrics".into()));
+}
+
+// Promises: shared-abandoned
+#[test]
+fn mount_of_a_killed_client_is_unmounted() {
+    let place = place();
+    place.share("m4");
+    place.wait_until_index_is_saved();
+    // On the same processor, this thread runs before the client returns from the system call that mounts.
+    let all = sched_getaffinity(None).expect("readable");
+    let mut one = CpuSet::new();
+    one.set(
+        (0..CpuSet::MAX_CPU)
+            .find(|&cpu| all.is_set(cpu))
+            .expect("some"),
+    );
+    sched_setaffinity(None, &one).expect("set");
+    for _ in 0..rounds::rounds(10) {
+        let table = File::open("/proc/self/mountinfo").expect("readable");
+        let mut command = place.command_of("chrt");
+        command.args(["--idle", "0", PROGRAM, "mount", &place.url(ARCHIVE), "m0"]);
+        let mut child = command.spawn().expect("installed");
+        let timeout = wait::WAIT_TIMEOUT.try_into().expect("short");
+        // The end of another test's mount is a change, too.
+        while !is_mounted(&place.path("m0")) {
+            let mut polled = [PollFd::new(&table, PollFlags::PRI)];
+            let count = poll(&mut polled, Some(&timeout)).expect("waited");
+            assert!(count > 0, "it is not mounted");
+        }
+        child.kill().expect("a child");
+        child.wait().expect("a child");
+        // A mount that no process knows counts as a bind mount of the other one.
+        wait::wait_until("it is unmounted, or kept", || {
+            let status = place.tarfs(&["status", "m0", "--json"]);
+            let status: Option<Value> = serde_json::from_slice(&status.stdout).ok();
+            let status = status.filter(|status| {
+                let shown = status.get("mountpoint").and_then(Value::as_str);
+                shown == place.path("m0").to_str()
+            });
+            !is_mounted(&place.path("m0")) || status.as_ref().and_then(monitor_of).is_some()
+        });
+        drop(place.tarfs(&["umount", "m0"]));
+    }
+    sched_setaffinity(None, &all).expect("set");
+    place.compare("m4");
 }
 
 // Promises: shared-pages

@@ -1,5 +1,6 @@
 //! A mount before a process serves it.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -91,27 +92,31 @@ impl NewMount {
         })
     }
 
-    /// Mounts a copy of the mount `template` on the directory `mountpoint`. The process that serves it serves both.
+    /// Mounts a copy of the mount `template` on the directory `mountpoint`. The process that serves it serves both. Calls
+    /// `announce` before the copy is attached, because this process may be killed after that.
     ///
     /// # Errors
-    /// As [`on`](Self::on), and before Linux 6.15.
-    pub fn copy(mountpoint: &Path, template: impl AsFd) -> Result<Self, MountError> {
+    /// As [`on`](Self::on) and `announce`, and before Linux 6.15.
+    pub fn copy(
+        mountpoint: &Path,
+        template: impl AsFd,
+        announce: impl FnOnce(&MountTarget) -> io::Result<()>,
+    ) -> Result<Self, MountError> {
         let mountpoint = syscalls::open_mountpoint(mountpoint)?;
-        let root = syscalls::mount_copy(&mountpoint, template)?;
-        let target = || {
-            let path = mountpoint.path()?;
-            let mount_id = UniqueMountId::findable(&root).ok_or(MountError::NotReady)?;
-            Ok(MountTarget {
-                mountpoint: path,
-                device: syscalls::device_number(&root)?,
-                overlay: None,
-                namespace: None,
-                mount_id: Some(mount_id),
-            })
+        let root = syscalls::copy_mount(template)?;
+        let target = MountTarget {
+            mountpoint: mountpoint.path()?,
+            device: syscalls::device_number(&root)?,
+            overlay: None,
+            namespace: None,
+            mount_id: Some(UniqueMountId::of(&root).ok_or(MountError::NotReady)?),
         };
-        let target = target().inspect_err(|_: &MountError| {
+        announce(&target)?;
+        syscalls::attach(&root, &mountpoint)?;
+        if UniqueMountId::findable(&root).is_none() {
             unmount(proc_fd_path(&root), UnmountFlags::DETACH).ok();
-        })?;
+            return Err(MountError::NotReady);
+        }
         // It would keep the mount in use.
         drop(root);
         Ok(Self::new(target, None, None))
@@ -197,7 +202,13 @@ mod tests {
         let options = MountOptions::default();
         let mount = NewMount::on(&first, "sample.tar", &options).expect("root runs the tests");
         let template = mount.template.as_ref().expect("Linux 6.15 runs the tests");
-        let copy = NewMount::copy(&second, template).expect("made");
+        let mut announced = None;
+        let announce = |target: &MountTarget| {
+            announced = Some(target.clone());
+            Ok(())
+        };
+        let copy = NewMount::copy(&second, template, announce).expect("made");
+        assert_eq!(announced.as_ref(), Some(&copy.target));
         let (target, copied) = (mount.target.clone(), copy.target.clone());
         assert!(copied.is_attached() && copied.device == target.device);
         drop(copy);

@@ -163,16 +163,9 @@ pub(super) fn has_attributes(mount_id: UniqueMountId, options: &MountOptions) ->
 }
 
 /// Mounts the detached mount `root`.
-fn attach(root: impl AsFd, mountpoint: &Mountpoint) -> io::Result<()> {
+pub(super) fn attach(root: impl AsFd, mountpoint: &Mountpoint) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(move_mount(root, "", &mountpoint.0, "", flags)?)
-}
-
-/// Mounts a copy of the detached mount `template`, and returns its root.
-pub(super) fn mount_copy(mountpoint: &Mountpoint, template: impl AsFd) -> io::Result<OwnedFd> {
-    let copy = copy_mount(template)?;
-    attach(&copy, mountpoint)?;
-    Ok(copy)
 }
 
 /// The device number of the file system with this root. Sends no request to it.

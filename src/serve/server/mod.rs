@@ -347,10 +347,7 @@ impl Server {
                     self.process.unmount_abandoned(&target.mountpoint, scratch);
                     self.process.remove_scratch(scratch);
                 }
-                None => match target.detach() {
-                    Ok(()) | Err(UnmountError::NotMounted(_)) => {}
-                    Err(error) => tracing::warn!(%error, "the mount of a killed job stays"),
-                },
+                None => detach(&target),
             }
         }
     }
@@ -419,6 +416,14 @@ impl Server {
                 mount.release();
             }
         }
+    }
+}
+
+/// Detaches the mount at `target`, which its killed monitor cannot unmount.
+fn detach(target: &MountTarget) {
+    match target.detach() {
+        Ok(()) | Err(UnmountError::NotMounted(_)) => {}
+        Err(error) => tracing::warn!(%error, "the mount of a killed process stays"),
     }
 }
 

@@ -12,12 +12,12 @@ use super::ending::Ending;
 use super::first_request::{MountRequest, RequestKind, invalid};
 use super::job_list::JobList;
 use super::served_mount::{FileSystemKey, MountOrigin, ServedMount};
-use super::{START_TIMEOUT, Server};
+use super::{START_TIMEOUT, Server, detach};
 use crate::archive::{Callback, WaitFor};
 use crate::base::periodic::PeriodicThread;
 use crate::base::stats::Stats;
 use crate::fetch::CancelToken;
-use crate::fuse::{Force, InheritedSession, NewMount};
+use crate::fuse::{Force, InheritedSession, MountTarget, NewMount};
 use crate::serve::copy::MountCopy;
 use crate::serve::failure::Failure;
 use crate::serve::link::{Link, OpenedTree, Packet, Taken, version_for_packet, work_for};
@@ -74,6 +74,11 @@ impl Server {
                 None
             }
         };
+        let attached = session.attached.take();
+        if let Some(target) = attached.filter(|_| served.is_none() && link.is_closed()) {
+            // It is not served, so no other process knows it.
+            detach(&target);
+        }
         let scratch = session.scratch.take();
         if let Some(scratch) = scratch.filter(|_| link.is_closed()) {
             self.process
@@ -123,6 +128,8 @@ pub(super) struct Session<'a> {
     link: &'a Arc<Link>,
     /// The directory that the monitor makes for the mount.
     pub(super) scratch: Option<OsString>,
+    /// The copy of a mount that the monitor makes.
+    attached: Option<MountTarget>,
     /// Whether it counts as a monitor.
     pub(super) is_mounting: bool,
 }
@@ -134,6 +141,7 @@ impl<'a> Session<'a> {
             server,
             link,
             scratch: None,
+            attached: None,
             is_mounting: false,
         }
     }
@@ -319,6 +327,7 @@ impl<'a> Session<'a> {
             }
             match self.link.receive().map_err(invalid)? {
                 Some((Packet::Scratch(scratch), _)) => self.scratch = Some(scratch),
+                Some((Packet::Attach(target), _)) => self.attached = Some(target),
                 Some(received) => break received,
                 None => return Ok(None),
             }

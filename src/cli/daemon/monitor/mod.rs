@@ -290,7 +290,11 @@ impl Monitor {
         template: Option<OwnedFd>,
     ) -> anyhow::Result<NewMount> {
         if let Some(template) = template {
-            match NewMount::copy(at, template) {
+            let announce = |target: &MountTarget| {
+                let packet = Packet::Attach(target.clone());
+                self.server.link.send(&packet, &[], SendFlags::empty())
+            };
+            match NewMount::copy(at, template, announce) {
                 Ok(mount) => return Ok(mount),
                 Err(error) => tracing::debug!(%error, "the mount has a file system of its own"),
             }
