@@ -256,21 +256,19 @@ impl<'a> Session<'a> {
         let mount = if let Some(shared) = self.server.find_shared(&key) {
             ServedMount::join(&shared, tree, (taken.target, url), ending)?
         } else {
-            let job_list = JobList::claim(job_list, self.server.process.socket());
-            let job_list = job_list.map_err(|error| Failure::of(&error))?;
-            self.server.add_abandoned(&job_list);
+            let socket = self.server.process.socket();
+            let can_be_shared = job_list.is_some() || socket.is_some();
+            let claim = can_be_shared.then(|| JobList::claim(job_list, socket));
+            let job_list = claim.transpose().map_err(|error| Failure::of(&error))?;
+            if let Some(job_list) = &job_list {
+                self.server.add_abandoned(job_list);
+            }
             let origin = MountOrigin::Inherited(InheritedSession {
                 target: taken.target,
                 descriptor,
                 capabilities: taken.state.capabilities,
             });
-            ServedMount::serve(
-                spec,
-                (key, tree),
-                (None, url),
-                (origin, Some(job_list)),
-                ending,
-            )?
+            ServedMount::serve(spec, (key, tree), (None, url), (origin, job_list), ending)?
         };
         self.server.remove_abandoned(&mount.mount.target());
         if let Some(overlay) = taken.overlay {
