@@ -117,7 +117,7 @@ pub mod internal {
     pub use crate::base::{
         bounded_read, buffer_pool, descriptor_limit, directory, environment, error_chain, escape,
         free_list, lock, memory_reclaim, passwd, periodic, process, publish, redact, regular_file,
-        resolve, rooted, shared_dir, size, span_hash, stats, sync, thread, time, trusted_dir,
+        resolve, rooted, shared_dir, size, span_hash, stats, sync, thread, time, trusted_dir, wait,
         xattr::posix_acl,
     };
     pub use crate::cache::{

@@ -32,4 +32,4 @@ pub use memory::{buffer_pool, free_list, reclaim as memory_reclaim};
 pub(crate) use path::{NAME_MAX, archive_path, glob};
 pub use path::{resolve, rooted};
 pub(crate) use threads::{cancel_token, once_job, thread_pool};
-pub use threads::{periodic, process, sync, thread};
+pub use threads::{periodic, process, sync, thread, wait};

@@ -11,9 +11,9 @@ use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Weak;
-use std::time::Instant;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{
@@ -28,6 +28,7 @@ use super::mount_spec::MountSpec;
 use super::status::{IndexState, OverlayStatus};
 use crate::base::bounded_read::read_at_most;
 use crate::base::sha256::Sha256;
+use crate::base::wait::wait_for;
 use crate::fuse::{MountTarget, supports_takeover};
 
 /// Maximum length of a packet, in bytes. The longest has two targets with two paths of 4096 bytes as numbers each, and a
@@ -210,24 +211,11 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for a packet, or the end of the peer. False after `deadline`.
-    pub(super) fn wait_until(&self, deadline: Instant) -> bool {
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = Timespec::try_from(left).unwrap_or_default();
-            let mut polled = [PollFd::new(self, PollFlags::IN)];
-            match poll(&mut polled, Some(&left)) {
-                Err(Errno::INTR) => {}
-                polled_count => return polled_count == Ok(1),
-            }
-        }
-    }
-
     /// Whether the peer is gone.
     pub(super) fn is_closed(&self) -> bool {
         let mut polled = [PollFd::new(self, PollFlags::empty())];
-        let polled_count = poll(&mut polled, Some(&Timespec::default()));
-        polled_count == Ok(1) && polled[0].revents().contains(PollFlags::HUP)
+        let is_ready = wait_for(&mut polled, Duration::ZERO) == Ok(true);
+        is_ready && polled[0].revents().contains(PollFlags::HUP)
     }
 
     /// Tells the monitor that its mount is not served. One that is gone needs no answer.

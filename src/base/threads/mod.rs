@@ -1,4 +1,4 @@
-//! Threads, pools of them, their locks, jobs that one of them runs, and other processes.
+//! Threads, pools of them, their locks, jobs that one of them runs, and waits for others.
 
 // The primitives of `sync`, which tests/interleavings replaces.
 use std::sync as primitives;
@@ -10,3 +10,4 @@ pub mod process;
 pub mod sync;
 pub mod thread;
 pub(crate) mod thread_pool;
+pub mod wait;

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, test_kill_process};
 use serde::{Deserialize, Serialize};
+
+use super::wait::is_readable;
 
 /// Number of the words in `/proc/PID/stat` between the name and the time of the start.
 const WORDS_BEFORE_START: usize = 19;
@@ -79,10 +81,7 @@ fn process_directory(pid: i32) -> Option<PathBuf> {
 /// Whether any thread of process `pid` has not ended.
 fn is_running(pid: Pid) -> bool {
     match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(process) => {
-            let mut polled = [PollFd::new(&process, PollFlags::IN)];
-            poll(&mut polled, Some(&Timespec::default())) != Ok(1)
-        }
+        Ok(process) => !is_readable(process, Duration::ZERO),
         Err(Errno::SRCH) => false,
         // Linux before 5.3 lacks pidfd_open(2).
         Err(_) => test_kill_process(pid) != Err(Errno::SRCH),
@@ -92,7 +91,6 @@ fn is_running(pid: Pid) -> bool {
 #[cfg(test)]
 mod tests {
     use std::process::Command;
-    use std::time::Duration;
 
     use super::*;
 

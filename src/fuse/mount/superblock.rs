@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::io::Errno;
+
+use crate::base::wait::is_readable;
 
 /// A watch for the end of a file system, with its inotify descriptor.
 #[derive(Debug)]
@@ -35,14 +35,7 @@ impl SuperblockWatch {
 
     /// Waits until the file system has ended, for at most `timeout`. Returns whether it has ended.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
-        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        loop {
-            let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
-            match poll(&mut polled, timeout.as_ref()) {
-                Err(Errno::INTR) => {}
-                polled => return polled == Ok(1),
-            }
-        }
+        is_readable(&self.0, timeout)
     }
 }
 

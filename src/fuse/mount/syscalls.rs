@@ -9,8 +9,9 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, fstat, makedev, statx};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
 use rustix::mount::{
@@ -33,6 +34,7 @@ use super::pinned::{
 use crate::base::foreign_command::foreign_command;
 use crate::base::mount_point::UniqueMountId;
 use crate::base::passwd::Accounts;
+use crate::base::wait::wait_for;
 
 /// Major number of the FUSE device on every Linux: a miscellaneous character device.
 const FUSE_MAJOR: u32 = 10;
@@ -385,14 +387,10 @@ fn stderr_message(output: &Output) -> String {
 }
 
 pub(super) fn is_connected(device: impl AsFd) -> bool {
-    loop {
-        let mut polled = [PollFd::new(&device, PollFlags::IN)];
-        let answered = poll(&mut polled, Some(&Timespec::default()));
-        let [polled] = polled;
-        if answered != Err(Errno::INTR) {
-            return !polled.revents().contains(PollFlags::ERR);
-        }
-    }
+    let mut polled = [PollFd::new(&device, PollFlags::IN)];
+    wait_for(&mut polled, Duration::ZERO).ok();
+    let [polled] = polled;
+    !polled.revents().contains(PollFlags::ERR)
 }
 
 /// Whether `mount` belongs to `connection`, if both have the same device number. The number is unique while

@@ -7,13 +7,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::messages::{MAX_RESPONSE_BYTES, Request, Response};
 use super::{IO_TIMEOUT, check_private_dir, send_line, socket_name};
+use crate::base::wait::wait_for;
 use crate::fuse::TopMount;
 use crate::index::{Index, MemoryLimit, TooMuchMemory, format};
 use crate::serve::failure::Failure;
@@ -129,8 +129,6 @@ impl StatusRequests {
 
     /// Waits until one of the processes answers; `None` if the rest does not answer in time.
     fn wait(&self) -> Option<usize> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).ok()?;
         let is_buffered = |(_, stream): &(_, BufReader<_>)| !stream.buffer().is_empty();
         if let Some(buffered) = self.pending.iter().position(is_buffered) {
             return Some(buffered);
@@ -140,8 +138,8 @@ impl StatusRequests {
         if polled.is_empty() {
             return None;
         }
-        let count = retry_on_intr(|| poll(&mut polled, Some(&left))).ok()?;
-        if count == 0 {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if !wait_for(&mut polled, left).ok()? {
             for (socket, _) in &self.pending {
                 tracing::warn!(
                     "{}: the process of this mount does not answer",
@@ -337,9 +335,8 @@ pub fn wait_for_exit(processes: &[OwnedFd], time: Duration) -> io::Result<bool> 
     let deadline = Instant::now() + time;
     for process in processes {
         let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).map_err(io::Error::other)?;
         let mut ends = [PollFd::new(process, PollFlags::IN)];
-        if retry_on_intr(|| poll(&mut ends, Some(&left)))? == 0 {
+        if !wait_for(&mut ends, left)? {
             return Ok(false);
         }
     }

@@ -9,8 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -19,6 +18,7 @@ use super::link::Link;
 use super::server::{FirstRequest, ServedMount, Server};
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
+use crate::base::wait::wait_for;
 
 pub use socket::DaemonSocket;
 
@@ -98,14 +98,8 @@ impl Daemon {
         let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
         polled.extend(table.map(|table| PollFd::new(table, PollFlags::PRI)));
         polled.extend(ends.iter().map(|end| PollFd::new(end, PollFlags::IN)));
-        let timeout = Timespec::try_from(POLL_INTERVAL).unwrap_or_default();
-        match poll(&mut polled, Some(&timeout)) {
-            Err(Errno::INTR) => Ok(false),
-            polled_count => {
-                polled_count?;
-                Ok(polled.first().is_some_and(|fd| !fd.revents().is_empty()))
-            }
-        }
+        wait_for(&mut polled, POLL_INTERVAL)?;
+        Ok(polled.first().is_some_and(|fd| !fd.revents().is_empty()))
     }
 
     fn has_clients(&self) -> bool {

@@ -10,7 +10,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
@@ -22,6 +21,7 @@ use rustix::thread::CapabilitySet;
 use crate::base::environment::variable;
 use crate::base::lock::{LockKind, lock};
 use crate::base::publish::publish;
+use crate::base::wait::is_readable;
 use crate::serve::control_socket::create_private_dir;
 use crate::serve::link::{Link, Packet};
 
@@ -194,23 +194,13 @@ impl DaemonSocket {
         let Ok(_lock) = self.lock(Duration::ZERO) else {
             return false;
         };
-        let is_awaited = wait_for_client(listener, Duration::ZERO).unwrap_or(true);
+        let is_awaited = is_readable(listener, Duration::ZERO);
         !is_awaited && fs::remove_file(&self.0).is_ok()
     }
 
     /// Device and inode of its file, if there is one.
     pub fn file_id(&self) -> Option<(u64, u64)> {
         file_id(&fs::symlink_metadata(&self.0).ok()?).ok()
-    }
-}
-
-/// Waits up to `timeout` for a client that connects to `listener`.
-pub(super) fn wait_for_client(listener: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
-    let mut polled = [PollFd::new(&listener, PollFlags::IN)];
-    let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
-    match poll(&mut polled, Some(&timeout)) {
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        count => Ok(count? > 0),
     }
 }
 

@@ -16,6 +16,7 @@ use super::{START_TIMEOUT, Server, detach};
 use crate::archive::{Callback, WaitFor};
 use crate::base::periodic::PeriodicThread;
 use crate::base::stats::Stats;
+use crate::base::wait::is_readable;
 use crate::fetch::CancelToken;
 use crate::fuse::{Force, InheritedSession, MountTarget, NewMount};
 use crate::serve::copy::MountCopy;
@@ -320,7 +321,8 @@ impl<'a> Session<'a> {
         let deadline = Instant::now() + START_TIMEOUT;
         let (packet, descriptors) = loop {
             // The file system of the template cannot end meanwhile.
-            if template.is_some() && !self.link.wait_until(deadline) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if template.is_some() && !is_readable(self.link, left) {
                 return Err(Failure::new("the mount was not made in time"));
             }
             match self.link.receive().map_err(invalid)? {

@@ -31,9 +31,10 @@ use crate::cli::ui::units::format_index;
 use crate::cli::ui::{logging, output};
 use errors::{EndedBySignal, NO_WRITABLE_RESTART, ServerDied, is_disconnection, unexpected};
 use kept_mount::KeptMount;
-use process::{ServerProcess, THREAD_EXIT_TIMEOUT, wait_for};
+use process::{ServerProcess, THREAD_EXIT_TIMEOUT};
 use signals::{Signals, end_by};
 use tarfs::fuse::{MountTarget, NewMount, OpenNamespace, SuperblockWatch, supports_takeover};
+use tarfs::internal::wait::{is_readable, wait_for};
 use tarfs::serve::{
     DaemonSocket, IndexState, MountSpec, OpenedTree, OverlayStatus, Packet, Phase, SessionState,
 };
@@ -497,16 +498,13 @@ impl Monitor {
             if let Some(signal) = self.signals.take() {
                 return Received::Signal(signal);
             }
-            let has_packet = wait_for(&mut [self.server.poll_fd()], Duration::ZERO) == Ok(true);
-            if !has_packet {
-                if polled.is_err() || !self.server.is_alive() {
-                    // The last packet may have arrived since.
-                    if wait_for(&mut [self.server.poll_fd()], Duration::ZERO) != Ok(true) {
-                        return Received::Gone;
-                    }
-                } else {
-                    continue;
+            // Its last packet comes before its end.
+            let is_gone = polled.is_err() || !self.server.is_alive();
+            if !is_readable(&self.server.link, Duration::ZERO) {
+                if is_gone {
+                    return Received::Gone;
                 }
+                continue;
             }
             match self.server.link.receive() {
                 Ok(Some((packet, descriptors))) => match packet {

@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{Shutdown, shutdown};
 
 use crate::cli::daemon::daemon_process::{own_program, start_daemon};
 use tarfs::internal::process::{has_threads, is_alive};
+use tarfs::internal::wait::is_readable;
 use tarfs::serve::{DaemonSocket, Link, MountSpec};
 
 /// Timeout for the threads of a killed process to exit.
@@ -64,8 +64,7 @@ impl ServerProcess {
         let start = |listener| start_daemon(socket, listener, program);
         let link = socket.connect_or_start(start)?;
         // A stopped one accepts no client.
-        let answers = wait_for(&mut [PollFd::new(&link, PollFlags::IN)], ACCEPT_TIMEOUT)?;
-        if !answers {
+        if !is_readable(&link, ACCEPT_TIMEOUT) {
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(Self {
@@ -137,14 +136,5 @@ impl ServerProcess {
     /// The descriptor that waits for packets.
     pub(super) fn poll_fd(&self) -> PollFd<'_> {
         PollFd::new(&self.link, PollFlags::IN)
-    }
-}
-
-/// Waits until one of `polled` is ready; false after `timeout`.
-pub(super) fn wait_for(polled: &mut [PollFd<'_>], timeout: Duration) -> Result<bool, Errno> {
-    let timeout = Timespec::try_from(timeout).unwrap_or_default();
-    match poll(polled, Some(&timeout)) {
-        Err(Errno::INTR) => Ok(false),
-        polled => Ok(polled? > 0),
     }
 }

@@ -16,10 +16,10 @@ use rustix::event::{PollFd, PollFlags};
 use signal_hook::flag;
 use signal_hook::low_level::{emulate_default_handler, pipe};
 
-use super::process::wait_for;
 use crate::cli::daemon::sd_notify::ServiceManager;
 use crate::cli::exit_status;
 use crate::cli::ui::cleanup_on_signal;
+use tarfs::internal::wait::is_readable;
 
 /// A server that dies within this time of a request to stop may not have received it.
 const SIGNAL_GRACE: Duration = Duration::from_secs(3);
@@ -101,9 +101,7 @@ impl Signals {
 
     /// Sleeps for `time`, or until a signal arrives. Returns it.
     pub(super) fn sleep(&self, time: Duration) -> Option<i32> {
-        if let Err(error) = wait_for(&mut [self.poll_fd()], time) {
-            tracing::debug!(%error, "a pause has ended early");
-        }
+        is_readable(&self.pipe, time);
         self.take()
     }
 }
