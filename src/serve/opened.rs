@@ -61,7 +61,8 @@ pub struct Opened {
 
 impl Shareable for Arc<Opened> {
     fn is_usable(&self) -> bool {
-        self.volume.is_usable()
+        let archives = self.volume.archives();
+        archives.iter().all(|archive| archive.failure().is_none())
     }
 
     fn close(&self) {

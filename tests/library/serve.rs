@@ -12,7 +12,7 @@ use tarfs::internal::thread::Thread;
 use tarfs::locate::{OpenSpec, SourceSpec};
 use tarfs::serve::{
     Daemon, DaemonSocket, Failure, MountSpec, Opened, Packet, Process, Server as ServeMounts,
-    VolumeKey, VolumeTable,
+    Shareable, VolumeKey, VolumeTable,
 };
 use tarfs::source;
 
@@ -30,16 +30,31 @@ fn key(source: &str) -> VolumeKey {
     VolumeKey::new(&mount).expect("no standard input")
 }
 
-type Trees = VolumeTable<Arc<dyn Volume>>;
+/// A tree of one archive.
+#[derive(Debug)]
+struct OneVolume(Arc<dyn Volume>);
+
+impl Shareable for OneVolume {
+    fn is_usable(&self) -> bool {
+        let archives = self.0.archives();
+        archives.iter().all(|archive| archive.failure().is_none())
+    }
+
+    fn close(&self) {
+        self.0.close();
+    }
+}
+
+type Trees = VolumeTable<OneVolume>;
 
 /// Any version is the current one.
 #[expect(clippy::unnecessary_wraps, reason = "a check may fail")]
-fn current(_: &Arc<dyn Volume>) -> Result<bool, Failure> {
+fn current(_: &OneVolume) -> Result<bool, Failure> {
     Ok(true)
 }
 
-fn open(env: &TestEnv) -> Arc<dyn Volume> {
-    Arc::new(env.open_with(&env.options_without_disk_cache()))
+fn open(env: &TestEnv) -> OneVolume {
+    OneVolume(Arc::new(env.open_with(&env.options_without_disk_cache())))
 }
 
 #[test]
@@ -73,10 +88,15 @@ fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
     let (name, content) = &tree.files[0];
     let path = tarfs::ArchivePath::sanitize(name.as_bytes()).path;
     let find = |tree: &tarfs::index::Index| tree.find(&path).map(|entry| entry.ino());
-    let ino = volumes[0].index().read(find).expect("rows").expect("there");
+    let ino = volumes[0]
+        .0
+        .index()
+        .read(find)
+        .expect("rows")
+        .expect("there");
     let len = u32::try_from(content.len()).expect("short");
     for volume in volumes {
-        let bytes = volume.read_blocking(ino, 0, len).expect("readable");
+        let bytes = volume.0.read_blocking(ino, 0, len).expect("readable");
         assert!(bytes == *content);
     }
     assert_eq!(table.open_count(), 0);
@@ -107,7 +127,7 @@ fn callers_that_wait_for_a_failed_attempt_share_its_error() {
         .expect_err("tried again");
 }
 
-fn fail_at_once() -> Result<Arc<dyn Volume>, Failure> {
+fn fail_at_once() -> Result<OneVolume, Failure> {
     Err(Failure::new("refused again"))
 }
 
@@ -142,14 +162,14 @@ fn archive_whose_scan_failed_is_opened_again() {
         let options = env.options_without_disk_cache();
         let archive =
             tarfs::archive::Archive::open_early(source, &options, env.network.handle(), &stats);
-        Ok(Arc::new(archive.expect("begun")) as Arc<dyn Volume>)
+        Ok(OneVolume(Arc::new(archive.expect("begun"))))
     };
     let first = table
         .open(key("a.tar"), current, open_early)
         .expect("begun");
     let (sender, ended) = std::sync::mpsc::channel();
     let done = tarfs::archive::Callback::new(move || sender.send(()).unwrap_or_default());
-    first.on_available(tarfs::archive::WaitFor::End, done);
+    first.0.on_available(tarfs::archive::WaitFor::End, done);
     ended.recv().expect("the scan ends");
     env.server.serve(PATH, Resource::new(packed).etag("\"2\""));
     let second = table

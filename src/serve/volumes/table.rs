@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::key::VolumeKey;
-use crate::archive::Volume;
 use crate::base::sync::Mutex;
 use crate::serve::failure::Failure;
 
@@ -17,17 +16,6 @@ pub trait Shareable {
 
     /// Ends its work soon, because no mount uses it.
     fn close(&self);
-}
-
-impl Shareable for Arc<dyn Volume> {
-    fn is_usable(&self) -> bool {
-        let archives = self.archives();
-        archives.iter().all(|archive| archive.failure().is_none())
-    }
-
-    fn close(&self) {
-        (**self).close();
-    }
 }
 
 /// The trees that mounts have open. A tree is closed with its last mount.
