@@ -17,8 +17,8 @@ mod status;
 mod volumes;
 
 pub use control_socket::{
-    ControlSocket, Request, Response, SocketPeers, UmountOutcome, create_private_dir, find_status,
-    list_statuses, request_index, request_umount, wait_for_exit,
+    ControlSocket, Request, Response, SocketPeers, UmountOutcome, find_status, list_statuses,
+    request_index, request_umount, wait_for_exit,
 };
 pub use copy::MountCopy;
 pub use daemon::{Daemon, DaemonSocket};

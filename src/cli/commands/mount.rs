@@ -13,7 +13,7 @@ use crate::cli::environment;
 use crate::cli::open_archive;
 use tarfs::fuse::{Mount, OpenNamespace, kernel_supports_takeover};
 use tarfs::internal::trusted_dir::TrustedDir;
-use tarfs::serve::{DaemonSocket, create_private_dir};
+use tarfs::serve::DaemonSocket;
 
 /// Mounts an archive. A mount `of_system` outlives the session of root. Returns when the mount is ready. With
 /// `--foreground`, and in the process that keeps the mount in the background, returns after the unmount.
@@ -51,13 +51,11 @@ pub(crate) fn run(args: &MountArgs, of_system: bool) -> anyhow::Result<ExitCode>
     if let Some(directory) = &spec.open.cache.directory {
         drop(TrustedDir::create(directory.as_ref()));
     }
-    drop(create_private_dir(spec.runtime_dir.as_ref()));
     let is_isolated = args.isolated || spec.needs_own_process() || needs_own_process(args);
-    let daemon = (!is_isolated).then(|| DaemonSocket::in_directory(spec.runtime_dir.as_ref()));
-    let daemon = daemon.and_then(|socket| {
-        let socket = socket.inspect_err(|error| tracing::debug!(%error, "no daemon"));
-        socket.ok()
-    });
+    // Creates the directory of sockets for a process of its own, too.
+    let daemon = DaemonSocket::in_directory(spec.runtime_dir.as_ref());
+    let daemon = daemon.inspect_err(|error| tracing::debug!(%error, "no daemon"));
+    let daemon = daemon.ok().filter(|_| !is_isolated);
     let is_restarted = args.restart || daemon.is_some();
     let is_slow = spec.waits_for_index || spec.tree.is_layered();
     let options = MonitorOptions {

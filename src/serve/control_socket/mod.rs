@@ -42,7 +42,7 @@ fn send_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()
 ///
 /// # Errors
 /// If that fails, or others may enter it.
-pub fn create_private_dir(directory: &Path) -> io::Result<()> {
+pub(super) fn create_private_dir(directory: &Path) -> io::Result<()> {
     create_missing_dir(directory, 0o700)?;
     check_private_dir(directory)
 }
