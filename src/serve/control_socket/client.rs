@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::ioctl_fionbio;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -276,7 +277,8 @@ pub(super) fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Asks for a status; `None` if no process listens.
 pub(super) fn ask(socket: &Path) -> Option<BufReader<UnixStream>> {
-    let asked = connect_at_once(socket).and_then(|stream| request(stream, &Request::Status));
+    let asked = connect_at_once(socket, SocketType::STREAM);
+    let asked = asked.and_then(|stream| request(stream.into(), &Request::Status));
     let asked = asked.inspect_err(|error| {
         if error.kind() == ErrorKind::ConnectionRefused {
             // The process died without removing its socket.
@@ -297,14 +299,13 @@ pub(super) fn request(stream: UnixStream, message: &Request) -> io::Result<BufRe
     Ok(BufReader::new(stream))
 }
 
-/// Connects without waiting for a process that accepts no connections.
-pub(super) fn connect_at_once(socket: &Path) -> io::Result<UnixStream> {
+/// Connects to `path` without waiting for a process that accepts no connections.
+pub(in crate::serve) fn connect_at_once(path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&stream, &SocketAddrUnix::new(socket)?)?;
-    let stream = UnixStream::from(stream);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
+    let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    ioctl_fionbio(&socket, false)?;
+    Ok(socket)
 }
 
 /// Reads the next response; `None` after the last one.

@@ -23,6 +23,7 @@ use rustix::process::geteuid;
 use serde::Serialize;
 
 use crate::base::directory::create_missing_dir;
+pub(super) use client::connect_at_once;
 pub use client::{
     UmountOutcome, find_status, list_statuses, request_index, request_umount, wait_for_exit,
 };

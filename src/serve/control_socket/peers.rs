@@ -5,6 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::net::SocketType;
+
 use super::client::{connect_at_once, list_sockets, read_response, request};
 use super::messages::{Request, Response};
 use crate::archive::{PeerSpan, Peers};
@@ -91,7 +93,8 @@ impl Peers for SocketPeers {
 }
 
 fn ask(socket: &Path, wanted: &Request) -> io::Result<(Option<Response>, BufReader<UnixStream>)> {
-    let mut stream = request(connect_at_once(socket)?, wanted)?;
+    let stream = connect_at_once(socket, SocketType::STREAM)?;
+    let mut stream = request(stream.into(), wanted)?;
     stream.get_ref().set_read_timeout(Some(ANSWER_TIMEOUT))?;
     Ok((read_response(&mut stream)?, stream))
 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    listen, socket_with,
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+    socket_with,
 };
 use rustix::process::geteuid;
 use rustix::thread::CapabilitySet;
@@ -22,7 +22,7 @@ use crate::base::environment::variable;
 use crate::base::lock::{LockKind, lock};
 use crate::base::publish::publish;
 use crate::base::wait::is_readable;
-use crate::serve::control_socket::create_private_dir;
+use crate::serve::control_socket::{connect_at_once, create_private_dir};
 use crate::serve::link::{Link, Packet};
 
 /// Timeout for another process that starts or ends a daemon.
@@ -138,9 +138,7 @@ impl DaemonSocket {
     /// # Errors
     /// As of [`Self::connect_or_start`], and if there is none.
     pub fn connect(&self) -> io::Result<Link> {
-        let socket = new_socket(SocketFlags::NONBLOCK)?;
-        connect(&socket, &SocketAddrUnix::new(&self.0)?)?;
-        rustix::io::ioctl_fionbio(&socket, false)?;
+        let socket = connect_at_once(&self.0, SocketType::SEQPACKET)?;
         check_peer(&socket)?;
         let link = Link::from(socket);
         let places = PLACES.map(|place| File::open(Path::new("/proc/self").join(place)));
@@ -181,7 +179,8 @@ impl DaemonSocket {
         }
         // It gets its name when it listens, so that a client never finds it too early.
         publish(&self.0, |temporary| {
-            let socket = new_socket(SocketFlags::empty())?;
+            let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+            let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
             bind(&socket, &SocketAddrUnix::new(temporary)?)?;
             fs::set_permissions(temporary, Permissions::from_mode(0o600))?;
             listen(&socket, BACKLOG)?;
@@ -200,7 +199,7 @@ impl DaemonSocket {
 
     /// Device and inode of its file, if there is one.
     pub fn file_id(&self) -> Option<(u64, u64)> {
-        file_id(&fs::symlink_metadata(&self.0).ok()?).ok()
+        fs::symlink_metadata(&self.0).as_ref().map(file_id).ok()
     }
 }
 
@@ -264,19 +263,12 @@ impl Rights {
 
 /// Devices and inodes of the [`PLACES`] of this process.
 fn places() -> io::Result<Vec<(u64, u64)>> {
-    let own = PLACES.map(|place| file_id(&fs::metadata(Path::new("/proc/self").join(place))?));
-    own.into_iter().collect()
+    let own = PLACES.map(|place| fs::metadata(Path::new("/proc/self").join(place)));
+    own.into_iter().map(|found| Ok(file_id(&found?))).collect()
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "the caller has results")]
-fn file_id(found: &Metadata) -> io::Result<(u64, u64)> {
-    Ok((found.dev(), found.ino()))
-}
-
-fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
-    let flags = flags | SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    Ok(socket?)
+fn file_id(found: &Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
 }
 
 fn is_missing<T>(connected: &io::Result<T>) -> bool {
