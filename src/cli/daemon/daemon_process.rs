@@ -19,7 +19,7 @@ use tracing::Level;
 use super::fork::{Fork, fork};
 use super::inherited_fds::InheritedFds;
 use super::sd_notify::ServiceManager;
-use super::server_process::{THREAD_EXIT_TIMEOUT, ThisProcess, force_exit_after};
+use super::server_process::{ThisProcess, force_exit_in_time};
 use super::{privileges, scope};
 use crate::cli::environment;
 use crate::cli::ui::logging;
@@ -125,7 +125,7 @@ pub(crate) fn run(socket: &Path, is_in_foreground: bool) -> anyhow::Result<ExitC
         manager.notify("READY=1");
     }
     let served = daemon.run((!is_in_foreground).then_some(IDLE_TIME));
-    force_exit_after(THREAD_EXIT_TIMEOUT);
+    force_exit_in_time();
     drop((control, scope, clears));
     // No caller is left to wait for requests in flight.
     network.shutdown_background();

@@ -12,18 +12,13 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Descriptors above 2 at the start. A background process would keep the parent's files open by them.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub(crate) struct InheritedFds(Vec<RawFd>);
 
 impl InheritedFds {
     /// Lists the open descriptors. Must run before this process opens any.
     pub(crate) fn collect() -> Self {
         Self(list_open_fds().unwrap_or_default())
-    }
-
-    /// No descriptors.
-    pub(crate) fn none() -> Self {
-        Self(Vec::new())
     }
 
     /// Hides them from child processes, which may live as long as this process.

@@ -25,8 +25,8 @@ use tarfs::serve::{
     ControlSocket, FirstRequest, Link, MountRequest, Opened, Phase, Process, Server,
 };
 
-/// Timeout for the threads to exit after the unmount.
-pub(super) const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
+/// Timeout for the threads to exit after the last unmount.
+const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// Serves the mount of the monitor whose link is standard output.
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
@@ -43,7 +43,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     };
     let network = locate::start_network().context("cannot start the network")?;
     let alone = Arc::new(Alone {
-        inherited: Mutex::new(Some(inherited)),
+        inherited: Mutex::new(inherited),
         log: Mutex::new(log),
         runtime_dir: (&request.spec.runtime_dir).into(),
         server: OnceLock::new(),
@@ -58,7 +58,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     if let Some(mount) = &mount {
         mount.close();
     }
-    force_exit_after(THREAD_EXIT_TIMEOUT);
+    force_exit_in_time();
     drop(alone.control.lock().take());
     // No caller is left to wait for requests in flight, such as those of a scan.
     network.shutdown_background();
@@ -124,16 +124,16 @@ fn watch_signals(server: &Arc<Server>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends the process successfully after `timeout`. That may cut off the output of threads, like a kill.
+/// Ends the process successfully after [`THREAD_EXIT_TIMEOUT`]. That may cut off the output of threads, like a kill.
 #[expect(
     clippy::exit,
     reason = "threads that do not end cannot be ended by returning"
 )]
-pub(super) fn force_exit_after(timeout: Duration) {
+pub(super) fn force_exit_in_time() {
     let thread = Thread::spawn("tarfs-deadline", move || {
-        std::thread::sleep(timeout);
+        std::thread::sleep(THREAD_EXIT_TIMEOUT);
         tracing::warn!(
-            ?timeout,
+            timeout = ?THREAD_EXIT_TIMEOUT,
             "some threads have not ended; the process exits without them"
         );
         std::process::exit(0);
@@ -178,7 +178,7 @@ pub(super) enum ThisProcess {
 
 /// The parts of a process that serves one mount, and has what is its monitor's.
 pub(super) struct Alone {
-    inherited: Mutex<Option<InheritedFds>>,
+    inherited: Mutex<InheritedFds>,
     log: Mutex<LogTarget>,
     /// Directory of the control socket.
     runtime_dir: PathBuf,
@@ -204,8 +204,7 @@ impl Alone {
         if let Err(error) = set_parent_process_death_signal(None) {
             tracing::error!(%error, "cannot stay in the background");
         }
-        let inherited = self.inherited.lock().take();
-        let inherited = inherited.unwrap_or_else(InheritedFds::none);
+        let inherited = std::mem::take(&mut *self.inherited.lock());
         let left = daemonize::detach(&log, inherited).and_then(|()| std::env::set_current_dir("/"));
         if let Err(error) = left {
             tracing::error!(%error, "cannot leave the terminal");

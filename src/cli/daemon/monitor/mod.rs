@@ -31,7 +31,7 @@ use crate::cli::ui::units::format_index;
 use crate::cli::ui::{logging, output};
 use errors::{EndedBySignal, NO_WRITABLE_RESTART, ServerDied, is_disconnection, unexpected};
 use kept_mount::KeptMount;
-use process::{ServerProcess, THREAD_EXIT_TIMEOUT};
+use process::{KILL_TIMEOUT, ServerProcess};
 use signals::{Signals, end_by};
 use tarfs::fuse::{MountTarget, NewMount, OpenNamespace, SuperblockWatch, supports_takeover};
 use tarfs::internal::wait::{is_readable, wait_for};
@@ -578,7 +578,7 @@ impl Monitor {
     /// Removes the files that were written to a temporary overlay, once no process uses it.
     fn finish(&mut self) {
         if let Some(overlay) = self.options.overlay.take() {
-            let timeout = self.options.is_in_foreground.then_some(THREAD_EXIT_TIMEOUT);
+            let timeout = self.options.is_in_foreground.then_some(KILL_TIMEOUT);
             overlay.finish(timeout);
         }
     }

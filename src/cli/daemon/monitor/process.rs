@@ -14,7 +14,7 @@ use tarfs::internal::wait::is_readable;
 use tarfs::serve::{DaemonSocket, Link, MountSpec};
 
 /// Timeout for the threads of a killed process to exit.
-pub(super) const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Timeout for a daemon to accept a client.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -116,7 +116,7 @@ impl ServerProcess {
         if self.is_daemon && self.is_alive() {
             return;
         }
-        let deadline = Instant::now() + THREAD_EXIT_TIMEOUT;
+        let deadline = Instant::now() + KILL_TIMEOUT;
         while self.has_threads() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
