@@ -76,6 +76,21 @@ pub(super) struct ProcessFigures {
     pub(super) panics: u64,
 }
 
+/// A file system that this process serves, for all its mounts. It has the claim of its job list.
+#[derive(Debug)]
+struct FileSystem {
+    key: FileSystemKey,
+    /// Counters of what it was served; those of the tree count the work for all its mounts.
+    stats: Arc<Stats>,
+    endings: Endings,
+    /// Its job list, if it can be shared.
+    job_list: Option<JobList>,
+    /// Whether its files have the numbers and attributes of the index.
+    shows_index: bool,
+    /// Once the index is complete.
+    left_out_xattrs: OnceLock<LeftOutXattrs>,
+}
+
 /// A mount that this process serves. Dropping it unmounts.
 #[derive(Debug)]
 pub struct ServedMount {
@@ -85,9 +100,7 @@ pub struct ServedMount {
     pub opened: Arc<Opened>,
     /// Closes the tree with its last mount.
     share: Mutex<Option<Arc<SharedTree<Arc<Opened>>>>>,
-    key: FileSystemKey,
-    /// Counters of what its file system was served; those of the tree count the work for all its mounts.
-    stats: Arc<Stats>,
+    file_system: Arc<FileSystem>,
     /// Its copy on disk, if there is one.
     copy: Option<MountCopy>,
     /// URL of its metrics, if they are served.
@@ -99,13 +112,6 @@ pub struct ServedMount {
     /// The link to that process, once the mount answers.
     link: OnceLock<Arc<Link>>,
     ending: Arc<Ending>,
-    endings: Arc<Endings>,
-    /// That of its file system, if that can be shared.
-    job_list: Option<Arc<JobList>>,
-    /// Whether files of the mount have the numbers and attributes of the index.
-    shows_index: bool,
-    /// Once the index is complete.
-    left_out_xattrs: OnceLock<LeftOutXattrs>,
 }
 
 /// A mount before this process serves it.
@@ -130,37 +136,24 @@ impl ServedMount {
         (origin, job_list): (MountOrigin, Option<JobList>),
         ending: &Arc<Ending>,
     ) -> Result<Self, Failure> {
-        let stats = Arc::new(Stats::default());
-        let filesystem = filesystem(spec, &tree, key.view, (copy.as_ref(), &stats))?;
-        let endings = Arc::new(Endings::of_first(ending));
-        let job_list = job_list.map(Arc::new);
+        let (view, stats) = (key.view, Arc::default());
+        let filesystem = filesystem(spec, &tree, view, (copy.as_ref(), &stats))?;
+        let file_system = Arc::new(FileSystem {
+            key,
+            stats,
+            endings: Endings::of_first(ending),
+            job_list,
+            shows_index: spec.shows_index(view.root),
+            left_out_xattrs: OnceLock::new(),
+        });
         // While the session runs, no other process may claim the file system.
-        let (of_session, claim) = (Arc::clone(&endings), job_list.clone());
-        let on_end = move || {
-            of_session.reach_all();
-            drop(claim);
-        };
+        let of_session = Arc::clone(&file_system);
+        let on_end = move || of_session.endings.reach_all();
         let mount = match origin {
             MountOrigin::New(mount) => Mount::serve(filesystem, mount, on_end),
             MountOrigin::Inherited(session) => Mount::take_over(filesystem, &session, on_end),
         };
-        let mount = Self {
-            mount: mount?,
-            opened: Arc::clone(&**tree),
-            share: Mutex::new(Some(tree)),
-            stats,
-            copy,
-            metrics,
-            overlay: OnceLock::new(),
-            monitor: OnceLock::new(),
-            link: OnceLock::new(),
-            ending: Arc::clone(ending),
-            endings,
-            job_list,
-            shows_index: spec.shows_index(key.view.root),
-            left_out_xattrs: OnceLock::new(),
-            key,
-        };
+        let mount = Self::new(mount?, (tree, file_system), (copy, metrics), ending);
         mount.start_copy()?;
         Ok(mount)
     }
@@ -176,26 +169,36 @@ impl ServedMount {
         ending: &Arc<Ending>,
     ) -> Result<Self, Failure> {
         let mount = shared.mount.join(target)?;
-        if !shared.endings.add(ending) {
+        let file_system = Arc::clone(&shared.file_system);
+        if !file_system.endings.add(ending) {
             return Err(Failure::new("the connection of the mount has ended"));
         }
-        Ok(Self {
+        Ok(Self::new(
             mount,
-            opened: Arc::clone(&shared.opened),
+            (tree, file_system),
+            (None, metrics),
+            ending,
+        ))
+    }
+
+    fn new(
+        mount: Mount,
+        (tree, file_system): (Arc<SharedTree<Arc<Opened>>>, Arc<FileSystem>),
+        (copy, metrics): (Option<MountCopy>, Option<String>),
+        ending: &Arc<Ending>,
+    ) -> Self {
+        Self {
+            mount,
+            opened: Arc::clone(&**tree),
             share: Mutex::new(Some(tree)),
-            key: shared.key.clone(),
-            stats: Arc::clone(&shared.stats),
-            copy: None,
+            file_system,
+            copy,
             metrics,
             overlay: OnceLock::new(),
             monitor: OnceLock::new(),
             link: OnceLock::new(),
             ending: Arc::clone(ending),
-            endings: Arc::clone(&shared.endings),
-            job_list: shared.job_list.clone(),
-            shows_index: shared.shows_index,
-            left_out_xattrs: OnceLock::new(),
-        })
+        }
     }
 
     /// Whether a mount of `key` can be one of its file system.
@@ -203,7 +206,7 @@ impl ServedMount {
         let device = self.mount.target().lower_device();
         let own = FileSystemKey {
             device: key.device.is_some().then_some(device),
-            ..self.key.clone()
+            ..self.file_system.key.clone()
         };
         own == *key && (key.device.is_some() || self.mount.can_be_copied())
     }
@@ -218,7 +221,7 @@ impl ServedMount {
 
     /// Whether it is in the tree of mounts, or about to be, as far as is known.
     pub(super) fn is_attached(&self) -> bool {
-        if self.key.is_writable {
+        if self.file_system.key.is_writable {
             // The monitor detaches the mount below an overlay before it says so.
             let is_covered = self.overlay.get().is_some();
             return match self.overlay_end() {
@@ -241,14 +244,16 @@ impl ServedMount {
     /// If the system cannot start a thread.
     pub fn start_copy(&self) -> Result<(), Failure> {
         let copy = self.copy.as_ref();
-        copy.map_or(Ok(()), |copy| copy.start(&self.opened, self.key.view.root))
+        copy.map_or(Ok(()), |copy| {
+            copy.start(&self.opened, self.file_system.key.view.root)
+        })
     }
 
     /// The index, if it is complete and says all that the mount shows.
     pub fn shown_index(&self) -> Option<LazyIndex> {
         let index = self.opened.volume.complete_index()?;
-        self.shows_index.then(|| {
-            self.stats.sent_indexes.increment();
+        self.file_system.shows_index.then(|| {
+            self.file_system.stats.sent_indexes.increment();
             index
         })
     }
@@ -266,7 +271,7 @@ impl ServedMount {
     /// The process `pid` keeps it from now on, with the directory `scratch` for an overlay. The job list has it, too.
     pub(super) fn set_monitor(&self, pid: u32, scratch: Option<&OsString>) {
         let (_, group) = self.monitor.get_or_init(|| (pid, ControlGroup::of(pid)));
-        let (Some(job_list), Some(group)) = (&self.job_list, group) else {
+        let (Some(job_list), Some(group)) = (&self.file_system.job_list, group) else {
             return;
         };
         let added = job_list.add(&JobMount {
@@ -280,8 +285,8 @@ impl ServedMount {
     }
 
     /// The job list of its file system.
-    pub(super) fn job_list(&self) -> Option<&Arc<JobList>> {
-        self.job_list.as_ref()
+    pub(super) fn job_list(&self) -> Option<&JobList> {
+        self.file_system.job_list.as_ref()
     }
 
     /// Whether its monitor mounts again, because it has lost its connection.
@@ -346,7 +351,10 @@ impl ServedMount {
 
     /// Counters of the work for it and for others that share its tree.
     fn counters(&self) -> impl Iterator<Item = (String, u64)> {
-        let (own, shared) = (self.stats.snapshot(), self.opened.stats.snapshot());
+        let (own, shared) = (
+            self.file_system.stats.snapshot(),
+            self.opened.stats.snapshot(),
+        );
         let kinds = Stats::COUNTERS.iter().map(|info| info.kind);
         let pairs = own.into_iter().zip(shared).zip(kinds);
         pairs.map(|(((name, own), (_, shared)), kind)| {
@@ -433,7 +441,7 @@ impl ServedMount {
         let index = self.opened.volume.index();
         let count = || index.read(left_out_xattrs).unwrap_or_default();
         let left_out = index.is_complete();
-        let left_out = left_out.then(|| *self.left_out_xattrs.get_or_init(count));
+        let left_out = left_out.then(|| *self.file_system.left_out_xattrs.get_or_init(count));
         let left_out = left_out.unwrap_or_default();
         if left_out.acl_entries > 0 {
             notes.push(format!(
