@@ -46,6 +46,15 @@ impl ProcessId {
     }
 }
 
+/// The first word of the field `name` in `status`, which is the text of `/proc/PID/status`.
+pub fn status_field<'a>(status: &'a str, name: &str) -> &'a str {
+    let field = status.lines().find_map(|line| line.strip_prefix(name));
+    let words = field.and_then(|field| field.strip_prefix(':'));
+    words
+        .and_then(|words| words.split_whitespace().next())
+        .unwrap_or_default()
+}
+
 /// Whether `pid` was not killed, and its main thread has not ended, or any thread if `/proc` does not show the process. A
 /// thread that waits for its own mount stays after a kill.
 pub fn is_alive(pid: i32) -> bool {
@@ -54,15 +63,11 @@ pub fn is_alive(pid: i32) -> bool {
         return Pid::from_raw(pid).is_some_and(is_running);
     };
     let status = String::from_utf8_lossy(&status);
-    let field = |name: &str| {
-        let value = status.lines().find_map(|line| line.strip_prefix(name));
-        value.unwrap_or_default().trim()
-    };
-    let is_killed = ["SigPnd:", "ShdPnd:"].into_iter().any(|set| {
-        let pending = u64::from_str_radix(field(set), 16);
+    let is_killed = ["SigPnd", "ShdPnd"].into_iter().any(|set| {
+        let pending = u64::from_str_radix(status_field(&status, set), 16);
         pending.is_ok_and(|pending| pending & (1 << (Signal::KILL.as_raw() - 1)) != 0)
     });
-    !is_killed && !field("State:").starts_with(['Z', 'X'])
+    !is_killed && !status_field(&status, "State").starts_with(['Z', 'X'])
 }
 
 /// Whether a dying process still has running threads. A zombie lists only its main thread.

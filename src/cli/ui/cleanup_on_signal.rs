@@ -9,6 +9,7 @@ use signal_hook::flag;
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::emulate_default_handler;
 
+use tarfs::internal::process::status_field;
 use tarfs::internal::sync::{Mutex, MutexGuard};
 use tarfs::internal::thread::Thread;
 
@@ -95,8 +96,7 @@ pub(crate) fn termination_signals() -> impl Iterator<Item = i32> {
 /// Whether the parent process set `signal` to be ignored.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let mask = u64::from_str_radix(status_field(&status, "SigIgn"), 16);
     // Bit 0 is signal 1.
-    mask.is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
+    mask.is_ok_and(|mask| mask & (1 << (signal - 1)) != 0)
 }

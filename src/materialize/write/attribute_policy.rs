@@ -1,6 +1,7 @@
 //! Policy for owner and mode of new files, by GNU tar's rules.
 
 use crate::base::passwd::Accounts;
+use crate::base::process::status_field;
 use crate::base::xattr::filter::XattrFilter;
 use crate::base::xattr::posix_acl;
 use crate::materialize::options::Options;
@@ -162,8 +163,7 @@ fn own_groups() -> Vec<u32> {
 /// The umask. We read it, because setting and restoring it would be visible to other threads.
 pub(crate) fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    if let Some(umask) = line.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok()) {
+    if let Ok(umask) = u32::from_str_radix(status_field(&status, "Umask"), 8) {
         return umask;
     }
     let umask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));

@@ -20,6 +20,7 @@ use rustix::thread::CapabilitySet;
 
 use crate::base::environment::variable;
 use crate::base::lock::{LockKind, lock};
+use crate::base::process::status_field;
 use crate::base::publish::publish;
 use crate::base::wait::is_readable;
 use crate::serve::control_socket::{connect_at_once, create_private_dir};
@@ -251,8 +252,7 @@ impl Rights {
             .filter(|line| RIGHTS.iter().any(|name| line.starts_with(name)));
         let lines = lines.map(str::to_owned).collect();
         let label = fs::read(directory.join("attr/current")).unwrap_or_default();
-        let field = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-        let bits = u64::from_str_radix(field.unwrap_or_default().trim(), 16);
+        let bits = u64::from_str_radix(status_field(&status, "CapEff"), 16);
         let effective = CapabilitySet::from_bits_retain(bits.unwrap_or(0));
         Ok(Self {
             shared: (lines, label),

@@ -35,6 +35,7 @@ use super::metrics_server::{MetricsListener, MetricsPage};
 use super::opened::Opened;
 use super::status::{Status, format_device};
 use super::volumes::VolumeTable;
+use crate::base::process::status_field;
 use crate::base::sync::Mutex;
 use crate::fuse::{Force, MountTarget, UnmountError};
 use job_list::{JobList, JobMount};
@@ -434,9 +435,6 @@ fn no_mount() -> Response {
 /// Resident memory of this process, from `/proc/self/status` (`VmRSS:   12345 kB`).
 fn resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    let kib: u64 = status_field(&status, "VmRSS").parse().ok()?;
     kib.checked_mul(1024)
 }
