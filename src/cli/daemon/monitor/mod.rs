@@ -408,6 +408,9 @@ impl Monitor {
                 return self.exit_code();
             }
             self.server.kill();
+            if !self.is_aborted {
+                self.server.wait_for_death();
+            }
             if !std::mem::take(&mut self.is_replaced) && !self.is_aborted {
                 self.report_death();
                 let is_short = self.server.started.elapsed() < MIN_LIFETIME;

@@ -112,6 +112,14 @@ impl ServerProcess {
         self.reap();
     }
 
+    /// Waits until it is dead. Its link is closed a moment before, and its claim ends with it.
+    pub(super) fn wait_for_death(&self) {
+        let deadline = Instant::now() + KILL_TIMEOUT;
+        while self.is_alive() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn reap(&mut self) {
         if self.is_daemon && self.is_alive() {
             return;
