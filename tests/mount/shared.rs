@@ -150,12 +150,17 @@ impl Place {
     /// Waits until a process that is `wanted` serves a mount.
     fn wait_for_server(&self, mountpoint: &str, wanted: impl Fn(Pid) -> bool) {
         wait::wait_until("it serves the mount", || {
-            let status = self.tarfs(&["status", mountpoint, "--json"]);
-            let status = serde_json::from_slice(&status.stdout).ok();
-            status
-                .and_then(|status| pid_of(&status))
-                .is_some_and(&wanted)
+            let pid = self.own_status(mountpoint).as_ref().and_then(pid_of);
+            pid.is_some_and(&wanted)
         });
+    }
+
+    /// The status of a mount, unless it counts as a bind mount of another one, because no process knows it.
+    fn own_status(&self, mountpoint: &str) -> Option<Value> {
+        let status = self.tarfs(&["status", mountpoint, "--json"]);
+        let status: Value = serde_json::from_slice(&status.stdout).ok()?;
+        let shown = status.get("mountpoint").and_then(Value::as_str);
+        (shown == self.path(mountpoint).to_str()).then_some(status)
     }
 
     /// Starts a reader of the last file, and waits until it waits for an answer.
@@ -453,15 +458,9 @@ fn mount_of_a_killed_client_is_unmounted() {
         }
         child.kill().expect("a child");
         child.wait().expect("a child");
-        // A mount that no process knows counts as a bind mount of the other one.
         wait::wait_until("it is unmounted, or kept", || {
-            let status = place.tarfs(&["status", "m0", "--json"]);
-            let status: Option<Value> = serde_json::from_slice(&status.stdout).ok();
-            let status = status.filter(|status| {
-                let shown = status.get("mountpoint").and_then(Value::as_str);
-                shown == place.path("m0").to_str()
-            });
-            !is_mounted(&place.path("m0")) || status.as_ref().and_then(monitor_of).is_some()
+            let monitor = place.own_status("m0").as_ref().and_then(monitor_of);
+            !is_mounted(&place.path("m0")) || monitor.is_some()
         });
         drop(place.tarfs(&["umount", "m0"]));
     }
