@@ -30,6 +30,9 @@ use tarfs::serve::{ControlSocket, Daemon, DaemonSocket, Server};
 /// Time without a mount after which a daemon ends. It keeps a mount namespace alive, and so the copies of mounts in it.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 
+/// Time for monitors to mount again after the end of their shared connection, before dead mounts are unmounted.
+const CLEAR_DELAY: Duration = Duration::from_secs(1);
+
 /// Limits that a client may have lowered for itself.
 const LIMITS: [Resource; 5] = [
     Resource::As,
@@ -111,7 +114,8 @@ pub(crate) fn run(socket: &Path, is_in_foreground: bool) -> anyhow::Result<ExitC
     let scope = (!is_in_foreground).then(|| Thread::spawn("tarfs-scope", scope::enter));
     let scope = scope.transpose().context("cannot start a thread")?;
     // Those of a job that was killed with the daemon in it.
-    let clears = Thread::spawn("tarfs-clear", || tarfs::fuse::unmount_dead_mounts(None));
+    let clear = || tarfs::fuse::unmount_dead_mounts(None, CLEAR_DELAY);
+    let clears = Thread::spawn("tarfs-clear", clear);
     let clears = clears.context("cannot start a thread")?;
     let network = locate::start_network().context("cannot start the network")?;
     let server = Server::new(network.handle().clone(), ThisProcess::Daemon(socket.into()));

@@ -513,11 +513,16 @@ pub fn is_mounted(device: (u32, u32)) -> bool {
 }
 
 /// Unmounts the mounts of this user that no process serves any more, because all their processes were killed. With `device`,
-/// only those of that file system.
-pub fn unmount_dead_mounts(device: Option<(u32, u32)>) {
+/// only those of that file system. Leaves those that are not dead any more after `delay`.
+pub fn unmount_dead_mounts(device: Option<(u32, u32)>, delay: Duration) {
     let owner = format!("user_id={}", rustix::process::geteuid().as_raw());
     let mountpoints = mountinfo::mountpoints_with(TARFS_FS_TYPE, &owner, device);
-    for mountpoint in mountpoints.into_iter().flatten() {
+    let mut mountpoints = mountpoints.unwrap_or_default();
+    if !delay.is_zero() {
+        mountpoints.retain(|mountpoint| syscalls::is_dead(mountpoint));
+        std::thread::sleep(delay);
+    }
+    for mountpoint in mountpoints {
         syscalls::unmount_dead(&mountpoint);
     }
 }

@@ -72,11 +72,7 @@ pub(super) fn open_mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
 
 /// Unmounts the tarfs mount at `path` if it is dead. Returns its liveness, which is [`Liveness::Dead`] without a mount.
 pub fn unmount_dead(path: &Path) -> Liveness {
-    let found = mountinfo::canonical_mountpoint(path).and_then(|canonical| {
-        let mount = PinnedMount::open(&canonical, TARFS_FS_TYPE)?;
-        Ok(mount.map(|mount| (canonical, mount)))
-    });
-    let Ok(Some((canonical, mount))) = found else {
+    let Ok(Some((canonical, mount))) = pin(path) else {
         return Liveness::Dead;
     };
     let liveness = ask_for_liveness(&mount.mount).unwrap_or(Liveness::Alive);
@@ -87,6 +83,20 @@ pub fn unmount_dead(path: &Path) -> Liveness {
         }
     }
     liveness
+}
+
+/// Whether the tarfs mount at `path` is dead. False without one.
+pub(super) fn is_dead(path: &Path) -> bool {
+    let mount = pin(path).ok().flatten();
+    let liveness = mount.map(|(_, mount)| ask_for_liveness(&mount.mount));
+    liveness.is_some_and(|liveness| liveness.is_ok_and(|liveness| liveness == Liveness::Dead))
+}
+
+/// The tarfs mount at `path`, if there is one, and its canonical mountpoint.
+fn pin(path: &Path) -> io::Result<Option<(PathBuf, PinnedMount)>> {
+    let canonical = mountinfo::canonical_mountpoint(path)?;
+    let mount = PinnedMount::open(&canonical, TARFS_FS_TYPE)?;
+    Ok(mount.map(|mount| (canonical, mount)))
 }
 
 pub(super) fn check_available() -> Result<(), MountError> {

@@ -1,6 +1,7 @@
 //! The mount that a monitor keeps: its connection, and what is left of it after its server.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use tarfs::fuse::{MountTarget, SuperblockWatch};
 
@@ -33,7 +34,7 @@ impl KeptMount {
         let number = self.target.lower_device();
         let is_gone = self.unmount_alone();
         // Its bind mounts, unless another mount of the file system is continued.
-        tarfs::fuse::unmount_dead_mounts(Some(number));
+        tarfs::fuse::unmount_dead_mounts(Some(number), Duration::ZERO);
         is_gone
     }
 
