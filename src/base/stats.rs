@@ -1,7 +1,8 @@
-//! Counters of events and bytes for tests, `--stats` and `tarfs status`. Two are of time: how long a lock is held, and
-//! how long decoders run.
+//! Counters of events and bytes for tests, `--stats` and `tarfs status`. Three are of time: how long a lock is held, how
+//! long decoders run, and how long lost bytes take to come back.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -16,6 +17,11 @@ impl Counter {
     /// Adds one.
     pub fn increment(&self) {
         self.add(1);
+    }
+
+    /// Adds the nanoseconds since `start`.
+    pub fn add_time_since(&self, start: Instant) {
+        self.add(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
 
     /// Raises it to `peak` if that is higher.
@@ -155,6 +161,10 @@ stats! {
     speculative_decodes,
     /// Decoded blocks made after the scan, for reads and prefetch.
     decoded_spans,
+    /// Bytes that were fetched or decoded again after the scan, because neither memory nor the disk cache had them.
+    refilled_bytes,
+    /// Time that this took, in nanoseconds, added up over threads.
+    refill_nanoseconds,
     /// Decoded blocks from the source that do not match the index, each of which is fetched again once.
     damaged_spans,
     /// Longest time in microseconds that a scan kept readers from the index at once.
@@ -305,6 +315,8 @@ mod tests {
             "decoder_jobs",
             "speculative_decodes",
             "decoded_spans",
+            "refilled_bytes",
+            "refill_nanoseconds",
             "peer_spans",
             "peer_indexes",
             "lent_spans",

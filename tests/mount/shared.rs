@@ -6,9 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
@@ -89,6 +89,31 @@ impl Place {
         gate
     }
 
+    /// Removes, cuts or overwrites a part of a random file of the disk cache or of the saved indexes.
+    fn damage_cache(&self, rng: &mut Rng) {
+        let directory = ["cache/disk-cache", "cache/index"][usize::from(rng.below(3) == 0)];
+        let files = fs::read_dir(self.path(directory)).into_iter().flatten();
+        let mut files: Vec<_> = files.map(|file| file.expect("there").path()).collect();
+        if files.is_empty() {
+            return;
+        }
+        let path =
+            files.swap_remove(usize::try_from(rng.below(files.len() as u64)).expect("small"));
+        let Ok(mut file) = File::options().write(true).open(&path) else {
+            return;
+        };
+        let len = file.metadata().map_or(0, |metadata| metadata.len());
+        let place = rng.below(len + 1);
+        match rng.below(4) {
+            0 => drop(fs::remove_file(path)),
+            1 => drop(file.set_len(place)),
+            _ => {
+                file.seek(SeekFrom::Start(place)).expect("seekable");
+                drop(file.write_all(&rng.bytes(1 << 16)));
+            }
+        }
+    }
+
     /// Mounts as a job does.
     fn mount_in(&self, job: &Group, mountpoint: &str) {
         let [shell, words @ ..] = job.prefix();
@@ -121,6 +146,17 @@ impl Place {
             let read = fs::read(self.file(mountpoint, number)).expect("readable");
             assert!(read == content(number), "{mountpoint}: f{number} is wrong");
         }
+    }
+
+    /// Compares a random file, whose bytes the kernel must ask for.
+    #[track_caller]
+    fn compare_from_server(&self, mountpoint: &str, rng: &mut Rng) {
+        let number = usize::try_from(rng.below(FILES as u64)).expect("small");
+        let path = self.file(mountpoint, number);
+        let file = File::open(&path).expect("there");
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("clean");
+        let read = fs::read(&path).expect("readable");
+        assert!(read == content(number), "{mountpoint}: f{number} is wrong");
     }
 
     fn pid(&self, mountpoint: &str) -> Pid {
@@ -760,9 +796,19 @@ fn readers_of_a_silent_server_delay_no_other_archive() {
 
 // Promises: shared-restart
 #[test]
-fn killed_clients_and_daemons_leave_nothing_and_harm_nobody() {
+fn kills_damage_and_outages_leave_nothing_and_harm_nobody() {
     for round in 0..rounds::rounds(6) {
         let place = place();
+        let resource = Resource::new(archive("old")).etag("\"1\"");
+        let back = Arc::new(Mutex::new(Instant::now()));
+        let is_back = Arc::clone(&back);
+        place.server().route(ARCHIVE, move |request| {
+            if *is_back.lock().expect("no panic") <= Instant::now() {
+                resource.answer(request)
+            } else {
+                Response::hang_up()
+            }
+        });
         place.share("m4");
         let mut rng = Rng::new(rounds::seed() + round);
         // A mount ends when its processes die again and again.
@@ -770,7 +816,7 @@ fn killed_clients_and_daemons_leave_nothing_and_harm_nobody() {
         for _ in 0..12 {
             let number = usize::try_from(rng.below(4)).expect("small");
             let mountpoint = MOUNTPOINTS[number];
-            match rng.below(4) {
+            match rng.below(7) {
                 0 | 1 if !is_mounted(&place.path(mountpoint)) => {
                     let mut child = place.start_mount(mountpoint);
                     if rng.below(2) == 0 {
@@ -787,11 +833,21 @@ fn killed_clients_and_daemons_leave_nothing_and_harm_nobody() {
                         kill_process(pid, Signal::KILL).ok();
                     }
                 }
+                3 => place.damage_cache(&mut rng),
+                4 => {
+                    let away = Duration::from_millis(rng.below(300));
+                    *back.lock().expect("no panic") = Instant::now() + away;
+                }
+                5 => {
+                    let status = place.tarfs(&["status", mountpoint, "--json"]);
+                    let status = serde_json::from_slice(&status.stdout).ok();
+                    if let Some(pid) = status.and_then(|status| monitor_of(&status)) {
+                        kill_process(pid, Signal::KILL).ok();
+                    }
+                }
                 _ => drop(place.tarfs(&["umount", "--lazy", mountpoint])),
             }
-            let number = usize::try_from(rng.below(FILES as u64)).expect("small");
-            let read = fs::read(place.file("m4", number)).expect("readable");
-            assert!(read == content(number), "f{number} is wrong");
+            place.compare_from_server("m4", &mut rng);
         }
         for mountpoint in MOUNTPOINTS {
             wait::wait_until("it is unmounted", || {
@@ -969,12 +1025,7 @@ fn jobs_killed_in_any_order_harm_no_other() {
             let (killed, job) = jobs.swap_remove(victim);
             job.kill();
             for (mountpoint, _) in &jobs {
-                let number = usize::try_from(rng.below(FILES as u64)).expect("small");
-                let path = place.file(mountpoint, number);
-                let file = File::open(&path).expect("there");
-                rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("clean");
-                let read = fs::read(&path).expect("readable");
-                assert!(read == content(number), "{mountpoint}: f{number} is wrong");
+                place.compare_from_server(mountpoint, &mut rng);
             }
             // Without a daemon, nothing removes the mount of a job that was killed with its server.
             drop(place.tarfs(&["umount", "--lazy", killed]));

@@ -7,7 +7,7 @@ use super::opener::{Opener, disk_cache_name, keep_index_lock};
 use crate::archive::error::{Error, OpenError};
 use crate::archive::options::DiskCacheMode;
 use crate::archive::read::Reader;
-use crate::archive::scan::disk_cache_policy::ScanDiskCache;
+use crate::archive::scan::disk_cache_policy::{ScanDiskCache, recovery_cost};
 use crate::archive::scan::index_sink::{IndexSink, IndexSinkError};
 use crate::archive::scan::{self, ScanError, Summary};
 use crate::base::cancel_token::CancelToken;
@@ -223,6 +223,11 @@ impl ScanThread {
             notes.push(format!(
                 "the disk cache could not be kept for later mounts: {error}"
             ));
+        }
+        if let Some(index) = self.reader.live_index.completed()
+            && let Ok(index) = index.tree()
+        {
+            disk_cache.record_cost(recovery_cost(index));
         }
         Ok(())
     }

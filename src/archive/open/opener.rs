@@ -17,7 +17,7 @@ use crate::archive::read::Reader;
 use crate::archive::read::packed::PackedReader;
 use crate::archive::read::span_store::SpanStore;
 use crate::archive::read::windows::WindowFetches;
-use crate::archive::scan::disk_cache_policy::should_cache_spans;
+use crate::archive::scan::disk_cache_policy::{recovery_cost, should_cache_spans};
 use crate::archive::scan::options::Digest;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::error_chain::error_chain;
@@ -325,7 +325,9 @@ impl Opener {
         } else {
             DiskCache::open(disk_cache_dir, name, self.disk_cache_options())
         };
-        usable_disk_cache(disk_cache)
+        let disk_cache = usable_disk_cache(disk_cache)?;
+        disk_cache.record_cost(recovery_cost(index));
+        Some(disk_cache)
     }
 
     /// Builds the reader of an index, which is this user's own unless it has a `foreign_tree`.

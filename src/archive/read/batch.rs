@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -134,7 +134,9 @@ impl Reader {
 
     pub(crate) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, ReadError> {
         let request = Request::find(&self.live_index, batch.packed)?;
+        let start = Instant::now();
         let fetched = self.packed.fetch_verified(&request, FetchMode::Background);
+        self.stats.refill_nanoseconds.add_time_since(start);
         fetched.or_else(|error| {
             let claims = batch.ranges.iter().flat_map(|range| &range.claims);
             let Some(first) = claims.map(Claim::span).next() else {

@@ -17,7 +17,7 @@ impl Reader {
     /// Loads span `number` from memory, or fills it. Concurrent callers and prefetch share one fill.
     pub(super) fn load_span(&self, number: u32) -> Result<Bytes, ReadError> {
         let find = || self.spans.get(number);
-        if let Some(bytes) = find() {
+        if let Some(bytes) = self.span_in_memory(number) {
             self.stats.memory_hit_spans.increment();
             return Ok(bytes);
         }
@@ -33,6 +33,18 @@ impl Reader {
             self.stats.memory_shared_spans.increment();
         }
         Ok(bytes)
+    }
+
+    /// Span `number` from memory, for a read. If the disk was too busy for it, it may be written now.
+    pub(super) fn span_in_memory(&self, number: u32) -> Option<Bytes> {
+        let bytes = self.spans.get(number)?;
+        if let Some(disk_cache) = self.spans.disk() {
+            disk_cache.offer(&bytes, || {
+                let span = self.live_index.span(number).ok()?;
+                Some(self.spans.sparse(&self.live_index, span.plain))
+            });
+        }
+        Some(bytes)
     }
 
     fn fill_span(&self, number: u32) -> Result<Bytes, ReadError> {
@@ -144,7 +156,7 @@ impl Reader {
             self.stats.disk_cache_damaged_spans.increment();
             return None;
         }
-        disk_cache.mark_used(span.plain);
+        disk_cache.mark_used(&extent);
         self.stats.disk_cache_read_bytes.add(extent.stored_bytes());
         Some(bytes)
     }

@@ -46,6 +46,7 @@ use crate::base::free_list::FreeList;
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::random_reads::Wait;
 use crate::base::stats::Stats;
+use crate::cache::SparseExtent;
 use crate::codec::Compression;
 use crate::index::store::IndexLock;
 use crate::index::{Index, Ino};
@@ -212,19 +213,21 @@ impl Reader {
             let checksums = index.span_checksums(part.span).ok()??;
             // If not, the block was never written, or is damaged. A read of the whole span finds out which.
             let is_same = checksums.match_bytes(blocks.start, &bytes);
-            is_same.then(|| index.span_extent(part.span))?
+            let span = is_same.then(|| index.span_extent(part.span))??;
+            Some((span, index.decode_cost(part.span)))
         };
-        let span = self.live_index.read(verified_span).ok()??;
+        let (span, cost) = self.live_index.read(verified_span).ok()??;
         // Only these windows count as used, because the disk cache may lack others of the span.
         let windows = self.windows();
-        disk_cache.mark_used(windows.map_or(span, |windows| windows.align(part.plain)));
+        let used = windows.map_or(span, |windows| windows.align(part.plain));
+        disk_cache.mark_used(&SparseExtent::from(used).with_cost(cost));
         self.stats.disk_cache_hit_spans.increment();
         self.stats.disk_cache_read_bytes.add(sparse.stored_bytes());
         Some(bytes.slice(part.range.start - blocks.start..part.range.end - blocks.start))
     }
 
     fn cached_part(&self, part: &SpanPart) -> Result<Option<Bytes>, Option<ReadError>> {
-        if let Some(span) = self.spans.get(part.span) {
+        if let Some(span) = self.span_in_memory(part.span) {
             return Ok(Some(part.slice_of(&span)?));
         }
         let windows = self.windows();

@@ -5,6 +5,7 @@
 //! Windows are cached in memory, and on disk at their plain offset, verified by these digests.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -242,7 +243,7 @@ impl WindowReader<'_> {
             self.stats.disk_cache_damaged_spans.increment();
             return None;
         }
-        disk_cache.mark_used(extent);
+        disk_cache.mark_used(&sparse);
         self.stats.disk_cache_hit_spans.increment();
         self.stats.disk_cache_read_bytes.add(sparse.stored_bytes());
         Some(bytes)
@@ -353,7 +354,9 @@ impl WindowReader<'_> {
         // Memory for the bytes as fetched, and as cached.
         let reserved = self.budget.reserve(2 * request.buffer_bytes());
         let reserved = reserved.map_err(|Closed| read_error(Error::Interrupted))?;
+        let start = Instant::now();
         let fetched = self.packed.fetch_verified(&request, mode);
+        self.stats.refill_nanoseconds.add_time_since(start);
         Ok((fetched.map_err(read_error)?, reserved))
     }
 
@@ -366,6 +369,7 @@ impl WindowReader<'_> {
         can_evict: bool,
     ) -> Vec<(Extent<Plain>, Bytes)> {
         let extent = self.layout.claimed_extent(claims.first(), claims.len());
+        self.stats.refilled_bytes.add(extent.len());
         // Bytes without digests cannot be verified when they are read back.
         if let Some(disk_cache) = self.spans.disk()
             && self.is_digested_extent(extent)

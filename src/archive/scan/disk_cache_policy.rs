@@ -10,7 +10,7 @@ use crate::base::stats::Stats;
 use crate::base::thread::processor_nanoseconds;
 use crate::cache::{DiskCache, QueueTimeout, SparseExtent, bytes_per_second};
 use crate::codec::Compression;
-use crate::index::{Span, block_len, zero_runs};
+use crate::index::{Index, Span, block_len, zero_runs};
 use crate::source::{Access, Source};
 
 /// Minimum time that a scan may wait for the disk, however short its work was.
@@ -31,6 +31,32 @@ pub(crate) fn should_cache_spans(source: &dyn Source, compression: Option<Compre
 /// Whether packed bytes need no network, so that decoding is all that a missing span costs.
 pub(crate) fn is_local(source: &dyn Source) -> bool {
     !source.is_remote() && source.access() == Access::Ranges
+}
+
+/// Relative time to fetch and decode as many bytes of each compression, as measured over a link of 100 MB/s.
+const fn decode_weight(compression: Compression) -> u64 {
+    match compression {
+        Compression::None | Compression::Lz4 | Compression::Zstd => 2,
+        Compression::Gzip => 3,
+        Compression::Xz => 11,
+        Compression::Bzip2 => 17,
+    }
+}
+
+/// Relative cost to derive a byte of the archive again, for the eviction from a directory of disk caches: the weight of its compression,
+/// times the mean number of spans to decode for one.
+pub(crate) fn recovery_cost(index: &Index) -> u64 {
+    let (mut sum, mut cost) = (0_u64, 0);
+    for number in 0..index.span_count() {
+        cost = if index.seek_offset(number).is_some() {
+            1
+        } else {
+            cost + 1
+        };
+        sum += cost;
+    }
+    let mean = sum.div_ceil(index.span_count().max(1).into());
+    decode_weight(index.origin().compression).saturating_mul(mean)
 }
 
 /// Whether `packed` bytes are decoded to `plain` ones faster than `disk_cache` reads these. Both speeds are measured.
@@ -95,6 +121,8 @@ pub(crate) struct ScanDiskCache {
     stats: Arc<Stats>,
     /// The last seek point.
     last_seek_point: Option<(Packed, Plain)>,
+    /// Number of spans from there on.
+    spans_since: u32,
     /// Whether the bytes between the last two seek points are decoded faster than read from disk.
     is_decoded_faster: bool,
     started: Instant,
@@ -111,6 +139,7 @@ impl ScanDiskCache {
             is_local: is_local(source),
             stats,
             last_seek_point: None,
+            spans_since: 0,
             is_decoded_faster: false,
             block_len: block_len(source.fingerprint().len),
             started: Instant::now(),
@@ -122,7 +151,9 @@ impl ScanDiskCache {
     /// Writes a span, unless it has no hash to verify it with, or is probably decoded faster than read. The packed length
     /// of a span is unknown before the next one, so that it counts as compressed as the span before it.
     pub(crate) fn write_span(&mut self, span: &Span, checksums: &[u64], bytes: &Bytes) {
+        self.spans_since += 1;
         if let Some(point) = &span.seek_point {
+            self.spans_since = 1;
             let here = (point.packed, span.plain.start());
             if let Some((packed, plain)) = self.last_seek_point.replace(here) {
                 let packed = here.0.0.saturating_sub(packed.0);
@@ -148,7 +179,7 @@ impl ScanDiskCache {
         };
         let before = Instant::now();
         let zeros = zero_runs(span.plain, self.block_len, checksums.iter().copied());
-        let extent = SparseExtent::new(span.plain, zeros);
+        let extent = SparseExtent::new(span.plain, zeros).with_cost(self.spans_since);
         self.disk_cache.insert(extent, bytes.clone(), disk_wait);
         let waited = before.elapsed();
         self.is_disk_stalled |= is_far && waited >= MAX_FAR_SPAN_WAIT;

@@ -1,9 +1,11 @@
 //! The directory of all cache files, and the disk limit that all processes share.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::cache_file::{CacheFile, is_temporary};
 use crate::base::extent::{Extent, Plain};
@@ -131,6 +133,32 @@ pub(crate) fn is_unfinished(name: &str) -> bool {
 /// Whether parts can be evicted while in use: the file is finished and can be fetched again.
 pub(super) fn can_evict_parts(file: &SharedFile) -> bool {
     !file.name.ends_with(ONLY_COPY_SUFFIX) && !is_temporary(&file.name)
+}
+
+/// What it costs to make a byte of `listed` again, relative to other files.
+pub(super) fn cost(listed: &SharedFile) -> u64 {
+    CacheFile::open_listed(listed).map_or(1, |file| file.cost())
+}
+
+/// Rank of a file that was last used so long ago. The highest is evicted first.
+pub(super) fn eviction_rank(age: u128, cost: u64) -> u128 {
+    age / u128::from(cost.max(1))
+}
+
+/// The files in the order of their eviction: first what was not used for long and is soon made again. A file that costs
+/// ten times as much stays ten times as long.
+pub(super) fn in_eviction_order<'a>(
+    files: impl IntoIterator<Item = &'a SharedFile>,
+) -> impl Iterator<Item = &'a SharedFile> {
+    let now = SystemTime::now();
+    let aged = files.into_iter().map(|listed| {
+        let age = now.duration_since(listed.used).unwrap_or_default();
+        (eviction_rank(age.as_millis(), cost(listed)), listed)
+    });
+    // Stable, so that equal ages keep the order of their last uses.
+    let mut aged: Vec<_> = aged.collect();
+    aged.sort_by_key(|(age, _)| Reverse(*age));
+    aged.into_iter().map(|(_, listed)| listed)
 }
 
 /// Evicts `wanted` bytes of `listed` from the front, or the whole file. Returns the number of freed bytes.

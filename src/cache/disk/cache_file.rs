@@ -7,7 +7,9 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, seek};
+use rustix::fs::{
+    FallocateFlags, OFlags, SeekFrom, XattrFlags, fallocate, fgetxattr, fsetxattr, seek,
+};
 use rustix::io::Errno;
 
 use super::direct_io::DirectIo;
@@ -32,6 +34,9 @@ pub(super) struct CacheFile {
 /// Prefix of unfinished files. Their writers hold a lock, so one without a lock is stale at any age, unlike a file with a
 /// [temporary name](crate::base::publish::temporary_name).
 const UNFINISHED_PREFIX: &str = ".";
+
+/// Extended attribute with the cost.
+const COST_XATTR: &str = "user.tarfs.cost";
 
 impl CacheFile {
     fn new(file: File, directory: &Arc<TrustedDir>, name: &str) -> Self {
@@ -181,6 +186,25 @@ impl CacheFile {
         if let Err(error) = self.file.set_modified(time) {
             tracing::debug!(%error, name = self.name, "cannot record the last use");
         }
+    }
+
+    /// Records what it costs to make a byte of the file again, relative to other files, for other processes. Without
+    /// extended attributes all files cost the same.
+    pub(super) fn set_cost(&self, cost: u64) {
+        let text = cost.to_string();
+        if let Err(error) = fsetxattr(&self.file, COST_XATTR, text.as_bytes(), XattrFlags::empty())
+        {
+            tracing::debug!(%error, name = self.name, "cannot record the cost");
+        }
+    }
+
+    /// The cost that was recorded, or one.
+    pub(super) fn cost(&self) -> u64 {
+        let mut text = [0; 20];
+        let len = fgetxattr(&self.file, COST_XATTR, &mut text).unwrap_or(0);
+        let text = text.get(..len).and_then(|text| str::from_utf8(text).ok());
+        text.and_then(|text| text.parse().ok())
+            .map_or(1, |cost: u64| cost.max(1))
     }
 
     /// Locks the file exclusively if it is open nowhere else; others cannot open it until this is dropped.

@@ -7,15 +7,15 @@
 mod cache_dir;
 mod cache_file;
 mod direct_io;
-mod lru;
 mod read_rate;
 mod sparse_extent;
+mod valued_extents;
 mod write_queue;
 mod writer;
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
@@ -30,7 +30,7 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use cache_file::CacheFile;
-use lru::Lru;
+use valued_extents::ValuedExtents;
 use write_queue::{PendingWrite, WriteQueue};
 
 pub use cache_dir::DiskCacheDir;
@@ -83,8 +83,6 @@ pub struct DiskCacheUsage {
     pub limit_bytes: u64,
 }
 
-const MAX_SKIPPED_SPANS: usize = 1 << 16;
-
 /// Interval between updates of the file's mtime, which shows the last use to other processes.
 const TOUCH_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -96,9 +94,12 @@ struct Shared {
     max_bytes: u64,
     queue: WriteQueue,
     current: Mutex<CurrentFile>,
-    lru: Mutex<Lru>,
+    /// What is on disk, as far as this process knows it. The cheapest is evicted first.
+    held: Mutex<ValuedExtents>,
     problems: Mutex<CacheProblems>,
-    skipped: Mutex<VecDeque<Extent<Plain>>>,
+    cost: AtomicU64,
+    /// What is not on disk, because it was busy. The dearest is written first.
+    skipped: Mutex<ValuedExtents>,
 }
 
 #[derive(Debug)]
@@ -177,8 +178,9 @@ impl DiskCache {
                 is_published: published.is_some(),
                 last_touch: None,
             }),
-            lru: Mutex::default(),
+            held: Mutex::default(),
             problems: Mutex::default(),
+            cost: AtomicU64::new(1),
             skipped: Mutex::default(),
         });
         let writer = Thread::spawn("tarfs-cache", {
@@ -228,24 +230,49 @@ impl DiskCache {
         if self.shared.problems.lock().failure.is_some() || item.sparse.stored_bytes() == 0 {
             return;
         }
-        let skipped = (item.sparse.extent(), item.is_retry);
+        let (sparse, is_retry) = (item.sparse.clone(), item.is_retry);
         if !self.shared.queue.push(item, timeout) {
-            self.shared.record_skipped([skipped]);
+            self.shared.record_skipped(&sparse, is_retry);
         }
     }
 
-    /// Removes and returns up to `max` spans skipped by a slow disk; none while the disk is full.
-    pub fn take_skipped(&self, max: usize) -> Vec<Extent<Plain>> {
-        let is_full = {
-            let problems = self.shared.problems.lock();
-            problems.failure.is_some() || problems.is_full
+    /// Queues a span that a read found in memory, if it was skipped. Until there is room, each such read makes
+    /// it more likely to be written next.
+    pub fn offer(&self, bytes: &Bytes, extent: impl FnOnce() -> Option<SparseExtent>) {
+        if self.shared.skipped.lock().is_empty() {
+            return;
+        }
+        let Some(sparse) = extent() else {
+            return;
         };
         let mut skipped = self.shared.skipped.lock();
-        if is_full {
+        if !skipped.tracks(sparse.extent()) {
+            return;
+        }
+        let item = PendingWrite::new(sparse.clone(), bytes.clone());
+        if self.shared.queue.push(item, QueueTimeout::NoWait) {
+            skipped.remove(sparse.extent());
+        } else {
+            skipped.mark_read(sparse.extent(), sparse.cost());
+        }
+    }
+
+    /// Removes and returns up to `max` spans skipped by a slow disk, the dearest first; none while the disk is full.
+    pub fn take_skipped(&self, max: usize) -> Vec<Extent<Plain>> {
+        let has_room = self.has_room();
+        let mut skipped = self.shared.skipped.lock();
+        if !has_room {
             skipped.clear();
         }
-        let taken = skipped.len().min(max);
-        skipped.drain(..taken).collect()
+        std::iter::from_fn(|| skipped.pop_dearest())
+            .take(max)
+            .collect()
+    }
+
+    /// Whether it was neither full nor failed so far.
+    pub fn has_room(&self) -> bool {
+        let problems = self.shared.problems.lock();
+        problems.failure.is_none() && !problems.is_full
     }
 
     /// Measured speed of reads, in bytes a second; `None` before the first one.
@@ -288,9 +315,11 @@ impl DiskCache {
         file.covers(extent)
     }
 
-    /// Marks the verified span at `extent` as used now. It is then evicted later than others.
-    pub fn mark_used(&self, extent: Extent<Plain>) {
-        self.shared.lru.lock().mark_used(extent);
+    /// Marks a verified extent as used now. It is then evicted later than others.
+    pub fn mark_used(&self, sparse: &SparseExtent) {
+        let mut held = self.shared.held.lock();
+        held.mark_read(sparse.extent(), sparse.cost());
+        drop(held);
         let mut current = self.shared.current.lock();
         let is_recent = |touch: Instant| touch.elapsed() < TOUCH_INTERVAL;
         if !current.last_touch.is_some_and(is_recent) {
@@ -299,6 +328,13 @@ impl DiskCache {
             drop(current);
             file.set_last_used(SystemTime::now());
         }
+    }
+
+    /// Records what it costs to make a byte of the archive again, relative to others. The disk keeps what costs more.
+    pub fn record_cost(&self, cost: u64) {
+        self.shared.cost.store(cost, Ordering::Relaxed);
+        let file = Arc::clone(&self.shared.current.lock().file);
+        file.set_cost(cost);
     }
 
     /// Waits until all queued spans are written or dropped.
@@ -320,7 +356,7 @@ impl DiskCache {
         });
         let file = if let Some(fuller) = fuller {
             ours.remove();
-            self.shared.lru.lock().clear();
+            self.shared.held.lock().clear();
             fuller
         } else {
             ours.rename_to(&name)?
@@ -398,16 +434,16 @@ impl Shared {
         Some(memory)
     }
 
-    fn record_skipped(&self, spans: impl IntoIterator<Item = (Extent<Plain>, bool)>) {
-        let mut skipped = self.skipped.lock();
-        for (extent, is_retry) in spans {
-            self.options.stats.disk_cache_skipped_spans.increment();
-            if !is_retry && skipped.len() < MAX_SKIPPED_SPANS {
-                skipped.push_back(extent);
-            }
+    fn record_skipped(&self, sparse: &SparseExtent, is_retry: bool) {
+        self.options.stats.disk_cache_skipped_spans.increment();
+        if !is_retry {
+            let mut skipped = self.skipped.lock();
+            skipped.add(sparse.extent(), sparse.cost());
         }
     }
 }
 
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ pub struct SparseExtent {
     extent: Extent<Plain>,
     /// Disjoint, in order, within the extent.
     zero_runs: Vec<Extent<Plain>>,
+    cost: u32,
 }
 
 impl SparseExtent {
@@ -22,7 +23,18 @@ impl SparseExtent {
             zero_runs: zero_runs
                 .filter_map(|run| run.intersection(&extent))
                 .collect(),
+            cost: 1,
         }
+    }
+
+    /// The same bytes, which cost the decoding of `cost` spans if they are lost; one if not set.
+    #[must_use]
+    pub fn with_cost(self, cost: u32) -> Self {
+        Self { cost, ..self }
+    }
+
+    pub(super) fn cost(&self) -> u32 {
+        self.cost
     }
 
     /// The extent, with its zeros.

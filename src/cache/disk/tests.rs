@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use rustix::fs::XattrFlags;
+
 use super::*;
 
 const SPAN: u64 = 256 << 10;
@@ -149,7 +151,7 @@ fn least_recently_read_span_is_evicted_for_a_new_read() {
     let cache_dir = cache_dir(directory.path(), 4);
     let cache = open(&cache_dir, "a");
     want(&cache, 0..4);
-    cache.mark_used(extent(0));
+    cache.mark_used(&extent(0).into());
     want(&cache, 4..6);
     assert_eq!(kept(&cache), [0, 3, 4, 5]);
     assert_eq!(cache.disk_usage().held_bytes, 4 * SPAN);
@@ -158,7 +160,7 @@ fn least_recently_read_span_is_evicted_for_a_new_read() {
     drop(cache);
     // Spans of an earlier mount count as older than any use since.
     let cache = open(&cache_dir, "a");
-    cache.mark_used(extent(0));
+    cache.mark_used(&extent(0).into());
     want(&cache, [8]);
     assert_eq!(kept(&cache), [0, 4, 5, 8]);
     want(&cache, [9, 10, 11]);
@@ -200,6 +202,79 @@ fn unused_archives_are_evicted_first_in_lru_order() {
     assert_eq!(kept(&open(&cache_dir, "old")), [1]);
     assert_eq!(kept(&open(&cache_dir, "new")), [0, 1]);
     assert_eq!(evicted_bytes(&cache), 3 * SPAN);
+}
+
+// Promises: disk-eviction
+#[test]
+fn costly_archive_stays_longer_than_a_cheap_one() {
+    let directory = directory();
+    let cache_dir = cache_dir(directory.path(), 4);
+    for (content, cost, minutes) in [("costly", 10, 30), ("cheap", 1, 4)] {
+        let cache = open(&cache_dir, content);
+        want(&cache, 0..2);
+        cache.record_cost(cost);
+        let file = Arc::clone(&cache.shared.current.lock().file);
+        drop(cache);
+        file.set_last_used(SystemTime::now() - Duration::from_mins(minutes));
+    }
+    want(&open(&cache_dir, "a"), 0..2);
+    assert!(!directory.path().join("disk-cache/cheap.data").exists());
+    assert_eq!(kept(&open(&cache_dir, "costly")), [0, 1]);
+    let file = directory.path().join("disk-cache/costly.data");
+    assert_eq!(xattr_of(&file), "10");
+    // Whatever is written there, files are evicted.
+    for text in ["", "0", "99999999999999999999999", "\u{ff}"] {
+        let set = rustix::fs::setxattr(
+            &file,
+            "user.tarfs.cost",
+            text.as_bytes(),
+            XattrFlags::empty(),
+        );
+        set.expect("set");
+        let cache = open(&cache_dir, "b");
+        want(&cache, 0..4);
+        assert_eq!(kept(&cache), [0, 1, 2, 3], "{text}");
+        drop(cache);
+        let cache = open(&cache_dir, "costly");
+        want(&cache, 0..2);
+    }
+}
+
+fn xattr_of(file: &Path) -> String {
+    let mut text = [0; 20];
+    let len = rustix::fs::getxattr(file, "user.tarfs.cost", &mut text).expect("set");
+    String::from_utf8(text[..len].to_vec()).expect("digits")
+}
+
+/// A span that the disk was too slow for is written when it is read again, and else those first that were read most.
+// Promises: disk-slow
+#[test]
+fn skipped_span_is_written_when_memory_still_has_it() {
+    let directory = directory();
+    let cache = open(&cache_dir(directory.path(), 100), "a");
+    let is_offered = |number| {
+        let before = cache.shared.options.stats.disk_cache_written_bytes.get();
+        cache.offer(&bytes(number), || Some(extent(number).into()));
+        cache.flush();
+        cache.shared.options.stats.disk_cache_written_bytes.get() > before
+    };
+    assert!(!is_offered(1), "none was skipped");
+    let full = cache
+        .shared
+        .options
+        .write_pool
+        .reserve(4 << 20)
+        .expect("open");
+    for number in 0..8 {
+        cache.insert(extent(number), bytes(number), QueueTimeout::NoWait);
+    }
+    for number in [2, 5, 5] {
+        assert!(!is_offered(number), "there is no room");
+    }
+    drop(full);
+    assert!(is_offered(1) && !is_offered(1) && !is_offered(9));
+    assert_eq!(cache.take_skipped(3), [5, 2, 7].map(extent));
+    assert_eq!(cache.take_skipped(9).len(), 4);
 }
 
 // Promises: disk-eviction

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::sparse_extent::SparseExtent;
+use super::valued_extents::value;
 use crate::base::buffer_pool::{BufferPool, Reservation};
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::{Condvar, Mutex};
@@ -67,6 +68,16 @@ struct State {
     is_closed: bool,
 }
 
+impl State {
+    /// Removes the item of the highest value, the first of several.
+    fn take_dearest(&mut self) -> Option<PendingWrite> {
+        let value = |item: &PendingWrite| value(item.sparse.cost(), item.may_evict.into());
+        let items = self.waiting.iter().enumerate().rev();
+        let (place, _) = items.max_by_key(|(_, item)| value(item))?;
+        self.waiting.remove(place)
+    }
+}
+
 impl WriteQueue {
     /// Creates a queue of items that fit in `pool`, or of a single longer one.
     pub(super) fn new(pool: BufferPool) -> Self {
@@ -117,7 +128,7 @@ impl WriteQueue {
             if state.writing.take().is_some() {
                 self.changed.notify_all();
             }
-            if let Some(item) = state.waiting.pop_front() {
+            if let Some(item) = state.take_dearest() {
                 state.writing = Some(item.clone());
                 return Some(item);
             }

@@ -3,6 +3,7 @@
 use std::io;
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
 
@@ -40,8 +41,9 @@ impl Shared {
             }
             // Other queued spans would fail to get the lock too, and their writers would wait for minutes.
             let cancelled = self.queue.cancel_waiting();
-            let items = std::iter::once(item).chain(&cancelled);
-            self.record_skipped(items.map(|item| (item.sparse.extent(), item.is_retry)));
+            for item in std::iter::once(item).chain(&cancelled) {
+                self.record_skipped(&item.sparse, item.is_retry);
+            }
             return Ok(());
         };
         if !self.free_space(len, item.may_evict) {
@@ -57,7 +59,14 @@ impl Shared {
             return Err(error);
         }
         self.options.stats.disk_cache_written_bytes.add(len);
-        self.lru.lock().mark_used(item.sparse.extent());
+        let (extent, cost) = (item.sparse.extent(), item.sparse.cost());
+        let mut held = self.held.lock();
+        if item.may_evict {
+            held.mark_read(extent, cost);
+        } else {
+            held.add(extent, cost);
+        }
+        drop(held);
         // A span in the page cache would be read too fast.
         if !has_backlog && self.options.read_rate.needs_sample() {
             drop(self.read_measured(&file, &item.sparse));
@@ -78,13 +87,15 @@ impl Shared {
         if let Ok(file) =
             directory.and_then(|directory| CacheFile::open(&directory, &name, OFlags::CREATE))
         {
+            file.set_cost(self.cost.load(Ordering::Relaxed));
             self.current.lock().file = Arc::new(file);
-            self.lru.lock().clear();
+            self.held.lock().clear();
         }
     }
 
-    /// Frees space for `needed` more bytes. An archive at its own limit evicts its own. Otherwise it evicts unused archives first. With `may_evict` it then evicts
-    /// from the largest archive in use, while this one is below its fair share, and last from this one.
+    /// Frees space for `needed` more bytes. An archive at its own limit evicts its own. Otherwise it evicts
+    /// unused archives first, in their [order](cache_dir::in_eviction_order). With `may_evict` it then evicts from the archive in use that
+    /// has most bytes for what they cost, while this one is below its fair share, and last from this one.
     fn free_space(&self, needed: u64, may_evict: bool) -> bool {
         let file = Arc::clone(&self.current.lock().file);
         let excess = (file.held_bytes().saturating_add(needed)).saturating_sub(self.max_bytes);
@@ -106,7 +117,7 @@ impl Shared {
             return false;
         }
         let mut freed = 0;
-        for info in &unused {
+        for info in cache_dir::in_eviction_order(unused) {
             if freed < missing {
                 freed += self.evict(info, missing - freed);
             }
@@ -114,15 +125,14 @@ impl Shared {
         missing = missing.saturating_sub(freed);
         if missing > 0 && may_evict {
             let share = self.cache_dir.fair_share(&files, used.len() + 1);
+            let own = file.held_bytes();
             let parts = used
                 .iter()
-                .filter(|listed| cache_dir::can_evict_parts(listed));
-            let largest = parts.max_by_key(|info| info.held_bytes);
-            let own = file.held_bytes();
-            freed = match largest {
-                Some(largest) if own + needed <= share && largest.held_bytes > own => {
-                    self.evict(largest, missing)
-                }
+                .filter(|listed| cache_dir::can_evict_parts(listed) && listed.held_bytes > own);
+            // The largest, if all cost the same.
+            let cheapest = parts.max_by_key(|info| info.held_bytes / cache_dir::cost(info));
+            freed = match cheapest {
+                Some(cheapest) if own + needed <= share => self.evict(cheapest, missing),
                 _ => 0,
             };
             missing = missing.saturating_sub(freed);
@@ -141,14 +151,14 @@ impl Shared {
         freed
     }
 
-    /// Evicts `wanted` bytes of this archive: those not used since the file was opened, then the oldest.
+    /// Evicts `wanted` bytes of this archive: those not used since the file was opened, then the [cheapest](super::valued_extents).
     fn evict_own(&self, file: &CacheFile, wanted: u64) -> u64 {
         let mut freed = 0;
         let mut at = Plain(0);
         while freed < wanted
             && let Some(data) = file.next_data(at)
         {
-            let unknown = self.lru.lock().first_untracked(data);
+            let unknown = self.held.lock().first_untracked(data);
             // Blocks on the edges, which known spans share, stay.
             let blocks = unknown.and_then(|unknown| file.whole_blocks(unknown));
             if let Some(blocks) = blocks {
@@ -164,10 +174,10 @@ impl Shared {
             }
         }
         while freed < wanted {
-            let Some(oldest) = self.lru.lock().pop_oldest() else {
+            let Some(cheapest) = self.held.lock().pop_cheapest() else {
                 break;
             };
-            freed += file.punch_hole(oldest);
+            freed += file.punch_hole(cheapest);
         }
         self.options.stats.disk_cache_evicted_bytes.add(freed);
         freed

@@ -56,6 +56,18 @@ impl Index {
         (row.bit.get() != SpanRow::NO_SEEK_POINT).then(|| Packed(row.packed.get()))
     }
 
+    /// The last span at or before span `number` at which decoding can start; `None` only in a damaged index.
+    pub fn seekable_before(&self, number: u32) -> Option<u32> {
+        (0..=number)
+            .rev()
+            .find(|&number| self.seek_offset(number).is_some())
+    }
+
+    /// Number of spans to decode for span `number`: from the last seek point on.
+    pub fn decode_cost(&self, number: u32) -> u32 {
+        number - self.seekable_before(number).unwrap_or(number) + 1
+    }
+
     /// Whether a reader can detect all bytes of another version, by digests of blocks and hashes of spans.
     ///
     /// # Errors

@@ -440,7 +440,7 @@ fn access_directly(place: &Place, knobs: Knobs) {
     for &span in &REFERENCE.spans {
         let found = cache.read(span);
         assert!(found.is_some_and(|found| found == REFERENCE.span(span)));
-        cache.mark_used(span);
+        cache.mark_used(&span.into());
     }
     assert_eq!(cache.problem_text(), None);
     if knobs.flag(7) {

@@ -8,6 +8,7 @@ mod fetch_counts;
 mod packings;
 mod prefetch;
 mod random_faults;
+mod recovery;
 mod saved_index;
 mod seek_points;
 mod short_reads;
