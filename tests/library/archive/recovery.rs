@@ -1,12 +1,13 @@
 //! Loss of parts of the disk cache under a reader: reads go on, and only what was lost is decoded again.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use tarfs::archive::{Archive, OpenOptions as ArchiveOptions};
 use tarfs::{ArchivePath, Extent, Plain};
 
-use super::{TestEnv, assert_files, assert_files_backwards, for_each_packing, index, packed};
+use super::{TestEnv, assert_files, assert_files_backwards, for_each_packing, packed};
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
@@ -21,20 +22,19 @@ fn options(env: &TestEnv) -> ArchiveOptions {
 fn needed_spans(archive: &Archive) -> Vec<Extent<Plain>> {
     let tree = archive.index();
     let tree = tree.tree().expect("rows");
-    let mut needed = vec![false; index(u64::from(tree.span_count()))];
+    let mut needed = BTreeSet::new();
     for (name, content) in &Tree::mixed().files {
         let path = ArchivePath::sanitize(name.as_bytes()).path;
         let entry = tree.find(&path).expect("an entry");
         for piece in entry.pieces(0, content.len() as u64) {
             let last = Plain(piece.plain.end().0 - 1);
             let first = tree.span_at(piece.plain.start()).expect("a span");
-            for number in first..=tree.span_at(last).expect("a span") {
-                *needed.get_mut(number as usize).expect("below") = true;
-            }
+            needed.extend(first..=tree.span_at(last).expect("a span"));
         }
     }
-    let numbers = (0..tree.span_count()).filter(|&number| needed[number as usize]);
-    let extents = numbers.map(|number| tree.span_extent(number).expect("a span"));
+    let extents = needed
+        .into_iter()
+        .map(|number| tree.span_extent(number).expect("a span"));
     extents.collect()
 }
 
