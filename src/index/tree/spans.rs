@@ -25,6 +25,9 @@ pub struct Span {
     pub seek_point: Option<SeekPoint>,
 }
 
+/// Limit of [`Index::decode_cost`], which each read asks for. An index can claim any number of spans without seek points.
+const MAX_DECODE_COST: u32 = 1 << 12;
+
 impl Index {
     /// Number of spans of the plain stream.
     pub fn span_count(&self) -> u32 {
@@ -63,9 +66,11 @@ impl Index {
             .find(|&number| self.seek_offset(number).is_some())
     }
 
-    /// Number of spans to decode for span `number`: from the last seek point on.
+    /// Number of spans to decode for span `number`: from the last seek point on, and at most [`MAX_DECODE_COST`].
     pub fn decode_cost(&self, number: u32) -> u32 {
-        number - self.seekable_before(number).unwrap_or(number) + 1
+        let mut nearby = (1..MAX_DECODE_COST).zip((0..=number).rev());
+        let found = nearby.find(|&(_, number)| self.seek_offset(number).is_some());
+        found.map_or(MAX_DECODE_COST, |(cost, _)| cost)
     }
 
     /// Whether a reader can detect all bytes of another version, by digests of blocks and hashes of spans.
