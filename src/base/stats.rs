@@ -1,5 +1,5 @@
 //! Counters of events and bytes for tests, `--stats` and `tarfs status`. Three are of time: how long a lock is held, how
-//! long decoders run, and how long lost bytes take to come back.
+//! long decoders run, and how long spans are filled.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -161,10 +161,10 @@ stats! {
     speculative_decodes,
     /// Decoded blocks made after the scan, for reads and prefetch.
     decoded_spans,
-    /// Bytes that were fetched or decoded again after the scan, because neither memory nor the disk cache had them.
-    refilled_bytes,
-    /// Time that this took, in nanoseconds, added up over threads.
-    refill_nanoseconds,
+    /// Plain bytes that were decoded, or fetched if they are not packed, after the scan.
+    filled_bytes,
+    /// Time of fetching and decoding spans after the scan, in nanoseconds, added up over threads.
+    fill_nanoseconds,
     /// Decoded blocks from the source that do not match the index, each of which is fetched again once.
     damaged_spans,
     /// Longest time in microseconds that a scan kept readers from the index at once.
@@ -315,8 +315,8 @@ mod tests {
             "decoder_jobs",
             "speculative_decodes",
             "decoded_spans",
-            "refilled_bytes",
-            "refill_nanoseconds",
+            "filled_bytes",
+            "fill_nanoseconds",
             "peer_spans",
             "peer_indexes",
             "lent_spans",

@@ -35,7 +35,7 @@ pub(crate) use span_checksums::zero_runs;
 pub use storage::{MissingRow, WITHOUT_PUBLISHED_INDEX};
 pub use tree::lazy::LazyIndex;
 pub use tree::{Child, Entry, EntryKind, Index, Ino, Origin, Resolved, Span};
-pub(crate) use tree::{DirentNumber, IndexResolver};
+pub(crate) use tree::{DirentNumber, IndexResolver, MAX_DECODE_COST};
 pub use whiteouts::WhiteoutFormat;
 
 // For the tests.

@@ -227,7 +227,7 @@ impl ScanThread {
         if let Some(index) = self.reader.live_index.completed()
             && let Ok(index) = index.tree()
         {
-            disk_cache.record_cost(recovery_cost(index));
+            disk_cache.set_recovery_cost(recovery_cost(index));
         }
         Ok(())
     }

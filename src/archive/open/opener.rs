@@ -326,7 +326,10 @@ impl Opener {
             DiskCache::open(disk_cache_dir, name, self.disk_cache_options())
         };
         let disk_cache = usable_disk_cache(disk_cache)?;
-        disk_cache.record_cost(recovery_cost(index));
+        // The cost needs all spans of the index.
+        if !index.is_on_demand() {
+            disk_cache.set_recovery_cost(recovery_cost(index));
+        }
         Some(disk_cache)
     }
 

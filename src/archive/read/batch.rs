@@ -92,10 +92,11 @@ impl Reader {
         // Checked before the read, because a reader may complete the span on disk in the meantime.
         let was_on_disk = may_read && self.spans.is_on_disk(&self.live_index, span.plain);
         let on_disk = may_read.then(|| self.span_from_disk_cache(&span)).flatten();
+        let is_on_disk = on_disk.is_some();
         if let Some(bytes) = on_disk.or_else(|| self.span_from_peer(&span)) {
             count_span(found);
             // Prefetch without a reader leaves memory to readers.
-            if found.is_none() {
+            if found.is_none() || !is_on_disk {
                 self.spans.insert(number, bytes.clone());
                 self.stats.prefetched_spans.increment();
             }
@@ -136,7 +137,7 @@ impl Reader {
         let request = Request::find(&self.live_index, batch.packed)?;
         let start = Instant::now();
         let fetched = self.packed.fetch_verified(&request, FetchMode::Background);
-        self.stats.refill_nanoseconds.add_time_since(start);
+        self.stats.fill_nanoseconds.add_time_since(start);
         fetched.or_else(|error| {
             let claims = batch.ranges.iter().flat_map(|range| &range.claims);
             let Some(first) = claims.map(Claim::span).next() else {

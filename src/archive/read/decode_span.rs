@@ -1,7 +1,6 @@
 //! Decodes spans from the nearest seek point, and verifies them.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -15,7 +14,6 @@ use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::base::sha256::Sha256;
-use crate::cache::DiskCache;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::index::{Index, Span};
 
@@ -41,53 +39,13 @@ impl Reader {
             let bytes = self.decode_next(&between, &mut decoder, &mut packed)?;
             // In between may be all of a long stream, which the scan put on disk.
             if !self.spans.is_on_disk(&self.live_index, between.plain) {
-                self.cache_span_on_disk(&between, &bytes, true);
+                self.cache_span_on_disk(&between, &bytes, false);
             }
             self.spans.insert(number, bytes);
         }
         let bytes = self.decode_next(span, &mut decoder, &mut packed)?;
         self.cache_span_on_disk(span, &bytes, true);
-        if let Err(error) = self.decode_on(first.number, span.number, &mut decoder, &mut packed) {
-            tracing::debug!(%error, "cannot decode what follows");
-        }
         Ok(bytes)
-    }
-
-    /// Decodes the spans after `number`, at most as many as from `first` on, and caches on disk what is missing there. Otherwise
-    /// reads of a stream without seek points that the disk cache has lost would decode it once for each of its spans, and
-    /// not a few times in all.
-    fn decode_on(
-        &self,
-        first: u32,
-        number: u32,
-        decoder: &mut SpanDecoder,
-        packed: &mut PackedBytes,
-    ) -> Result<(), ReadError> {
-        let has_room = |disk_cache: &Arc<DiskCache>| disk_cache.has_room();
-        if first == number || !self.spans.disk().is_some_and(has_room) {
-            return Ok(());
-        }
-        let numbers = number + 1..=number.saturating_add(number - first);
-        let spans = self.live_index.read(|index| {
-            let is_far =
-                |number: &u32| *number < index.span_count() && index.seek_offset(*number).is_none();
-            numbers.take_while(is_far).collect::<Vec<_>>()
-        })?;
-        let mut missing = Vec::new();
-        for number in spans {
-            let span = self.live_index.span(number)?;
-            let is_missing = !self.spans.is_on_disk(&self.live_index, span.plain);
-            missing.push((span, is_missing));
-        }
-        let last = missing.iter().rposition(|(_, is_missing)| *is_missing);
-        missing.truncate(last.map_or(0, |last| last + 1));
-        for (span, is_missing) in missing {
-            let bytes = self.decode_next(&span, decoder, packed)?;
-            if is_missing {
-                self.cache_prefetched_span_on_disk(&span, &bytes);
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn resume_decoder(&self, seek_point: &SeekPoint) -> Result<SpanDecoder, Error> {
@@ -117,12 +75,11 @@ impl Reader {
             return Err(ReadError::at(&self.stats, span.plain, Error::Interrupted));
         }
         let start = Instant::now();
-        let bytes = decoder
-            .take_bytes(&self.free_list, span.plain.start(), len, packed)
-            .map_err(|error| ReadError::at(&self.stats, span.plain, error))?;
-        self.stats.refill_nanoseconds.add_time_since(start);
+        let bytes = decoder.take_bytes(&self.free_list, span.plain.start(), len, packed);
+        self.stats.fill_nanoseconds.add_time_since(start);
+        let bytes = bytes.map_err(|error| ReadError::at(&self.stats, span.plain, error))?;
         self.stats.decoded_spans.increment();
-        for counter in [&self.stats.decoded_bytes, &self.stats.refilled_bytes] {
+        for counter in [&self.stats.decoded_bytes, &self.stats.filled_bytes] {
             counter.add(bytes.len() as u64);
         }
         decoder.clock.count(bytes.len());

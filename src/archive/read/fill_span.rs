@@ -8,8 +8,9 @@ use super::Reader;
 use super::assemble::span_len;
 use super::packed::FetchMode;
 use crate::archive::error::ReadError;
+use crate::base::extent::{Extent, Plain};
 use crate::base::span_hash;
-use crate::cache::{DiskCache, QueueTimeout};
+use crate::cache::{DiskCache, QueueTimeout, SparseExtent};
 use crate::index::Span;
 use crate::source::Access;
 
@@ -38,11 +39,11 @@ impl Reader {
     /// Span `number` from memory, for a read. If the disk was too busy for it, it may be written now.
     pub(super) fn span_in_memory(&self, number: u32) -> Option<Bytes> {
         let bytes = self.spans.get(number)?;
-        if let Some(disk_cache) = self.spans.disk() {
-            disk_cache.offer(&bytes, || {
-                let span = self.live_index.span(number).ok()?;
-                Some(self.spans.sparse(&self.live_index, span.plain))
-            });
+        if let Some(disk_cache) = self.spans.disk()
+            && disk_cache.has_skipped()
+            && let Ok(Some(extent)) = self.live_index.read(|index| index.span_extent(number))
+        {
+            disk_cache.offer(extent, &bytes, || self.valued_extent(number, extent));
         }
         Some(bytes)
     }
@@ -119,8 +120,9 @@ impl Reader {
                 QueueTimeout::NoWait
             };
             disk_cache.insert_evicting(
-                self.spans.sparse(&self.live_index, span.plain),
+                self.valued_extent(span.number, span.plain),
                 bytes.clone(),
+                is_for_read.into(),
                 disk_wait,
             );
         }
@@ -140,7 +142,7 @@ impl Reader {
     /// Caches a span on disk that no reader requested. It evicts nothing, and may wait.
     pub(super) fn cache_prefetched_span_on_disk(&self, span: &Span, bytes: &Bytes) {
         if let Some(disk_cache) = self.disk_cache_for(span) {
-            let extent = self.spans.sparse(&self.live_index, span.plain);
+            let extent = self.valued_extent(span.number, span.plain);
             disk_cache.insert_skipped(extent, bytes.clone(), QueueTimeout::Short);
         }
     }
@@ -150,7 +152,7 @@ impl Reader {
         // The disk cache file is only as long as the archive, whatever an index claims.
         span_len(span).ok()?;
         let disk_cache = self.spans.disk()?;
-        let extent = self.spans.sparse(&self.live_index, span.plain);
+        let extent = self.valued_extent(span.number, span.plain);
         let bytes = disk_cache.read(extent.clone())?;
         if bytes.len() as u64 != span.plain.len() || self.hash(&bytes) != hash {
             self.stats.disk_cache_damaged_spans.increment();
@@ -159,6 +161,13 @@ impl Reader {
         disk_cache.mark_used(&extent);
         self.stats.disk_cache_read_bytes.add(extent.stored_bytes());
         Some(bytes)
+    }
+
+    /// The extent of a span, with its runs of zeros and its cost.
+    fn valued_extent(&self, number: u32, extent: Extent<Plain>) -> SparseExtent {
+        let cost = self.live_index.read(|index| index.decode_cost(number));
+        let sparse = self.spans.sparse(&self.live_index, extent);
+        sparse.with_cost(cost.unwrap_or(1))
     }
 
     pub(super) fn hash(&self, bytes: &[u8]) -> u64 {

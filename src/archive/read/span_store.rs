@@ -110,21 +110,20 @@ impl SpanStore {
         disk_cache.is_some_and(|disk_cache| disk_cache.covers(&self.sparse(index, extent)))
     }
 
-    /// `extent` with its cost, and the runs of zeros that need no place on disk. There are none unless [`Self::proves_zeros`],
+    /// `extent` with the runs of zeros that need no place on disk. There are none unless [`Self::proves_zeros`],
     /// because another writer of an index could turn any bytes into zeros.
     pub(super) fn sparse(&self, index: &LiveIndex, extent: Extent<Plain>) -> SparseExtent {
+        if !self.proves_zeros {
+            return extent.into();
+        }
         let sparse = index.read(|index| {
             let first = index.span_at(extent.start())?;
-            let cost = index.decode_cost(first);
-            if !self.proves_zeros {
-                return Some(SparseExtent::from(extent).with_cost(cost));
-            }
             let spans = (first..index.span_count()).take_while(|&number| {
                 let span = index.span_extent(number);
                 span.is_some_and(|span| span.start() < extent.end())
             });
             let runs = spans.flat_map(|number| zero_runs_of(index, number));
-            Some(SparseExtent::new(extent, runs).with_cost(cost))
+            Some(SparseExtent::new(extent, runs))
         });
         sparse.ok().flatten().unwrap_or_else(|| extent.into())
     }

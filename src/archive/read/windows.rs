@@ -356,7 +356,7 @@ impl WindowReader<'_> {
         let reserved = reserved.map_err(|Closed| read_error(Error::Interrupted))?;
         let start = Instant::now();
         let fetched = self.packed.fetch_verified(&request, mode);
-        self.stats.refill_nanoseconds.add_time_since(start);
+        self.stats.fill_nanoseconds.add_time_since(start);
         Ok((fetched.map_err(read_error)?, reserved))
     }
 
@@ -369,14 +369,14 @@ impl WindowReader<'_> {
         can_evict: bool,
     ) -> Vec<(Extent<Plain>, Bytes)> {
         let extent = self.layout.claimed_extent(claims.first(), claims.len());
-        self.stats.refilled_bytes.add(extent.len());
+        self.stats.filled_bytes.add(extent.len());
         // Bytes without digests cannot be verified when they are read back.
         if let Some(disk_cache) = self.spans.disk()
             && self.is_digested_extent(extent)
         {
             let sparse = self.spans.sparse(self.live_index, extent);
             if can_evict {
-                disk_cache.insert_evicting(sparse, bytes.clone(), disk_wait);
+                disk_cache.insert_evicting(sparse, bytes.clone(), 1, disk_wait);
             } else {
                 disk_cache.insert(sparse, bytes.clone(), disk_wait);
             }

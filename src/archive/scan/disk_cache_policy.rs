@@ -10,7 +10,7 @@ use crate::base::stats::Stats;
 use crate::base::thread::processor_nanoseconds;
 use crate::cache::{DiskCache, QueueTimeout, SparseExtent, bytes_per_second};
 use crate::codec::Compression;
-use crate::index::{Index, Span, block_len, zero_runs};
+use crate::index::{Index, MAX_DECODE_COST, Span, block_len, zero_runs};
 use crate::source::{Access, Source};
 
 /// Minimum time that a scan may wait for the disk, however short its work was.
@@ -33,6 +33,9 @@ pub(crate) fn is_local(source: &dyn Source) -> bool {
     !source.is_remote() && source.access() == Access::Ranges
 }
 
+/// Limit of the spans to decode for one. Without one, a long stream without seek points would stay for years.
+const MAX_MEAN_SPANS: u64 = 8;
+
 /// Relative time to fetch and decode as many bytes of each compression, as measured over a link of 100 MB/s.
 const fn decode_weight(compression: Compression) -> u64 {
     match compression {
@@ -43,20 +46,13 @@ const fn decode_weight(compression: Compression) -> u64 {
     }
 }
 
-/// Relative cost to derive a byte of the archive again, for the eviction from a directory of disk caches: the weight of its compression,
-/// times the mean number of spans to decode for one.
+/// Relative cost to make a byte of the archive again, for the eviction from a directory of disk caches.
+/// It is the weight of the compression, times the mean number of spans to decode for one, up to
+/// [`MAX_MEAN_SPANS`].
 pub(crate) fn recovery_cost(index: &Index) -> u64 {
-    let (mut sum, mut cost) = (0_u64, 0);
-    for number in 0..index.span_count() {
-        cost = if index.seek_offset(number).is_some() {
-            1
-        } else {
-            cost + 1
-        };
-        sum += cost;
-    }
-    let mean = sum.div_ceil(index.span_count().max(1).into());
-    decode_weight(index.origin().compression).saturating_mul(mean)
+    let costs = (0..index.span_count()).map(|number| u64::from(index.decode_cost(number)));
+    let mean = costs.sum::<u64>() / u64::from(index.span_count().max(1));
+    decode_weight(index.origin().compression) * mean.clamp(1, MAX_MEAN_SPANS)
 }
 
 /// Whether `packed` bytes are decoded to `plain` ones faster than `disk_cache` reads these. Both speeds are measured.
@@ -151,7 +147,7 @@ impl ScanDiskCache {
     /// Writes a span, unless it has no hash to verify it with, or is probably decoded faster than read. The packed length
     /// of a span is unknown before the next one, so that it counts as compressed as the span before it.
     pub(crate) fn write_span(&mut self, span: &Span, checksums: &[u64], bytes: &Bytes) {
-        self.spans_since += 1;
+        self.spans_since = (self.spans_since + 1).min(MAX_DECODE_COST);
         if let Some(point) = &span.seek_point {
             self.spans_since = 1;
             let here = (point.packed, span.plain.start());

@@ -136,24 +136,26 @@ pub(super) fn can_evict_parts(file: &SharedFile) -> bool {
 }
 
 /// What it costs to make a byte of `listed` again, relative to other files.
-pub(super) fn cost(listed: &SharedFile) -> u64 {
-    CacheFile::open_listed(listed).map_or(1, |file| file.cost())
+pub(super) fn recovery_cost(listed: &SharedFile) -> u64 {
+    CacheFile::open_listed(listed).map_or(1, |file| file.recovery_cost())
 }
 
 /// Rank of a file that was last used so long ago. The highest is evicted first.
-pub(super) fn eviction_rank(age: u128, cost: u64) -> u128 {
-    age / u128::from(cost.max(1))
+pub(super) fn eviction_rank(age: u128, recovery_cost: u64) -> u128 {
+    age / u128::from(recovery_cost)
 }
 
-/// The files in the order of their eviction: first what was not used for long and is soon made again. A file that costs
-/// ten times as much stays ten times as long.
+/// The files in the order of their eviction: by age, but one that costs ten times as much stays ten times as long.
 pub(super) fn in_eviction_order<'a>(
     files: impl IntoIterator<Item = &'a SharedFile>,
 ) -> impl Iterator<Item = &'a SharedFile> {
     let now = SystemTime::now();
     let aged = files.into_iter().map(|listed| {
         let age = now.duration_since(listed.used).unwrap_or_default();
-        (eviction_rank(age.as_millis(), cost(listed)), listed)
+        (
+            eviction_rank(age.as_millis(), recovery_cost(listed)),
+            listed,
+        )
     });
     // Stable, so that equal ages keep the order of their last uses.
     let mut aged: Vec<_> = aged.collect();

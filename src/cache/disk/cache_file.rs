@@ -35,6 +35,9 @@ pub(super) struct CacheFile {
 /// [temporary name](crate::base::publish::temporary_name).
 const UNFINISHED_PREFIX: &str = ".";
 
+/// Maximum recovery cost, so that even such a file is evicted when it was not used for long.
+const MAX_RECOVERY_COST: u64 = 1 << 8;
+
 /// Extended attribute with the cost.
 const COST_XATTR: &str = "user.tarfs.cost";
 
@@ -190,7 +193,7 @@ impl CacheFile {
 
     /// Records what it costs to make a byte of the file again, relative to other files, for other processes. Without
     /// extended attributes all files cost the same.
-    pub(super) fn set_cost(&self, cost: u64) {
+    pub(super) fn set_recovery_cost(&self, cost: u64) {
         let text = cost.to_string();
         if let Err(error) = fsetxattr(&self.file, COST_XATTR, text.as_bytes(), XattrFlags::empty())
         {
@@ -199,12 +202,12 @@ impl CacheFile {
     }
 
     /// The cost that was recorded, or one.
-    pub(super) fn cost(&self) -> u64 {
+    pub(super) fn recovery_cost(&self) -> u64 {
         let mut text = [0; 20];
         let len = fgetxattr(&self.file, COST_XATTR, &mut text).unwrap_or(0);
         let text = text.get(..len).and_then(|text| str::from_utf8(text).ok());
         text.and_then(|text| text.parse().ok())
-            .map_or(1, |cost: u64| cost.max(1))
+            .map_or(1, |cost: u64| cost.clamp(1, MAX_RECOVERY_COST))
     }
 
     /// Locks the file exclusively if it is open nowhere else; others cannot open it until this is dropped.

@@ -94,11 +94,12 @@ struct Shared {
     max_bytes: u64,
     queue: WriteQueue,
     current: Mutex<CurrentFile>,
-    /// What is on disk, as far as this process knows it. The cheapest is evicted first.
+    /// What is on disk, as far as this process knows it. The least valuable is evicted first.
     held: Mutex<ValuedExtents>,
     problems: Mutex<CacheProblems>,
-    cost: AtomicU64,
-    /// What is not on disk, because it was busy. The dearest is written first.
+    /// What it costs to make a byte of the archive again, relative to others.
+    recovery_cost: AtomicU64,
+    /// What is not on disk, because it was busy. The most valuable is written first.
     skipped: Mutex<ValuedExtents>,
 }
 
@@ -180,7 +181,7 @@ impl DiskCache {
             }),
             held: Mutex::default(),
             problems: Mutex::default(),
-            cost: AtomicU64::new(1),
+            recovery_cost: AtomicU64::new(1),
             skipped: Mutex::default(),
         });
         let writer = Thread::spawn("tarfs-cache", {
@@ -212,15 +213,17 @@ impl DiskCache {
         self.push(item, timeout);
     }
 
-    /// As [`DiskCache::insert`] for a span that a reader wanted. May evict the least recently used spans.
+    /// As [`DiskCache::insert`] for a span of so many reads. May evict the least valuable spans.
     pub fn insert_evicting(
         &self,
         extent: impl Into<SparseExtent>,
         bytes: Bytes,
+        reads: u32,
         timeout: QueueTimeout,
     ) {
         let item = PendingWrite {
             may_evict: !self.shared.options.is_only_copy,
+            reads,
             ..PendingWrite::new(extent.into(), bytes)
         };
         self.push(item, timeout);
@@ -230,47 +233,55 @@ impl DiskCache {
         if self.shared.problems.lock().failure.is_some() || item.sparse.stored_bytes() == 0 {
             return;
         }
-        let (sparse, is_retry) = (item.sparse.clone(), item.is_retry);
+        // Its bytes are shared.
+        let skipped = item.clone();
         if !self.shared.queue.push(item, timeout) {
-            self.shared.record_skipped(&sparse, is_retry);
+            self.shared.record_skipped(&skipped);
         }
     }
 
-    /// Queues a span that a read found in memory, if it was skipped. Until there is room, each such read makes
+    /// Whether spans were skipped by a slow disk, so that reads should [offer](Self::offer) them.
+    pub fn has_skipped(&self) -> bool {
+        !self.shared.skipped.lock().is_empty()
+    }
+
+    /// Queues the span at `extent` that a read found in memory, if it was skipped. Until there is room, each such read makes
     /// it more likely to be written next.
-    pub fn offer(&self, bytes: &Bytes, extent: impl FnOnce() -> Option<SparseExtent>) {
-        if self.shared.skipped.lock().is_empty() {
+    pub fn offer(
+        &self,
+        extent: Extent<Plain>,
+        bytes: &Bytes,
+        sparse: impl FnOnce() -> SparseExtent,
+    ) {
+        if !self.has_room() || !self.shared.skipped.lock().tracks(extent) {
             return;
         }
-        let Some(sparse) = extent() else {
-            return;
-        };
+        let sparse = sparse();
         let mut skipped = self.shared.skipped.lock();
-        if !skipped.tracks(sparse.extent()) {
-            return;
-        }
-        let item = PendingWrite::new(sparse.clone(), bytes.clone());
-        if self.shared.queue.push(item, QueueTimeout::NoWait) {
-            skipped.remove(sparse.extent());
-        } else {
-            skipped.mark_read(sparse.extent(), sparse.cost());
+        let reads = 1 + skipped.remove(extent);
+        let item = PendingWrite {
+            reads,
+            ..PendingWrite::new(sparse.clone(), bytes.clone())
+        };
+        if !self.shared.queue.push(item, QueueTimeout::NoWait) {
+            skipped.add(extent, sparse.cost(), reads);
         }
     }
 
-    /// Removes and returns up to `max` spans skipped by a slow disk, the dearest first; none while the disk is full.
+    /// Removes and returns up to `max` spans skipped by a slow disk, the most valuable ones; none while the disk is full.
     pub fn take_skipped(&self, max: usize) -> Vec<Extent<Plain>> {
         let has_room = self.has_room();
         let mut skipped = self.shared.skipped.lock();
         if !has_room {
             skipped.clear();
         }
-        std::iter::from_fn(|| skipped.pop_dearest())
+        std::iter::from_fn(|| skipped.pop_most_valuable())
             .take(max)
             .collect()
     }
 
     /// Whether it was neither full nor failed so far.
-    pub fn has_room(&self) -> bool {
+    fn has_room(&self) -> bool {
         let problems = self.shared.problems.lock();
         problems.failure.is_none() && !problems.is_full
     }
@@ -318,7 +329,7 @@ impl DiskCache {
     /// Marks a verified extent as used now. It is then evicted later than others.
     pub fn mark_used(&self, sparse: &SparseExtent) {
         let mut held = self.shared.held.lock();
-        held.mark_read(sparse.extent(), sparse.cost());
+        held.add(sparse.extent(), sparse.cost(), 1);
         drop(held);
         let mut current = self.shared.current.lock();
         let is_recent = |touch: Instant| touch.elapsed() < TOUCH_INTERVAL;
@@ -331,10 +342,10 @@ impl DiskCache {
     }
 
     /// Records what it costs to make a byte of the archive again, relative to others. The disk keeps what costs more.
-    pub fn record_cost(&self, cost: u64) {
-        self.shared.cost.store(cost, Ordering::Relaxed);
+    pub fn set_recovery_cost(&self, cost: u64) {
+        self.shared.recovery_cost.store(cost, Ordering::Relaxed);
         let file = Arc::clone(&self.shared.current.lock().file);
-        file.set_cost(cost);
+        file.set_recovery_cost(cost);
     }
 
     /// Waits until all queued spans are written or dropped.
@@ -434,11 +445,11 @@ impl Shared {
         Some(memory)
     }
 
-    fn record_skipped(&self, sparse: &SparseExtent, is_retry: bool) {
+    fn record_skipped(&self, item: &PendingWrite) {
         self.options.stats.disk_cache_skipped_spans.increment();
-        if !is_retry {
+        if !item.is_retry {
             let mut skipped = self.skipped.lock();
-            skipped.add(sparse.extent(), sparse.cost());
+            skipped.add(item.sparse.extent(), item.sparse.cost(), item.reads);
         }
     }
 }

@@ -51,7 +51,7 @@ fn bytes(number: u64) -> Bytes {
 /// Inserts these spans as reads do, and waits until they are written.
 fn want(cache: &DiskCache, numbers: impl IntoIterator<Item = u64>) {
     for number in numbers {
-        cache.insert_evicting(extent(number), bytes(number), QueueTimeout::Unlimited);
+        cache.insert_evicting(extent(number), bytes(number), 1, QueueTimeout::Unlimited);
     }
     cache.flush();
 }
@@ -169,6 +169,36 @@ fn least_recently_read_span_is_evicted_for_a_new_read() {
 
 // Promises: disk-eviction
 #[test]
+fn span_that_costs_less_is_evicted_first() {
+    let directory = directory();
+    let cache = open(&cache_dir(directory.path(), 4), "a");
+    for (number, cost) in [(0, 9), (1, 1), (2, 1), (3, 9)] {
+        let sparse = SparseExtent::from(extent(number)).with_cost(cost);
+        cache.insert_evicting(sparse, bytes(number), 1, QueueTimeout::Unlimited);
+        cache.flush();
+    }
+    want(&cache, 4..6);
+    assert_eq!(kept(&cache), [0, 3, 4, 5]);
+}
+
+// Promises: disk-eviction
+#[test]
+fn archive_in_use_that_costs_less_gives_way_first() {
+    let directory = directory();
+    let cache_dir = cache_dir(directory.path(), 8);
+    let [costly, cheap, new] = ["costly", "cheap", "new"].map(|name| open(&cache_dir, name));
+    costly.set_recovery_cost(10);
+    want(&costly, 0..5);
+    want(&cheap, 0..3);
+    want(&new, [0]);
+    assert_eq!(
+        [&costly, &cheap, &new].map(|cache| kept(cache).len()),
+        [5, 2, 1]
+    );
+}
+
+// Promises: disk-eviction
+#[test]
 fn scanned_span_evicts_nothing_when_cache_is_full() {
     let directory = directory();
     let cache_dir = cache_dir(directory.path(), 4);
@@ -184,7 +214,7 @@ fn scanned_span_evicts_nothing_when_cache_is_full() {
 
 // Promises: disk-eviction
 #[test]
-fn unused_archives_are_evicted_first_in_lru_order() {
+fn unused_archives_of_equal_cost_are_evicted_first_in_lru_order() {
     let directory = directory();
     let cache_dir = cache_dir(directory.path(), 6);
     for (content, minutes) in [("old", 2), ("older", 3), ("new", 1)] {
@@ -212,7 +242,7 @@ fn costly_archive_stays_longer_than_a_cheap_one() {
     for (content, cost, minutes) in [("costly", 10, 30), ("cheap", 1, 4)] {
         let cache = open(&cache_dir, content);
         want(&cache, 0..2);
-        cache.record_cost(cost);
+        cache.set_recovery_cost(cost);
         let file = Arc::clone(&cache.shared.current.lock().file);
         drop(cache);
         file.set_last_used(SystemTime::now() - Duration::from_mins(minutes));
@@ -222,7 +252,7 @@ fn costly_archive_stays_longer_than_a_cheap_one() {
     assert_eq!(kept(&open(&cache_dir, "costly")), [0, 1]);
     let file = directory.path().join("disk-cache/costly.data");
     assert_eq!(xattr_of(&file), "10");
-    // Whatever is written there, files are evicted.
+    // No text there prevents the eviction.
     for text in ["", "0", "99999999999999999999999", "\u{ff}"] {
         let set = rustix::fs::setxattr(
             &file,
@@ -254,7 +284,7 @@ fn skipped_span_is_written_when_memory_still_has_it() {
     let cache = open(&cache_dir(directory.path(), 100), "a");
     let is_offered = |number| {
         let before = cache.shared.options.stats.disk_cache_written_bytes.get();
-        cache.offer(&bytes(number), || Some(extent(number).into()));
+        cache.offer(extent(number), &bytes(number), || extent(number).into());
         cache.flush();
         cache.shared.options.stats.disk_cache_written_bytes.get() > before
     };
@@ -444,7 +474,7 @@ fn write_lock_timeout_skips_all_pending_spans() {
     want(&cache, [0]);
     let lock = cache_dir.lock_for_write().expect("no one writes");
     for number in 1..9 {
-        cache.insert_evicting(extent(number), bytes(number), QueueTimeout::NoWait);
+        cache.insert_evicting(extent(number), bytes(number), 1, QueueTimeout::NoWait);
     }
     let skipped = &cache.shared.options.stats.disk_cache_skipped_spans;
     while skipped.get() == 0 {

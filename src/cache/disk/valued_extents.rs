@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::extent::{Extent, Plain};
 
-/// Maximum number of tracked extents (8 MiB, for 16 GiB of windows). The cheapest are forgotten.
+/// Maximum number of tracked extents (about 16 MiB, for 16 GiB of windows). The least valuable are forgotten.
 const MAX_EXTENTS: usize = 1 << 17;
 
 /// Maximum number of reads of an extent that count.
 const MAX_READS: u32 = 1 << 10;
 
-/// Value of each read, relative to that of an extent that nobody has read.
+/// Value of each read, relative to an extent without reads.
 const READ_WEIGHT: u64 = 32;
 
 /// Value of an extent that costs the decoding of `cost` spans and was read so often.
@@ -43,17 +43,9 @@ struct TrackedExtent {
 }
 
 impl ValuedExtents {
-    /// Counts a read of `extent`, which costs the decoding of `cost` spans.
-    pub(super) fn mark_read(&mut self, extent: Extent<Plain>, cost: u32) {
-        self.track(extent, cost, 1);
-    }
-
-    /// Adds an extent that nobody has read so far.
-    pub(super) fn add(&mut self, extent: Extent<Plain>, cost: u32) {
-        self.track(extent, cost, 0);
-    }
-
-    fn track(&mut self, extent: Extent<Plain>, cost: u32, reads: u32) {
+    /// Adds `reads` reads of `extent`, which costs the decoding of `cost` spans. There are none for an extent that is only
+    /// to be tracked.
+    pub(super) fn add(&mut self, extent: Extent<Plain>, cost: u32, reads: u32) {
         if extent.is_empty() {
             return;
         }
@@ -67,12 +59,12 @@ impl ValuedExtents {
         };
         self.insert(extent.start(), known);
         while self.by_value.len() > MAX_EXTENTS {
-            self.pop_cheapest();
+            self.pop_least_valuable();
         }
     }
 
     /// Removes and returns the extent whose loss costs least.
-    pub(super) fn pop_cheapest(&mut self) -> Option<Extent<Plain>> {
+    pub(super) fn pop_least_valuable(&mut self) -> Option<Extent<Plain>> {
         let (value, _, start) = self.by_value.pop_first()?;
         self.evicted = self.evicted.max(value);
         let known = self.by_start.remove(&start)?;
@@ -80,7 +72,7 @@ impl ValuedExtents {
     }
 
     /// Removes and returns the extent whose loss costs most.
-    pub(super) fn pop_dearest(&mut self) -> Option<Extent<Plain>> {
+    pub(super) fn pop_most_valuable(&mut self) -> Option<Extent<Plain>> {
         let (_, _, start) = self.by_value.pop_last()?;
         let known = self.by_start.remove(&start)?;
         Extent::new(start, known.end)
@@ -157,26 +149,29 @@ mod tests {
     }
 
     #[test]
-    fn least_recently_used_of_equal_extents_is_the_cheapest() {
+    fn least_recently_used_of_equal_extents_is_the_least_valuable() {
         let mut valued = ValuedExtents::default();
         for start in [0, 10, 20] {
-            valued.mark_read(extent(start, start + 10), 1);
+            valued.add(extent(start, start + 10), 1, 1);
         }
-        assert_eq!(valued.pop_cheapest(), Some(extent(0, 10)));
-        assert_eq!(valued.pop_dearest(), Some(extent(20, 30)));
-        assert_eq!(valued.pop_cheapest(), Some(extent(10, 20)));
-        assert_eq!((valued.pop_cheapest(), valued.pop_dearest()), (None, None));
+        assert_eq!(valued.pop_least_valuable(), Some(extent(0, 10)));
+        assert_eq!(valued.pop_most_valuable(), Some(extent(20, 30)));
+        assert_eq!(valued.pop_least_valuable(), Some(extent(10, 20)));
+        assert_eq!(
+            (valued.pop_least_valuable(), valued.pop_most_valuable()),
+            (None, None)
+        );
     }
 
     #[test]
     fn value_is_cost_times_reads() {
         let mut valued = ValuedExtents::default();
         for (start, cost) in [(0, 5), (10, 1), (20, 2), (10, 1), (10, 1)] {
-            valued.mark_read(extent(start, start + 10), cost);
+            valued.add(extent(start, start + 10), cost, 1);
         }
         assert!(valued.tracks(extent(10, 20)) && !valued.tracks(extent(10, 15)));
-        valued.add(extent(30, 40), 30);
-        assert_eq!(valued.pop_dearest(), Some(extent(0, 10)));
+        valued.add(extent(30, 40), 30, 0);
+        assert_eq!(valued.pop_most_valuable(), Some(extent(0, 10)));
         assert_eq!(
             pop_all(&mut valued),
             [extent(30, 40), extent(20, 30), extent(10, 20)],
@@ -184,43 +179,43 @@ mod tests {
         );
     }
 
-    /// What was used often long ago does not stay for ever.
+    /// Many reads long ago do not keep an extent for ever.
     #[test]
     fn values_of_old_uses_fall_behind() {
         let mut valued = ValuedExtents::default();
         for _ in 0..5 {
-            valued.mark_read(extent(0, 10), 1);
+            valued.add(extent(0, 10), 1, 1);
         }
         let mut evicted = Vec::new();
         for start in (10..).step_by(10).take(8) {
-            valued.mark_read(extent(start, start + 10), 1);
-            valued.mark_read(extent(start + 1000, start + 1010), 1);
-            evicted.extend(valued.pop_cheapest());
-            evicted.extend(valued.pop_cheapest());
+            valued.add(extent(start, start + 10), 1, 1);
+            valued.add(extent(start + 1000, start + 1010), 1, 1);
+            evicted.extend(valued.pop_least_valuable());
+            evicted.extend(valued.pop_least_valuable());
         }
         assert!(evicted.contains(&extent(0, 10)), "{evicted:?}");
         assert_ne!(evicted.first(), Some(&extent(0, 10)));
     }
 
     fn pop_all(valued: &mut ValuedExtents) -> Vec<Extent<Plain>> {
-        std::iter::from_fn(|| valued.pop_cheapest()).collect()
+        std::iter::from_fn(|| valued.pop_least_valuable()).collect()
     }
 
     #[test]
     fn a_use_replaces_older_uses_of_the_same_bytes() {
         let mut valued = ValuedExtents::default();
-        valued.mark_read(extent(0, 10), 1);
-        valued.mark_read(extent(10, 20), 1);
-        valued.mark_read(extent(0, 20), 1);
+        valued.add(extent(0, 10), 1, 1);
+        valued.add(extent(10, 20), 1, 1);
+        valued.add(extent(0, 20), 1, 1);
         assert_eq!(pop_all(&mut valued), [extent(0, 20)]);
     }
 
     #[test]
     fn a_use_within_an_older_extent_splits_it() {
         let mut valued = ValuedExtents::default();
-        valued.mark_read(extent(0, 100), 1);
-        valued.mark_read(extent(200, 210), 1);
-        valued.mark_read(extent(40, 60), 1);
+        valued.add(extent(0, 100), 1, 1);
+        valued.add(extent(200, 210), 1, 1);
+        valued.add(extent(40, 60), 1, 1);
         assert_eq!(valued.first_untracked(extent(0, 100)), None);
         assert_eq!(valued.first_untracked(extent(70, 80)), None);
         let expected = [
@@ -235,9 +230,9 @@ mod tests {
     #[test]
     fn a_use_trims_the_older_extents_beside_it() {
         let mut valued = ValuedExtents::default();
-        valued.mark_read(extent(0, 10), 1);
-        valued.mark_read(extent(10, 20), 1);
-        valued.mark_read(extent(5, 15), 1);
+        valued.add(extent(0, 10), 1, 1);
+        valued.add(extent(10, 20), 1, 1);
+        valued.add(extent(5, 15), 1, 1);
         let expected = [extent(0, 5), extent(15, 20), extent(5, 15)];
         assert_eq!(pop_all(&mut valued), expected);
     }
@@ -245,9 +240,9 @@ mod tests {
     #[test]
     fn a_use_of_no_bytes_changes_nothing() {
         let mut valued = ValuedExtents::default();
-        valued.mark_read(extent(0, 10), 1);
-        valued.mark_read(extent(5, 5), 1);
-        valued.mark_read(extent(0, 0), 1);
+        valued.add(extent(0, 10), 1, 1);
+        valued.add(extent(5, 5), 1, 1);
+        valued.add(extent(0, 0), 1, 1);
         assert_eq!(pop_all(&mut valued), [extent(0, 10)]);
     }
 
@@ -256,16 +251,16 @@ mod tests {
         let mut valued = ValuedExtents::default();
         let max = MAX_EXTENTS as u64;
         for number in 0..max + 2 {
-            valued.mark_read(extent(10 * number, 10 * number + 10), 1);
+            valued.add(extent(10 * number, 10 * number + 10), 1, 1);
         }
         assert_eq!(valued.first_untracked(extent(0, 100)), Some(extent(0, 20)));
-        assert_eq!(valued.pop_cheapest(), Some(extent(20, 30)));
+        assert_eq!(valued.pop_least_valuable(), Some(extent(20, 30)));
         assert_eq!(valued.by_value.len(), MAX_EXTENTS - 1);
         assert_eq!(valued.by_start.len(), MAX_EXTENTS - 1);
         // A split adds two extents, so the oldest is forgotten for the second.
-        valued.mark_read(extent(10 * max + 3, 10 * max + 6), 1);
+        valued.add(extent(10 * max + 3, 10 * max + 6), 1, 1);
         assert_eq!(valued.by_value.len(), MAX_EXTENTS);
-        assert_eq!(valued.pop_cheapest(), Some(extent(40, 50)));
+        assert_eq!(valued.pop_least_valuable(), Some(extent(40, 50)));
     }
 
     const BYTES: u64 = 40;
@@ -281,7 +276,7 @@ mod tests {
             let mut bytes = vec![(0, 0, 0); index(BYTES)];
             for (number, (one, other, cost)) in (1..).zip(uses) {
                 let used = extent(one.min(other), one.max(other));
-                valued.mark_read(used, cost);
+                valued.add(used, cost, 1);
                 let used = bytes.get_mut(index(used.start().0)..index(used.end().0)).expect("inside");
                 let uses = 1 + used.iter().map(|byte| byte.2).max().unwrap_or(0);
                 used.fill((super::value(cost, uses), number, uses));
@@ -309,9 +304,9 @@ mod tests {
     fn gaps_between_tracked_extents_are_untracked() {
         let mut valued = ValuedExtents::default();
         assert_eq!(valued.first_untracked(extent(3, 9)), Some(extent(3, 9)));
-        valued.mark_read(extent(10, 20), 1);
-        valued.mark_read(extent(20, 30), 1);
-        valued.mark_read(extent(40, 50), 1);
+        valued.add(extent(10, 20), 1, 1);
+        valued.add(extent(20, 30), 1, 1);
+        valued.add(extent(40, 50), 1, 1);
         assert_eq!(valued.first_untracked(extent(3, 100)), Some(extent(3, 10)));
         assert_eq!(valued.first_untracked(extent(3, 7)), Some(extent(3, 7)));
         assert_eq!(
@@ -324,6 +319,6 @@ mod tests {
         assert_eq!(valued.first_untracked(extent(45, 60)), Some(extent(50, 60)));
         valued.clear();
         assert_eq!(valued.first_untracked(extent(12, 28)), Some(extent(12, 28)));
-        assert_eq!(valued.pop_cheapest(), None);
+        assert_eq!(valued.pop_least_valuable(), None);
     }
 }

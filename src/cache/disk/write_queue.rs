@@ -26,6 +26,8 @@ pub(super) struct PendingWrite {
     pub(super) sparse: SparseExtent,
     pub(super) bytes: Bytes,
     pub(super) may_evict: bool,
+    /// Number of reads of it so far.
+    pub(super) reads: u32,
     /// Whether it was skipped before.
     pub(super) is_retry: bool,
     /// Memory of a queued item.
@@ -38,6 +40,7 @@ impl PendingWrite {
             sparse,
             bytes,
             may_evict: false,
+            reads: 0,
             is_retry: false,
             reserved: None,
         }
@@ -69,9 +72,9 @@ struct State {
 }
 
 impl State {
-    /// Removes the item of the highest value, the first of several.
-    fn take_dearest(&mut self) -> Option<PendingWrite> {
-        let value = |item: &PendingWrite| value(item.sparse.cost(), item.may_evict.into());
+    /// Removes the most valuable item, the first of several.
+    fn take_most_valuable(&mut self) -> Option<PendingWrite> {
+        let value = |item: &PendingWrite| value(item.sparse.cost(), item.reads);
         let items = self.waiting.iter().enumerate().rev();
         let (place, _) = items.max_by_key(|(_, item)| value(item))?;
         self.waiting.remove(place)
@@ -128,7 +131,7 @@ impl WriteQueue {
             if state.writing.take().is_some() {
                 self.changed.notify_all();
             }
-            if let Some(item) = state.take_dearest() {
+            if let Some(item) = state.take_most_valuable() {
                 state.writing = Some(item.clone());
                 return Some(item);
             }
@@ -211,6 +214,26 @@ mod tests {
 
         let queue = WriteQueue::new(BufferPool::new(10));
         assert!(queue.push(item(20, 100), QueueTimeout::NoWait));
+    }
+
+    // Promises: disk-slow
+    #[test]
+    fn most_valuable_item_is_written_next() {
+        let queue = WriteQueue::new(BufferPool::new(100));
+        for (start, cost, reads) in [(0, 1, 0), (10, 5, 0), (20, 1, 1), (30, 5, 0)] {
+            let item = item(start, 10);
+            let sparse = item.sparse.clone().with_cost(cost);
+            let item = PendingWrite {
+                sparse,
+                reads,
+                ..item
+            };
+            assert!(queue.push(item, QueueTimeout::NoWait));
+        }
+        queue.close();
+        let order = std::iter::from_fn(|| queue.next());
+        let starts: Vec<_> = order.map(|item| item.sparse.extent().start().0).collect();
+        assert_eq!(starts, [20, 10, 30, 0]);
     }
 
     // Promises: disk-slow

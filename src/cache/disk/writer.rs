@@ -42,7 +42,7 @@ impl Shared {
             // Other queued spans would fail to get the lock too, and their writers would wait for minutes.
             let cancelled = self.queue.cancel_waiting();
             for item in std::iter::once(item).chain(&cancelled) {
-                self.record_skipped(&item.sparse, item.is_retry);
+                self.record_skipped(item);
             }
             return Ok(());
         };
@@ -60,13 +60,7 @@ impl Shared {
         }
         self.options.stats.disk_cache_written_bytes.add(len);
         let (extent, cost) = (item.sparse.extent(), item.sparse.cost());
-        let mut held = self.held.lock();
-        if item.may_evict {
-            held.mark_read(extent, cost);
-        } else {
-            held.add(extent, cost);
-        }
-        drop(held);
+        self.held.lock().add(extent, cost, item.reads);
         // A span in the page cache would be read too fast.
         if !has_backlog && self.options.read_rate.needs_sample() {
             drop(self.read_measured(&file, &item.sparse));
@@ -87,15 +81,15 @@ impl Shared {
         if let Ok(file) =
             directory.and_then(|directory| CacheFile::open(&directory, &name, OFlags::CREATE))
         {
-            file.set_cost(self.cost.load(Ordering::Relaxed));
+            file.set_recovery_cost(self.recovery_cost.load(Ordering::Relaxed));
             self.current.lock().file = Arc::new(file);
             self.held.lock().clear();
         }
     }
 
     /// Frees space for `needed` more bytes. An archive at its own limit evicts its own. Otherwise it evicts
-    /// unused archives first, in their [order](cache_dir::in_eviction_order). With `may_evict` it then evicts from the archive in use that
-    /// has most bytes for what they cost, while this one is below its fair share, and last from this one.
+    /// unused archives first, in their [order](cache_dir::in_eviction_order). With `may_evict` it then evicts
+    /// from a larger archive in use, while this one is below its fair share, and last from this one.
     fn free_space(&self, needed: u64, may_evict: bool) -> bool {
         let file = Arc::clone(&self.current.lock().file);
         let excess = (file.held_bytes().saturating_add(needed)).saturating_sub(self.max_bytes);
@@ -126,13 +120,17 @@ impl Shared {
         if missing > 0 && may_evict {
             let share = self.cache_dir.fair_share(&files, used.len() + 1);
             let own = file.held_bytes();
-            let parts = used
+            let larger = used
                 .iter()
-                .filter(|listed| cache_dir::can_evict_parts(listed) && listed.held_bytes > own);
-            // The largest, if all cost the same.
-            let cheapest = parts.max_by_key(|info| info.held_bytes / cache_dir::cost(info));
-            freed = match cheapest {
-                Some(cheapest) if own + needed <= share => self.evict(cheapest, missing),
+                .filter(|info| cache_dir::can_evict_parts(info) && info.held_bytes > own);
+            // The largest, unless others that have more than their share cost less.
+            let largest = larger.max_by_key(|info| {
+                let weighed = info.held_bytes / cache_dir::recovery_cost(info);
+                let has_more = info.held_bytes > share;
+                (has_more, if has_more { weighed } else { info.held_bytes })
+            });
+            freed = match largest {
+                Some(largest) if own + needed <= share => self.evict(largest, missing),
                 _ => 0,
             };
             missing = missing.saturating_sub(freed);
@@ -151,7 +149,7 @@ impl Shared {
         freed
     }
 
-    /// Evicts `wanted` bytes of this archive: those not used since the file was opened, then the [cheapest](super::valued_extents).
+    /// Evicts `wanted` bytes of this archive: those not used since the file was opened, then the least [valuable](super::valued_extents).
     fn evict_own(&self, file: &CacheFile, wanted: u64) -> u64 {
         let mut freed = 0;
         let mut at = Plain(0);
@@ -174,10 +172,10 @@ impl Shared {
             }
         }
         while freed < wanted {
-            let Some(cheapest) = self.held.lock().pop_cheapest() else {
+            let Some(least) = self.held.lock().pop_least_valuable() else {
                 break;
             };
-            freed += file.punch_hole(cheapest);
+            freed += file.punch_hole(least);
         }
         self.options.stats.disk_cache_evicted_bytes.add(freed);
         freed

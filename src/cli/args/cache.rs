@@ -99,7 +99,7 @@ pub(crate) struct CacheArgs {
     /// Maximum disk space for decoded data of all archives [default: leave 10 % of the disk free, and
     /// at most half of the free disk for one archive]
     ///
-    /// The least recently used data is evicted first.
+    /// Unused archives are evicted first, then what is least read and soonest decoded.
     #[arg(long, value_name = "SIZE", env = environment::CACHE_SIZE,
           help_heading = heading::NETWORK, hide_short_help = true)]
     pub cache_size: Option<Size>,

@@ -8,6 +8,7 @@ mod spans;
 mod xattrs;
 
 pub use origin::{Locator, Origin};
+pub(crate) use spans::MAX_DECODE_COST;
 pub use spans::Span;
 
 pub(crate) use resolve_path::IndexResolver;

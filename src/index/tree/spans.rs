@@ -26,7 +26,7 @@ pub struct Span {
 }
 
 /// Limit of [`Index::decode_cost`], which each read asks for. An index can claim any number of spans without seek points.
-const MAX_DECODE_COST: u32 = 1 << 12;
+pub(crate) const MAX_DECODE_COST: u32 = 64;
 
 impl Index {
     /// Number of spans of the plain stream.

@@ -433,7 +433,7 @@ fn access_directly(place: &Place, knobs: Knobs) {
     }
     for &span in &REFERENCE.spans {
         let bytes = Bytes::copy_from_slice(REFERENCE.span(span));
-        cache.insert_evicting(span, bytes.clone(), QueueTimeout::Unlimited);
+        cache.insert_evicting(span, bytes.clone(), 1, QueueTimeout::Unlimited);
         assert_eq!(cache.read(span), Some(bytes));
     }
     cache.flush();
