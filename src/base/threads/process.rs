@@ -42,7 +42,9 @@ impl ProcessId {
 
     /// As [`is_alive`].
     pub fn is_alive(self) -> bool {
-        is_alive(self.pid) && Self::of(self.pid) == self
+        let now = Self::of(self.pid).start;
+        // The system may hide it from this process.
+        is_alive(self.pid) && (now.is_none() || self.start.is_none() || now == self.start)
     }
 }
 

@@ -15,7 +15,7 @@ mod takeover;
 mod target;
 
 pub use error::{MountError, UnmountError};
-pub use mountinfo::{CurrentMount, TopMount, canonical_mountpoint, top_mount};
+pub use mountinfo::{CurrentMount, TopMount, canonical_mountpoint, has_several_mounts, top_mount};
 pub use namespace::{Namespace, OpenNamespace};
 pub use new_mount::NewMount;
 pub use options::{MountOptions, OptionError};

@@ -76,6 +76,11 @@ pub(super) fn count_mounts(device: (u32, u32)) -> io::Result<usize> {
     Ok(mounts.count())
 }
 
+/// Whether the file system `device` is mounted more than once in this mount namespace.
+pub fn has_several_mounts(device: (u32, u32)) -> bool {
+    count_mounts(device).is_ok_and(|count| count > 1)
+}
+
 /// The mount of a file system at present.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CurrentMount {

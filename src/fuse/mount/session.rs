@@ -416,7 +416,12 @@ impl Mount {
             Ok((Err(error), _)) => MountError::System(error),
             Ok((Ok(_), _)) | Err(_) => MountError::NotReady,
         };
-        if is_elsewhere || self.is_covered() {
+        // The process answers then, whatever this one mount does.
+        let is_answered = is_inherited
+            && !has_overlay
+            && is_mounted(target.lower_device())
+            && syscalls::is_connected(&self.served.connection);
+        if is_elsewhere || is_answered || self.is_covered() {
             return Ok((own_device, None));
         }
         if !is_inherited {
@@ -560,9 +565,8 @@ pub fn unmount(
         TARFS_FS_TYPE
     };
     // Others that share its connection are not meant.
-    let is_shared = |device| mountinfo::count_mounts(device).is_ok_and(|count| count > 1);
     let mode = match force {
-        Force::Yes if device.is_some_and(is_shared) => UnmountMode::Detach,
+        Force::Yes if device.is_some_and(mountinfo::has_several_mounts) => UnmountMode::Detach,
         force => force.mode(),
     };
     unmount_at(fs_type, mountpoint, device, mode)

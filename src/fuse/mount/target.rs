@@ -100,8 +100,7 @@ impl MountTarget {
 
     /// Whether this namespace has other mounts of the file system, such as bind mounts.
     pub(super) fn has_bind_mounts(&self) -> bool {
-        self.namespace.is_none()
-            && mountinfo::count_mounts(self.device).is_ok_and(|count| count > 1)
+        self.namespace.is_none() && mountinfo::has_several_mounts(self.device)
     }
 
     /// Its mountpoint now, or the last known one if it is detached.

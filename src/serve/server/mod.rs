@@ -42,7 +42,8 @@ use job_list::{JobList, JobMount};
 use served_mount::{FileSystemKey, ProcessFigures};
 use turns::Turns;
 
-/// Timeout for mounts that are being made, before all are handed over, and for one that continues a shared file system.
+/// Timeout for mounts that are being made, before all are handed over, for one that continues a shared file system, and for a
+/// monitor that mounts a copy of one.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Interval of checks whether they are made.

@@ -76,8 +76,8 @@ impl Server {
             }
         };
         let attached = session.attached.take();
-        if let Some(target) = attached.filter(|_| served.is_none() && link.is_closed()) {
-            // It is not served, so no other process knows it.
+        if let Some(target) = attached.filter(|_| served.is_none()) {
+            // Its monitor may be killed before it does so itself.
             detach(&target);
         }
         let scratch = session.scratch.take();

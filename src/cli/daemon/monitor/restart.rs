@@ -170,7 +170,14 @@ impl Monitor {
         let program = self.program.as_ref();
         match socket.map(|socket| ServerProcess::connect(&socket, program)) {
             Some(Ok(server)) => Ok(server),
-            Some(Err(error)) if is_disconnection(&error) => Err(error.into()),
+            // A process for one mount would keep the others of its file system from the next daemon.
+            Some(Err(error))
+                if is_disconnection(&error)
+                    || job_list.is_some()
+                        && device.is_some_and(tarfs::fuse::has_several_mounts) =>
+            {
+                Err(error.into())
+            }
             _ => {
                 let is_in_foreground = self.options.is_in_foreground;
                 Ok(ServerProcess::start(
