@@ -135,7 +135,7 @@ pub(super) fn can_evict_parts(file: &SharedFile) -> bool {
     !file.name.ends_with(ONLY_COPY_SUFFIX) && !is_temporary(&file.name)
 }
 
-/// What it costs to make a byte of `listed` again, relative to other files.
+/// The cost to make a byte of `listed` again, relative to other files.
 pub(super) fn recovery_cost(listed: &SharedFile) -> u64 {
     CacheFile::open_listed(listed).map_or(1, |file| file.recovery_cost())
 }

@@ -94,12 +94,12 @@ struct Shared {
     max_bytes: u64,
     queue: WriteQueue,
     current: Mutex<CurrentFile>,
-    /// What is on disk, as far as this process knows it. The least valuable is evicted first.
+    /// The extents on disk, as far as this process knows them. The least valuable is evicted first.
     held: Mutex<ValuedExtents>,
     problems: Mutex<CacheProblems>,
-    /// What it costs to make a byte of the archive again, relative to others.
+    /// The cost to make a byte of the archive again, relative to others.
     recovery_cost: AtomicU64,
-    /// What is not on disk, because it was busy. The most valuable is written first.
+    /// The extents for which the disk was busy. The most valuable is written first.
     skipped: Mutex<ValuedExtents>,
 }
 

@@ -125,7 +125,7 @@ fn extent(span: u32) -> Extent<Plain> {
 enum Policy {
     Fifo,
     Lru,
-    /// What the disk cache does.
+    /// The policy of the disk cache.
     Value,
 }
 
