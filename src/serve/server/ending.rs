@@ -58,6 +58,7 @@ impl Ending {
 pub(super) struct Endings {
     /// `None` when it has ended.
     of_mounts: Mutex<Option<Vec<Arc<Ending>>>>,
+    was_shared: AtomicBool,
 }
 
 impl Endings {
@@ -65,6 +66,7 @@ impl Endings {
     pub(super) fn of_first(ending: &Arc<Ending>) -> Self {
         Self {
             of_mounts: Mutex::new(Some(vec![Arc::clone(ending)])),
+            was_shared: AtomicBool::default(),
         }
     }
 
@@ -77,16 +79,20 @@ impl Endings {
         // A mount that has ended holds nothing else of it.
         endings.retain(|other| Arc::strong_count(other) > 1);
         endings.push(Arc::clone(ending));
+        self.was_shared.store(true, Ordering::SeqCst);
         true
     }
 
-    /// The file system has ended.
-    pub(super) fn reach_all(&self) {
+    /// The file system has ended. If one of several mounts is still in the tree of mounts, the connection was aborted. The
+    /// one that was unmounted may have ended before.
+    pub(super) fn reach_all(&self, is_mounted: impl FnOnce() -> bool) {
         let endings = self.of_mounts.lock().take().unwrap_or_default();
         let running = endings
             .iter()
             .filter(|ending| ending.running.lock().is_some());
-        let packet = if running.count() > 1 {
+        let is_aborted =
+            running.count() > 1 || self.was_shared.load(Ordering::SeqCst) && is_mounted();
+        let packet = if is_aborted {
             Packet::Aborted
         } else {
             Packet::Ended

@@ -83,6 +83,8 @@ struct FileSystem {
     /// Counters of what it was served; those of the tree count the work for all its mounts.
     stats: Arc<Stats>,
     endings: Endings,
+    /// Its number, once it is mounted.
+    device: OnceLock<(u32, u32)>,
     /// Its job list, if it can be shared.
     job_list: Option<JobList>,
     /// Whether its files have the numbers and attributes of the index.
@@ -142,18 +144,26 @@ impl ServedMount {
             key,
             stats,
             endings: Endings::of_first(ending),
+            device: OnceLock::new(),
             job_list,
             shows_index: spec.shows_index(view.root),
             left_out_xattrs: OnceLock::new(),
         });
         // While the session runs, no other process may claim the file system.
         let of_session = Arc::clone(&file_system);
-        let on_end = move || of_session.endings.reach_all();
+        let on_end = move || {
+            let device = of_session.device.get();
+            let is_mounted = || device.is_some_and(|&device| crate::fuse::is_mounted(device));
+            of_session.endings.reach_all(is_mounted);
+        };
         let mount = match origin {
             MountOrigin::New(mount) => Mount::serve(filesystem, mount, on_end),
             MountOrigin::Inherited(session) => Mount::take_over(filesystem, &session, on_end),
         };
-        let mount = Self::new(mount?, (tree, file_system), (copy, metrics), ending);
+        let mount = mount?;
+        let device = mount.target().lower_device();
+        file_system.device.get_or_init(|| device);
+        let mount = Self::new(mount, (tree, file_system), (copy, metrics), ending);
         mount.start_copy()?;
         Ok(mount)
     }
