@@ -99,7 +99,8 @@ struct Shared {
     problems: Mutex<CacheProblems>,
     /// The cost to make a byte of the archive again, relative to others.
     recovery_cost: AtomicU64,
-    /// The extents for which the disk was busy. The most valuable is written first.
+    /// The extents for which the disk was busy. They are made again in this order, because a span without a seek point is
+    /// decoded with the one before it.
     skipped: Mutex<ValuedExtents>,
 }
 
@@ -245,8 +246,7 @@ impl DiskCache {
         !self.shared.skipped.lock().is_empty()
     }
 
-    /// Queues the span at `extent` that a read found in memory, if it was skipped. Until there is room, each such read makes
-    /// it more likely to be written next.
+    /// Queues the span at `extent` that a read found in memory, if it was skipped and there is room.
     pub fn offer(
         &self,
         extent: Extent<Plain>,
@@ -257,25 +257,23 @@ impl DiskCache {
             return;
         }
         let sparse = sparse();
-        let mut skipped = self.shared.skipped.lock();
-        let reads = 1 + skipped.remove(extent);
         let item = PendingWrite {
-            reads,
-            ..PendingWrite::new(sparse.clone(), bytes.clone())
+            reads: 1,
+            ..PendingWrite::new(sparse, bytes.clone())
         };
-        if !self.shared.queue.push(item, QueueTimeout::NoWait) {
-            skipped.add(extent, sparse.cost(), reads);
+        if self.shared.queue.push(item, QueueTimeout::NoWait) {
+            self.shared.skipped.lock().remove(extent);
         }
     }
 
-    /// Removes and returns up to `max` spans skipped by a slow disk, the most valuable ones; none while the disk is full.
+    /// Removes and returns up to `max` spans skipped by a slow disk, in this order; none while the disk is full.
     pub fn take_skipped(&self, max: usize) -> Vec<Extent<Plain>> {
         let has_room = self.has_room();
         let mut skipped = self.shared.skipped.lock();
         if !has_room {
             skipped.clear();
         }
-        std::iter::from_fn(|| skipped.pop_most_valuable())
+        std::iter::from_fn(|| skipped.pop_least_valuable())
             .take(max)
             .collect()
     }
@@ -449,7 +447,7 @@ impl Shared {
         self.options.stats.disk_cache_skipped_spans.increment();
         if !item.is_retry {
             let mut skipped = self.skipped.lock();
-            skipped.add(item.sparse.extent(), item.sparse.cost(), item.reads);
+            skipped.add(item.sparse.extent(), 0, 0);
         }
     }
 }

@@ -72,6 +72,7 @@ impl ValuedExtents {
     }
 
     /// Removes and returns the extent whose loss costs most.
+    #[cfg(test)]
     pub(super) fn pop_most_valuable(&mut self) -> Option<Extent<Plain>> {
         let (_, _, start) = self.by_value.pop_last()?;
         let known = self.by_start.remove(&start)?;
