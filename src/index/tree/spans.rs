@@ -66,7 +66,7 @@ impl Index {
             .find(|&number| self.seek_offset(number).is_some())
     }
 
-    /// Number of spans to decode for span `number`: from the last seek point on, and at most [`MAX_DECODE_COST`].
+    /// Number of spans to decode for span `number`: from the last seek point on, and at most 64.
     pub fn decode_cost(&self, number: u32) -> u32 {
         let mut nearby = (1..MAX_DECODE_COST).zip((0..=number).rev());
         let found = nearby.find(|&(_, number)| self.seek_offset(number).is_some());
