@@ -91,7 +91,7 @@ impl Place {
 
     /// Removes, cuts or overwrites a part of a random file of the disk cache or of the saved indexes.
     fn damage_cache(&self, rng: &mut Rng) {
-        let directory = ["cache/disk-cache", "cache/index"][usize::from(rng.below(3) == 0)];
+        let directory = if rng.below(3) == 0 { "cache/index" } else { "cache/disk-cache" };
         let files = fs::read_dir(self.path(directory)).into_iter().flatten();
         let mut files: Vec<_> = files.map(|file| file.expect("there").path()).collect();
         if files.is_empty() {
