@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
+use crate::codec::ExpectedSpan;
 use crate::index::{Index, MemoryLimit};
 
 /// Pause after an answer that no peer has the archive.
@@ -36,24 +38,39 @@ pub enum PeerSpan {
     Unknown,
 }
 
-/// The archive of a reader at peers.
+/// An archive at peers.
 #[derive(Debug)]
 pub(crate) struct PeerArchive {
     peers: Arc<dyn Peers>,
+    name: String,
+    stats: Arc<Stats>,
     /// Until when none is asked.
     pause: Mutex<Option<Instant>>,
 }
 
 impl PeerArchive {
-    pub(crate) fn new(peers: &Arc<dyn Peers>) -> Self {
+    pub(crate) fn new(peers: &Arc<dyn Peers>, name: String, stats: &Arc<Stats>) -> Self {
         Self {
             peers: Arc::clone(peers),
+            name,
+            stats: Arc::clone(stats),
             pause: Mutex::default(),
         }
     }
 
-    /// The block `number` of `len` bytes of the archive `name`, which are not proven.
-    pub(crate) fn span(&self, name: &str, number: u32, len: u64) -> Option<Bytes> {
+    /// Whether a peer has it open.
+    pub(crate) fn exists(&self) -> bool {
+        self.peers.span(&self.name, 0, 0) != PeerSpan::Unknown
+    }
+
+    /// The block `number`, which is as `expected`: a peer has it, or decodes it at this moment. `block_len` is that of the
+    /// index.
+    pub(crate) fn span(
+        &self,
+        number: u32,
+        expected: ExpectedSpan,
+        block_len: u64,
+    ) -> Option<Bytes> {
         let is_paused = self
             .pause
             .lock()
@@ -61,8 +78,11 @@ impl PeerArchive {
         if is_paused {
             return None;
         }
-        match self.peers.span(name, number, len) {
-            PeerSpan::Bytes(bytes) if bytes.len() as u64 == len => Some(bytes.into()),
+        match self.peers.span(&self.name, number, expected.len) {
+            PeerSpan::Bytes(bytes) if expected.is_of(&bytes, block_len) => {
+                self.stats.peer_spans.increment();
+                Some(bytes.into())
+            }
             PeerSpan::Bytes(_) | PeerSpan::Absent => None,
             PeerSpan::Unknown => {
                 *self.pause.lock() = Some(Instant::now() + PAUSE);

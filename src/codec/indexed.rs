@@ -1,6 +1,8 @@
 //! Decodes streams that only seek points with windows can cut, with a job for each range between two.
 
 use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -10,7 +12,7 @@ use super::{
     resume,
 };
 use crate::base::extent::Packed;
-use crate::base::span_hash::SpanHasher;
+use crate::base::span_hash::{self, SpanHasher};
 
 /// Minimum ratio of the buffer budget to the bytes of a job, so that several can be in flight.
 const JOB_POOL_DIVISOR: u64 = 4;
@@ -25,6 +27,8 @@ pub struct SeekRange {
     pub seek_point: SeekPoint,
     /// Packed offset of the next seek point, or of the end of the stream.
     pub end: Packed,
+    /// Number of its first span.
+    pub first_span: u32,
     /// The spans that it decodes to, never none.
     pub spans: VecDeque<ExpectedSpan>,
     /// Length of the blocks for the hashes of spans.
@@ -40,6 +44,19 @@ pub struct ExpectedSpan {
     pub hash: u64,
 }
 
+/// Decoded spans that others have.
+pub trait DecodedSpans: fmt::Debug + Send + Sync {
+    /// The bytes of span `number`, proven by `expected`. A call may wait for another's decoder, with a timeout.
+    fn find(&self, number: u32, expected: ExpectedSpan) -> Option<Bytes>;
+}
+
+impl ExpectedSpan {
+    /// Whether it is a span of `bytes`, in an index with blocks of `block_len`.
+    pub(crate) fn is_of(&self, bytes: &[u8], block_len: u64) -> bool {
+        bytes.len() as u64 == self.len && span_hash::of_bytes(bytes, block_len) == self.hash
+    }
+}
+
 impl SeekRange {
     fn plain_len(&self) -> u64 {
         let lens = self.spans.iter().map(|span| span.len);
@@ -49,17 +66,25 @@ impl SeekRange {
     fn packed_len(&self) -> u64 {
         self.end.0.saturating_sub(self.seek_point.packed.0)
     }
+
+    /// Whether a pool of `pool_bytes` permits a job for it. A longer one is decoded by the caller of the decoder.
+    pub(crate) fn fits_job(&self, pool_bytes: u64) -> bool {
+        self.packed_len().max(self.plain_len()) <= pool_bytes / JOB_POOL_DIVISOR
+    }
 }
 
 /// As [`start`](super::start), along `ranges` that cover the stream in order. Only span hashes verify bytes.
+/// A job decodes nothing if `decoded` has all spans of its range.
 pub fn start_indexed(
     compression: Compression,
     context: Context,
     ranges: impl Iterator<Item = SeekRange> + Send + 'static,
+    decoded: Option<Arc<dyn DecodedSpans>>,
 ) -> Box<dyn Decoder> {
     Box::new(IndexedDecoder {
         compression,
         context,
+        decoded,
         input: InputQueue::default(),
         ranges: Box::new(ranges),
         state: State::BetweenRanges,
@@ -69,6 +94,7 @@ pub fn start_indexed(
 struct IndexedDecoder {
     compression: Compression,
     context: Context,
+    decoded: Option<Arc<dyn DecodedSpans>>,
     input: InputQueue,
     ranges: Box<dyn Iterator<Item = SeekRange> + Send>,
     state: State,
@@ -132,9 +158,8 @@ impl IndexedDecoder {
         if self.input.skip(gap) < gap {
             return self.need_input();
         }
-        let max_len = self.context.pool.budget() / JOB_POOL_DIVISOR;
         let (packed_len, plain_len) = (range.packed_len(), range.plain_len());
-        if packed_len.max(plain_len) > max_len {
+        if !range.fits_job(self.context.pool.budget()) {
             let serial = Serial::new(self.compression, self.context.clone(), range)?;
             self.state = State::Serial(Box::new(serial));
             return Ok(None);
@@ -163,8 +188,10 @@ impl IndexedDecoder {
             .preallocate(plain_len.saturating_add(BUFFER_ROUNDING_BYTES));
         context.pool =
             preallocated.map_err(|closed| Cause::from(closed).at(compression, packed))?;
+        let decoded = self.decoded.clone();
         Ok(Some(Pull::Job(Job::new(move || {
-            decode(compression, context, &range, input)
+            let found = decoded.and_then(|decoded| find_decoded(&*decoded, &context, &range));
+            found.map_or_else(|| decode(compression, context, &range, input), Ok)
         }))))
     }
 
@@ -272,6 +299,22 @@ fn peek_lookahead(input: &InputQueue) -> Bytes {
     let mut lookahead = vec![0; input.len().min(LOOKAHEAD_LEN)];
     input.peek_into(0, &mut lookahead);
     lookahead.into()
+}
+
+/// All spans of `range`, in memory of the pool.
+fn find_decoded(
+    decoded: &dyn DecodedSpans,
+    context: &Context,
+    range: &SeekRange,
+) -> Option<Vec<Bytes>> {
+    let numbered = (range.first_span..).zip(&range.spans);
+    let found = numbered.map(|(number, &expected)| {
+        let bytes = decoded.find(number, expected)?;
+        let mut buffer = context.pool.acquire(bytes.len()).ok()?;
+        buffer.copy_from_slice(&bytes);
+        Some(buffer.freeze())
+    });
+    found.collect()
 }
 
 fn decode(
@@ -393,6 +436,7 @@ mod tests {
             ranges.push(SeekRange {
                 seek_point: seek_point.clone(),
                 end: next.map_or(Packed(packed.len() as u64), |next| next.packed),
+                first_span: u32::try_from(number * spans).unwrap(),
                 spans: sums.collect(),
                 block_len: BLOCK_LEN,
             });
@@ -407,13 +451,17 @@ mod tests {
         ranges: Vec<SeekRange>,
         pool: u64,
     ) -> Outcome {
-        let context = Context {
+        let context = context_of(pool);
+        let decoder = codec::start_indexed(compression, context, ranges.into_iter(), None);
+        drive(decoder, packed, push_len, 0)
+    }
+
+    fn context_of(pool: u64) -> Context {
+        Context {
             pool: BufferPool::new(pool),
             wants_seek_points: false,
             ..context()
-        };
-        let decoder = codec::start_indexed(compression, context, ranges.into_iter());
-        drive(decoder, packed, push_len, 0)
+        }
     }
 
     /// Formats whose decoding goes over bits, over bytes, and by jobs of its own.
@@ -465,6 +513,54 @@ mod tests {
                 assert!(outcome.plain.len() >= before);
                 assert!(outcome.plain == plain[..outcome.plain.len()]);
             }
+        }
+    }
+
+    /// Spans of a stream, but for one that is missing and one that is wrong.
+    #[derive(Debug)]
+    struct Known {
+        spans: Vec<Bytes>,
+        missing: u32,
+        wrong: u32,
+    }
+
+    impl DecodedSpans for Known {
+        fn find(&self, number: u32, expected: ExpectedSpan) -> Option<Bytes> {
+            let bytes = self.spans[number as usize].clone();
+            let mut found = bytes.to_vec();
+            found[0] ^= u8::from(number == self.wrong);
+            let is_known = number != self.missing && expected.is_of(&found, BLOCK_LEN);
+            is_known.then_some(bytes)
+        }
+    }
+
+    // Promises: shared-commands
+    #[test]
+    fn ranges_whose_spans_are_decoded_already_are_not_decoded() {
+        for (compression, packed, plain) in streams() {
+            let ranges = ranges(compression, &packed, 2);
+            let mut spans = Vec::new();
+            let mut rest = Bytes::from(plain.clone());
+            for span in ranges.iter().flat_map(|range| &range.spans) {
+                spans.push(rest.split_to(usize::try_from(span.len).unwrap()));
+            }
+            let known = Known {
+                spans,
+                missing: 3,
+                wrong: 4,
+            };
+            // All packed bytes but those of the second and the third range are lost.
+            let mut lost = vec![0; packed.len()];
+            let end = ranges[3].seek_point.packed.0 + LOOKAHEAD_LEN as u64;
+            let kept = ranges[1].seek_point.packed.0..end;
+            let kept = usize::try_from(kept.start).unwrap()..usize::try_from(kept.end).unwrap();
+            lost[kept.clone()].copy_from_slice(&packed[kept]);
+            let context = context_of(256 << 20);
+            let decoded = Some(Arc::new(known) as _);
+            let decoder = codec::start_indexed(compression, context, ranges.into_iter(), decoded);
+            let outcome = drive(decoder, &lost, 50_000, 0);
+            assert_eq!(outcome.end, Ok(()), "{compression}");
+            assert!(outcome.plain == plain, "{compression}");
         }
     }
 

@@ -35,7 +35,7 @@ pub use {
     content_checksum::ContentChecksum,
     decoder::{Context, Decoder, Pull, UNKNOWN_PLAIN},
     detect::{Detected, detect},
-    indexed::{ExpectedSpan, SeekRange, start_indexed},
+    indexed::{DecodedSpans, ExpectedSpan, SeekRange, start_indexed},
     job::{Job, Output, SpeculativeJob},
     seek_point::SeekPoint,
 };

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 
 use crate::support::cgroup::Group;
+use crate::support::deadline::processes_of;
 use crate::support::fixture::{PROGRAM, TestDir, TestMount, monitor_of, pid_of};
 use crate::support::http::{Resource, Response, Server};
 use crate::support::mounts::is_mounted;
@@ -30,6 +31,12 @@ use crate::support::wait;
 const ARCHIVE: &str = "/a.tar.gz";
 const MOUNTPOINTS: [&str; 5] = ["m0", "m1", "m2", "m3", "m4"];
 const FILES: usize = 20;
+const ARCHIVES: usize = 5;
+/// Mountpoints of jobs, four for each archive.
+const JOBS: [&str; 20] = [
+    "j0", "j1", "j2", "j3", "j4", "j5", "j6", "j7", "j8", "j9", "j10", "j11", "j12", "j13", "j14",
+    "j15", "j16", "j17", "j18", "j19",
+];
 
 /// An option that no other mount has.
 const OTHER_FILE_SYSTEM: [&str; 2] = ["-o", "noexec"];
@@ -41,11 +48,15 @@ fn content(number: usize) -> Vec<u8> {
 }
 
 fn archive(last: &str) -> Vec<u8> {
+    packed_archive(last, Packing::Gzip)
+}
+
+fn packed_archive(last: &str, packing: Packing) -> Vec<u8> {
     let archive = (0..FILES).fold(Archive::new(), |archive, number| {
         archive.file(&format!("d/f{number}"), content(number))
     });
     let tar = archive.file("last", last).end();
-    Packing::Gzip.pack(&tar.into()).to_vec()
+    packing.pack(&tar.into()).to_vec()
 }
 
 fn place() -> Place {
@@ -91,7 +102,11 @@ impl Place {
 
     /// Removes, cuts or overwrites a part of a random file of the disk cache or of the saved indexes.
     fn damage_cache(&self, rng: &mut Rng) {
-        let directory = if rng.below(3) == 0 { "cache/index" } else { "cache/disk-cache" };
+        let directory = if rng.below(3) == 0 {
+            "cache/index"
+        } else {
+            "cache/disk-cache"
+        };
         let files = fs::read_dir(self.path(directory)).into_iter().flatten();
         let mut files: Vec<_> = files.map(|file| file.expect("there").path()).collect();
         if files.is_empty() {
@@ -115,11 +130,11 @@ impl Place {
     }
 
     /// Mounts as a job does.
-    fn mount_in(&self, job: &Group, mountpoint: &str) {
+    fn mount_in(&self, job: &Group, url: &str, mountpoint: &str) {
         let [shell, words @ ..] = job.prefix();
         let mut command = self.command_of(shell);
         command.args(words).arg(PROGRAM);
-        command.args(["mount", &self.url(ARCHIVE), mountpoint]);
+        command.args(["mount", url, mountpoint]);
         let output = command.output().expect("started");
         assert!(output.status.success(), "{}", stderr_text(&output));
     }
@@ -168,10 +183,13 @@ impl Place {
     }
 
     fn daemon_sockets(&self) -> Vec<PathBuf> {
-        let files = fs::read_dir(self.path("tarfs")).into_iter().flatten();
-        let paths = files.map(|file| file.expect("there").path());
         let is_daemon = |path: &PathBuf| path.extension().is_some_and(|name| name == "daemon");
-        paths.filter(is_daemon).collect()
+        self.runtime_files().into_iter().filter(is_daemon).collect()
+    }
+
+    fn runtime_files(&self) -> Vec<PathBuf> {
+        let files = fs::read_dir(self.path("tarfs")).into_iter().flatten();
+        files.map(|file| file.expect("there").path()).collect()
     }
 
     /// Removes the socket of the daemon, which then ends with its last mount.
@@ -181,6 +199,20 @@ impl Place {
         for socket in sockets {
             fs::remove_file(socket).expect("removable");
         }
+    }
+
+    /// Without mounts, the next daemon removes what killed ones have left, and leaves nothing itself.
+    #[track_caller]
+    fn assert_nothing_is_left(&self) {
+        assert_eq!(self.succeeds(&["status", "--json"]), "");
+        self.put("a.tar", Archive::new().file("last", "").end());
+        fs::create_dir_all(self.path("mnt")).expect("made");
+        self.succeeds(&["mount", "a.tar", "mnt"]);
+        self.succeeds(&["umount", "mnt"]);
+        self.remove_daemon_socket();
+        wait::wait_until("nothing is left", || {
+            self.runtime_files().is_empty() && processes_of(self.root()).is_empty()
+        });
     }
 
     /// Waits until a process that is `wanted` serves a mount.
@@ -319,6 +351,34 @@ fn commands_have_the_index_and_the_blocks_of_a_mount() {
     assert!(sent < len / 10, "{sent} bytes of {len} were sent again");
     let status = place.status_of("m0");
     assert!(counter(&status, "lent_spans") > 0);
+}
+
+// Promises: shared-commands, index-materialize
+#[test]
+fn materialize_has_blocks_of_mounts() {
+    let place = place();
+    let packings = [
+        Packing::Gzip,
+        Packing::Lz4Linked,
+        Packing::Lz4,
+        Packing::ZstdFrames,
+        Packing::Bzip2,
+    ];
+    for (packing, mountpoint) in packings.into_iter().zip(MOUNTPOINTS) {
+        let path = format!("/{mountpoint}.tar");
+        let packed = Resource::new(packed_archive("old", packing));
+        place.server().serve(&path, packed.etag("\"1\""));
+        let url = place.url(&path);
+        place.succeeds(&["mount", "--no-disk-cache", "--wait-index", &url, mountpoint]);
+        place.compare(mountpoint);
+        let lent = || counter(&place.status_of(mountpoint), "lent_spans");
+        let before = lent();
+        let tree = format!("tree-{mountpoint}");
+        fs::create_dir(place.path(&tree)).expect("made");
+        place.succeeds(&["materialize", &url, "-C", &tree]);
+        assert!(lent() > before + 1, "{packing:?}");
+        place.compare(&tree);
+    }
 }
 
 // Promises: shared-commands
@@ -857,7 +917,7 @@ fn kills_damage_and_outages_leave_nothing_and_harm_nobody() {
                 !is_mounted(&place.path(mountpoint))
             });
         }
-        assert_eq!(place.succeeds(&["status", "--json"]), "");
+        place.assert_nothing_is_left();
     }
 }
 
@@ -988,7 +1048,7 @@ fn mount_ends_with_the_job_of_its_monitor() {
     let place = place();
     let job = Group::new();
     place.share("m1");
-    place.mount_in(&job, "m0");
+    place.mount_in(&job, &place.url(ARCHIVE), "m0");
     assert_eq!(place.pid("m0"), place.pid("m1"));
     job.kill();
     wait::wait_until("it is unmounted", || !is_mounted(&place.path("m0")));
@@ -1000,7 +1060,7 @@ fn mount_ends_with_the_job_of_its_monitor() {
 fn next_daemon_unmounts_what_a_killed_job_has_left() {
     let place = place();
     let job = Group::new();
-    place.mount_in(&job, "m0");
+    place.mount_in(&job, &place.url(ARCHIVE), "m0");
     let daemon = place.pid("m0");
     place.share("m1");
     assert_eq!(place.pid("m1"), daemon);
@@ -1009,30 +1069,109 @@ fn next_daemon_unmounts_what_a_killed_job_has_left() {
     wait::wait_until("it is unmounted", || !is_mounted(&place.path("m0")));
 }
 
+/// A job that has mounted an archive, and compares all of it again and again.
+struct Job {
+    mountpoint: &'static str,
+    archive: usize,
+    group: Group,
+    is_killed: AtomicBool,
+    /// How often it has compared all files.
+    reads: AtomicUsize,
+}
+
+impl Job {
+    /// Compares all files, whose bytes the kernel must ask for.
+    fn read_all(&self, place: &Place) -> Result<(), String> {
+        let error = |error| format!("{}: {error}", self.mountpoint);
+        for number in 0..FILES {
+            let file = File::open(place.file(self.mountpoint, number)).map_err(error)?;
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("clean");
+            let mut read = Vec::new();
+            (&file).read_to_end(&mut read).map_err(error)?;
+            if read != content(number) {
+                return Err(format!("{}: f{number} is wrong", self.mountpoint));
+            }
+        }
+        let last = fs::read_to_string(place.path(self.mountpoint).join("last")).map_err(error)?;
+        if last != self.archive.to_string() {
+            return Err(format!("{} is of archive {last}", self.mountpoint));
+        }
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Reads until it is killed, or fails.
+    fn run(&self, place: &Place, failures: &Mutex<Vec<String>>) {
+        while !self.is_killed.load(Ordering::SeqCst) {
+            if let Err(failure) = self.read_all(place)
+                && !self.is_killed.load(Ordering::SeqCst)
+            {
+                return failures.lock().expect("no panic").push(failure);
+            }
+        }
+    }
+}
+
+/// Kills the jobs in a random order. After each, all others must have compared their files once more.
+fn kill_jobs(place: &Place, jobs: &[Job], rng: &mut Rng, failures: &Mutex<Vec<String>>) {
+    let mut living: Vec<_> = jobs.iter().collect();
+    while !living.is_empty() {
+        let victim = usize::try_from(rng.below(living.len() as u64)).expect("small");
+        let victim = living.swap_remove(victim);
+        victim.is_killed.store(true, Ordering::SeqCst);
+        victim.group.kill();
+        let before: Vec<_> = living
+            .iter()
+            .map(|job| job.reads.load(Ordering::SeqCst))
+            .collect();
+        wait::wait_until("the others go on", || {
+            let mut pairs = living.iter().zip(&before);
+            !failures.lock().expect("no panic").is_empty()
+                || pairs.all(|(job, before)| job.reads.load(Ordering::SeqCst) > before + 1)
+        });
+        // Without a daemon, nothing removes the mount of a job that was killed with its server.
+        drop(place.tarfs(&["umount", "--lazy", victim.mountpoint]));
+        let path = place.path(victim.mountpoint);
+        if is_mounted(&path) || !failures.lock().expect("no panic").is_empty() {
+            // Ends the other threads, too.
+            living
+                .iter()
+                .for_each(|job| job.is_killed.store(true, Ordering::SeqCst));
+            panic!("{} stays, or {failures:?}", path.display());
+        }
+    }
+}
+
 // Promises: shared-job, shared-restart
 #[test]
 fn jobs_killed_in_any_order_harm_no_other() {
-    for round in 0..rounds::rounds(2) {
+    for round in 0..rounds::rounds(1) {
         let mut rng = Rng::new(rounds::seed() + round);
-        let place = place();
-        let mut jobs: Vec<_> = MOUNTPOINTS
-            .iter()
-            .map(|mountpoint| (*mountpoint, Group::new()))
-            .collect();
-        for (mountpoint, job) in &jobs {
-            place.mount_in(job, mountpoint);
+        let place = TestMount::of(TestDir::with(&JOBS, Server::start()), &JOBS);
+        for number in 0..ARCHIVES {
+            let resource = Resource::new(archive(&number.to_string())).etag("\"1\"");
+            place.server().serve(&format!("/{number}.tar.gz"), resource);
         }
-        while jobs.len() > 1 {
-            let victim = usize::try_from(rng.below(jobs.len() as u64)).expect("small");
-            let (killed, job) = jobs.swap_remove(victim);
-            job.kill();
-            for (mountpoint, _) in &jobs {
-                place.compare_from_server(mountpoint, &mut rng);
+        let jobs = (0..).zip(JOBS).map(|(number, mountpoint)| Job {
+            mountpoint,
+            archive: number % ARCHIVES,
+            group: Group::new(),
+            is_killed: AtomicBool::default(),
+            reads: AtomicUsize::default(),
+        });
+        let jobs: Vec<_> = jobs.collect();
+        for job in &jobs {
+            let url = place.url(&format!("/{}.tar.gz", job.archive));
+            place.mount_in(&job.group, &url, job.mountpoint);
+        }
+        let failures = Mutex::default();
+        std::thread::scope(|scope| {
+            for job in &jobs {
+                scope.spawn(|| job.run(&place, &failures));
             }
-            // Without a daemon, nothing removes the mount of a job that was killed with its server.
-            drop(place.tarfs(&["umount", "--lazy", killed]));
-            assert!(!is_mounted(&place.path(killed)), "{killed}");
-        }
+            kill_jobs(&place, &jobs, &mut rng, &failures);
+        });
+        place.assert_nothing_is_left();
     }
 }
 

@@ -55,10 +55,21 @@ impl Deadline {
 
 /// Kills all other processes of `directory`. Returns their command lines.
 pub(crate) fn kill_processes(directory: &Path) -> Vec<String> {
+    let killed = processes_of(directory)
+        .into_iter()
+        .filter_map(|(pid, command)| {
+            kill_process(pid, Signal::KILL).ok()?;
+            Some(format!("{} {command}", pid.as_raw_pid()))
+        });
+    killed.collect()
+}
+
+/// All other processes that work in `directory` or have its path in their environment, and their command lines.
+pub(crate) fn processes_of(directory: &Path) -> Vec<(Pid, String)> {
     let own = std::process::id();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|process| process.file_name().to_str()?.parse::<u32>().ok());
-    let killed = pids.filter(|&pid| pid != own).filter_map(|pid| {
+    let found = pids.filter(|&pid| pid != own).filter_map(|pid| {
         let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
         let works_there = fs::read_link(format!("/proc/{pid}/cwd"))
             .is_ok_and(|working| working.starts_with(directory));
@@ -67,8 +78,7 @@ pub(crate) fn kill_processes(directory: &Path) -> Vec<String> {
             return None;
         }
         let command = String::from_utf8_lossy(&file("cmdline")).replace('\0', " ");
-        kill_process(Pid::from_raw(i32::try_from(pid).ok()?)?, Signal::KILL).ok()?;
-        Some(format!("{pid} {command}"))
+        Some((Pid::from_raw(i32::try_from(pid).ok()?)?, command))
     });
-    killed.collect()
+    found.collect()
 }

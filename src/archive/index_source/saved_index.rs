@@ -3,13 +3,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::published_index::{self, IndexPlace, PublishedIndex};
-use crate::archive::peers::Peers;
+use crate::archive::peers::{PeerArchive, Peers};
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
+use crate::base::stats::Stats;
 use crate::codec::seek_point::MAX_SPAN_LEN;
-use crate::codec::{Compression, ExpectedSpan, SeekRange};
+use crate::codec::{Compression, DecodedSpans, ExpectedSpan, SeekRange};
 use crate::index::store::{RowsToLoad, Store};
 use crate::index::{Index, Ino, Locator, MemoryLimit};
 use crate::source::Fingerprint;
@@ -94,26 +97,71 @@ impl SavedIndex {
         Some(Arc::new(index))
     }
 
-    /// Seek ranges for decoding a stream of `compression`; `None` if they would not help.
-    pub(crate) fn seek_ranges(self, compression: Compression) -> Option<SeekRanges> {
-        // Streams of other formats have no windows.
-        if !matches!(compression, Compression::Gzip | Compression::Lz4) {
+    /// Seek ranges for decoding a stream of `compression` with a pool of `pool_bytes`, and where their spans may be
+    /// decoded already. `None` if they would not help.
+    pub(crate) fn seek_ranges(
+        self,
+        compression: Compression,
+        pool_bytes: u64,
+        stats: &Arc<Stats>,
+    ) -> Option<(SeekRanges, Option<Arc<dyn DecodedSpans>>)> {
+        if compression == Compression::None {
             return None;
         }
-        let packed_len = self.fingerprint.len;
-        let own = self.load_own(RowsToLoad::All);
+        let name = self.locator.file_name();
+        let to_peer = |peers| PeerArchive::new(peers, name, stats);
+        let peer = self.peers.as_ref().map(to_peer);
+        let has_peer = peer.as_ref().is_some_and(PeerArchive::exists);
+        // Streams of other formats have no windows. Their decoders are parallel without an index.
+        let (own, published) = match compression {
+            Compression::Gzip | Compression::Lz4 => (self.load_own(RowsToLoad::All), true),
+            _ if has_peer => (self.load_saved(RowsToLoad::All), false),
+            _ => return None,
+        };
         let is_foreign = own.is_none() || matches!(self.location, IndexLocation::File(_));
-        let index = own.or_else(|| self.load_published())?;
+        let index = own.or_else(|| self.load_published().filter(|_| published))?;
         let origin = index.origin();
         // A packed digest does not verify data decoded from foreign seek points, or those of other bytes.
         if self.digest.is_some() && (is_foreign || origin.sha256 != self.digest) {
             return None;
         }
         let fits = origin.compression == compression
-            && packed_len.is_none_or(|len| len == origin.packed_bytes)
-            && index.has_windows()
-            && index.seek_offset(0) == Some(Packed(0));
-        fits.then_some(SeekRanges { index, next: 0 })
+            && self
+                .fingerprint
+                .len
+                .is_none_or(|len| len == origin.packed_bytes)
+            && (index.has_windows() || has_peer && have_all_jobs(&index, pool_bytes))
+            && index.seek_offset(0).is_some();
+        let peer = peer.filter(|_| has_peer);
+        fits.then(|| {
+            let index_of_peer = Arc::clone(&index);
+            let decoded = peer.map(|peer| {
+                Arc::new(PeerSpans {
+                    peer,
+                    index: index_of_peer,
+                }) as _
+            });
+            (SeekRanges { index, next: 0 }, decoded)
+        })
+    }
+}
+
+/// Whether all ranges of `index` are short enough for jobs.
+fn have_all_jobs(index: &Arc<Index>, pool_bytes: u64) -> bool {
+    let index = Arc::clone(index);
+    SeekRanges { index, next: 0 }.all(|range| range.fits_job(pool_bytes))
+}
+
+/// The spans of an index that peers have.
+#[derive(Debug)]
+struct PeerSpans {
+    peer: PeerArchive,
+    index: Arc<Index>,
+}
+
+impl DecodedSpans for PeerSpans {
+    fn find(&self, number: u32, expected: ExpectedSpan) -> Option<Bytes> {
+        self.peer.span(number, expected, self.index.block_len())
     }
 }
 
@@ -135,7 +183,8 @@ impl Iterator for SeekRanges {
         let (until, end) =
             following.unwrap_or((index.span_count(), Packed(index.origin().packed_bytes)));
         // A longer span is invalid. Dropping it leaves the range incomplete, which is an error.
-        let spans = (self.next..until)
+        let first_span = self.next;
+        let spans = (first_span..until)
             .map_while(|number| {
                 let span = index.span(number).ok()??;
                 Some(ExpectedSpan {
@@ -149,6 +198,7 @@ impl Iterator for SeekRanges {
         (!spans.is_empty()).then_some(SeekRange {
             seek_point,
             end,
+            first_span,
             spans,
             block_len: index.block_len(),
         })

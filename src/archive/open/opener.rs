@@ -355,13 +355,16 @@ impl Opener {
         let is_own_version = foreign_tree.is_none() && (is_scanned_now || is_proven);
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
+        let name = self.locator.file_name();
+        let to_peer = |peers| PeerArchive::new(peers, name.clone(), &stats);
+        let peer = self.peers().map(to_peer);
         let (budget, free_list) = (budgets.budget.clone(), self.free_list.clone());
         let cancel_token = self.options.scan.cancel_token.child();
         Reader {
             packed: PackedReader::new(source, network, budget, free_list, stats, cancel_token),
             live_index,
-            name: self.locator.file_name(),
-            peer: self.peers().map(PeerArchive::new),
+            name,
+            peer,
             spans: SpanStore::new(budgets.span_cache, span_owner, disk_cache, is_own_version),
             free_list: self.free_list.clone(),
             has_expected_digest: self.options.scan.expects_digest(),

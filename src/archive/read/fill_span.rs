@@ -11,6 +11,7 @@ use crate::archive::error::ReadError;
 use crate::base::extent::{Extent, Plain};
 use crate::base::span_hash;
 use crate::cache::{DiskCache, QueueTimeout, SparseExtent};
+use crate::codec::ExpectedSpan;
 use crate::index::Span;
 use crate::source::Access;
 
@@ -71,13 +72,9 @@ impl Reader {
     /// A span that another process has, or decodes at this moment.
     pub(super) fn span_from_peer(&self, span: &Span) -> Option<Bytes> {
         let (peer, hash) = (self.peer.as_ref()?, span.hash?);
-        let len = span_len(span).ok()?;
-        let bytes = peer.span(&self.name, span.number, len as u64)?;
-        if self.hash(&bytes) != hash {
-            return None;
-        }
-        self.stats.peer_spans.increment();
-        Some(bytes)
+        let len = span_len(span).ok()? as u64;
+        let block_len = self.live_index.lock().block_len();
+        peer.span(span.number, ExpectedSpan { len, hash }, block_len)
     }
 
     /// As [`Archive::span_for_peer`](crate::archive::Archive::span_for_peer).

@@ -356,8 +356,10 @@ impl Walker {
     ) -> Result<Box<dyn codec::Decoder>, WalkError> {
         let compression = self.compression.unwrap_or_default();
         let wants_seek_points = context.wants_seek_points;
-        let seek_ranges = saved_index.and_then(|saved_index| saved_index.seek_ranges(compression));
-        Ok(match (seek_ranges, resume) {
+        let pool_bytes = context.pool.budget();
+        let indexed =
+            saved_index.and_then(|saved| saved.seek_ranges(compression, pool_bytes, &self.stats));
+        Ok(match (indexed, resume) {
             (_, Some(seek_point)) => codec::resume(compression, context, &seek_point)?,
             _ if skipped > Packed(0) => {
                 let (decoder, seek_point) =
@@ -367,9 +369,9 @@ impl Walker {
                 }
                 decoder
             }
-            (Some(seek_ranges), None) => {
+            (Some((seek_ranges, decoded)), None) => {
                 self.stats.indexed_scans.increment();
-                codec::start_indexed(compression, context, seek_ranges)
+                codec::start_indexed(compression, context, seek_ranges, decoded)
             }
             (None, None) => codec::start(compression, context),
         })

@@ -312,10 +312,11 @@ pub(super) fn resume_anywhere(bytes: &[u8]) {
     let range = SeekRange {
         end: Packed(start.saturating_add(packed.len() as u64)),
         seek_point,
+        first_span: 0,
         spans: std::iter::repeat_n(ExpectedSpan { len, hash: plain }, spans).collect(),
         block_len: 1 + plain % 100_000,
     };
-    let decoder = codec::start_indexed(compression, context(4), [range].into_iter());
+    let decoder = codec::start_indexed(compression, context(4), [range].into_iter(), None);
     drain(decoder, packed, knobs.push_len());
 }
 
