@@ -1134,9 +1134,9 @@ fn kill_jobs(place: &Place, jobs: &[Job], rng: &mut Rng, failures: &Mutex<Vec<St
         let path = place.path(victim.mountpoint);
         if is_mounted(&path) || !failures.lock().expect("no panic").is_empty() {
             // Ends the other threads, too.
-            living
-                .iter()
-                .for_each(|job| job.is_killed.store(true, Ordering::SeqCst));
+            for job in living {
+                job.is_killed.store(true, Ordering::SeqCst);
+            }
             panic!("{} stays, or {failures:?}", path.display());
         }
     }
