@@ -1,4 +1,4 @@
-//! Waits for descriptors.
+//! Waits with a timeout.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -20,6 +20,24 @@ pub fn wait_for(polled: &mut [PollFd<'_>], timeout: impl Into<Option<Duration>>)
             Err(Errno::INTR) => {}
             count => return Ok(count? > 0),
         }
+    }
+}
+
+/// Whether `condition` holds before `timeout`. It is asked at each `interval`.
+pub fn wait_until(
+    timeout: Duration,
+    interval: Duration,
+    mut condition: impl FnMut() -> bool,
+) -> bool {
+    let start = Instant::now();
+    loop {
+        if condition() {
+            return true;
+        }
+        if start.elapsed() >= timeout {
+            return false;
+        }
+        std::thread::sleep(interval);
     }
 }
 

@@ -5,10 +5,11 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rustix::pipe::{PipeFlags, pipe_with};
+use tarfs::internal::wait::wait_until;
 
 /// Timeout for ended threads.
 const THREAD_END_TIMEOUT: Duration = Duration::from_secs(1);
@@ -44,10 +45,9 @@ impl Parent {
 pub(super) fn fork() -> anyhow::Result<Fork> {
     let count = || std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
     // A thread is listed for a moment after it was joined.
-    let deadline = Instant::now() + THREAD_END_TIMEOUT;
-    while count() > 1 && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until(THREAD_END_TIMEOUT, Duration::from_millis(1), || {
+        count() <= 1
+    });
     let threads = count();
     ensure!(threads == 1, "this process has {threads} threads");
     let (reports, reporting) = pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe")?;

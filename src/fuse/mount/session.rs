@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use fuser::{Config, INodeNo, Session, SessionACL};
 use rustix::fs::{major, makedev, minor};
@@ -29,6 +29,7 @@ use super::target::MountTarget;
 use crate::archive::PageCache;
 use crate::base::sync::RwLock;
 use crate::base::thread::Thread;
+use crate::base::wait::wait_until;
 use crate::fuse::archives::DirectoryStatus;
 use crate::fuse::filesystem::TarFilesystem;
 use crate::fuse::push::MountRoot;
@@ -368,17 +369,8 @@ impl Mount {
 
     /// Whether a bind mount, an overlay or another namespace still uses it. Then its connection does not end.
     pub fn is_still_in_use(&self) -> bool {
-        if self.is_mounted() {
-            return true;
-        }
-        let deadline = Instant::now() + DISCONNECT_TIMEOUT;
-        while syscalls::is_connected(&self.served.connection) {
-            if Instant::now() > deadline {
-                return true;
-            }
-            std::thread::sleep(DISCONNECT_TIMEOUT / 100);
-        }
-        false
+        let has_ended = || !syscalls::is_connected(&self.served.connection);
+        self.is_mounted() || !wait_until(DISCONNECT_TIMEOUT, DISCONNECT_TIMEOUT / 100, has_ended)
     }
 
     /// Waits until the mount answers, and returns its device number, and a watch for its end. A thread asks, because

@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,7 @@ use crate::base::bounded_read::read_at_most;
 use crate::base::lock::{LockKind, RETRY_INTERVAL, lock};
 use crate::base::process::ProcessId;
 use crate::base::sync::Mutex;
+use crate::base::wait::wait_until;
 use crate::fuse::MountTarget;
 
 /// Length of the claim at the start, in bytes. A path of a socket has at most 108, each of which JSON expands to four.
@@ -98,12 +99,9 @@ impl JobList {
         let locked = File::options().read(true).write(true).open(path)?;
         lock(&locked, LockKind::Exclusive, CLAIM_TIMEOUT)?;
         let process = ProcessId::own();
-        let deadline = Instant::now() + CLAIM_TIMEOUT;
-        while Claim::read(&memory).is_some_and(|claim| claim.process != process) {
-            if Instant::now() >= deadline {
-                return Err(io::Error::other("another process serves the file system"));
-            }
-            std::thread::sleep(RETRY_INTERVAL);
+        let is_free = || Claim::read(&memory).is_none_or(|claim| claim.process == process);
+        if !wait_until(CLAIM_TIMEOUT, RETRY_INTERVAL, is_free) {
+            return Err(io::Error::other("another process serves the file system"));
         }
         let socket = socket.map(OsString::from);
         let mut bytes = serde_json::to_vec(&Claim { process, socket })?;

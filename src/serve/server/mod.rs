@@ -22,7 +22,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::net::SendFlags;
 use tokio::runtime::Handle;
@@ -37,6 +37,7 @@ use super::status::{Status, format_device};
 use super::volumes::VolumeTable;
 use crate::base::process::status_field;
 use crate::base::sync::Mutex;
+use crate::base::wait::wait_until;
 use crate::fuse::{Force, MountTarget, UnmountError};
 use job_list::{JobList, JobMount};
 use served_mount::{FileSystemKey, ProcessFigures};
@@ -161,12 +162,9 @@ impl Server {
     }
 
     fn try_name_successor(&self, successor: &Path, program: BorrowedFd<'_>) -> Result<(), Failure> {
-        let deadline = Instant::now() + START_TIMEOUT;
-        while !self.starting.lock().is_empty() {
-            if Instant::now() >= deadline {
-                return Err(Failure::new("a mount that is being made takes too long"));
-            }
-            std::thread::sleep(START_INTERVAL);
+        let is_idle = || self.starting.lock().is_empty();
+        if !wait_until(START_TIMEOUT, START_INTERVAL, is_idle) {
+            return Err(Failure::new("a mount that is being made takes too long"));
         }
         let mounts = self.mounts();
         let links = mounts.iter().map(|mount| mount.link_to_continue());

@@ -10,8 +10,11 @@ use rustix::net::{Shutdown, shutdown};
 
 use crate::cli::daemon::daemon_process::{own_program, start_daemon};
 use tarfs::internal::process::{has_threads, is_alive};
-use tarfs::internal::wait::is_readable;
+use tarfs::internal::wait::{is_readable, wait_until};
 use tarfs::serve::{DaemonSocket, Link, MountSpec};
+
+/// Interval of questions whether a process has ended.
+const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Timeout for the threads of a killed process to exit.
 pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -97,7 +100,7 @@ impl ServerProcess {
     /// Waits until it has ended, but for threads that are blocked on the mount itself. A daemon goes on.
     pub(super) fn wait(&mut self) {
         while self.child.is_some() && self.is_alive() {
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(INTERVAL);
         }
         self.reap();
     }
@@ -114,20 +117,14 @@ impl ServerProcess {
 
     /// Waits until it is dead. Its link is closed a moment before, and its claim ends with it.
     pub(super) fn wait_for_death(&self) {
-        let deadline = Instant::now() + KILL_TIMEOUT;
-        while self.is_alive() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until(KILL_TIMEOUT, INTERVAL, || !self.is_alive());
     }
 
     fn reap(&mut self) {
         if self.is_daemon && self.is_alive() {
             return;
         }
-        let deadline = Instant::now() + KILL_TIMEOUT;
-        while self.has_threads() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until(KILL_TIMEOUT, INTERVAL, || !self.has_threads());
     }
 
     /// Whether a thread has not ended. If threads are blocked on the mount, they stay after a kill.
