@@ -1,7 +1,7 @@
 //! `tarfs mount` by a process of its own: detaching, and ending.
 
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -708,7 +708,12 @@ fn service_manager_is_notified_of_ready_status_and_stop() {
         let mut bytes = [0; 512];
         let timeout = Some(wait::WAIT_TIMEOUT);
         manager.set_read_timeout(timeout).expect("set");
-        let len = manager.recv(&mut bytes).expect("told");
+        let mut told = manager.recv(&mut bytes);
+        // The machine itself may have been stopped meanwhile.
+        while matches!(&told, Err(error) if error.kind() == ErrorKind::Interrupted) {
+            told = manager.recv(&mut bytes);
+        }
+        let len = told.expect("told");
         String::from_utf8_lossy(bytes.get(..len).expect("read")).into_owned()
     };
     while hear() != "READY=1" {}

@@ -171,13 +171,7 @@ impl DaemonSocket {
 
     /// Makes the socket, in the place of that of a dead daemon. The caller has the lock.
     fn listen(&self) -> io::Result<OwnedFd> {
-        for other in self.others()? {
-            if matches!(other.connect(), Err(error) if error.kind() == ErrorKind::ConnectionRefused)
-            {
-                // Its daemon was killed.
-                drop(fs::remove_file(&other.0));
-            }
-        }
+        self.remove_dead()?;
         // It gets its name when it listens, so that a client never finds it too early.
         publish(&self.0, |temporary| {
             let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
@@ -189,11 +183,23 @@ impl DaemonSocket {
         })
     }
 
+    /// Removes the other sockets whose daemons were killed. The caller has the lock.
+    fn remove_dead(&self) -> io::Result<()> {
+        for other in self.others()? {
+            if matches!(other.connect(), Err(error) if error.kind() == ErrorKind::ConnectionRefused)
+            {
+                drop(fs::remove_file(&other.0));
+            }
+        }
+        Ok(())
+    }
+
     /// Removes the socket on which `listener` listens. False if a client waits there, or another process starts a daemon.
     pub fn remove(&self, listener: BorrowedFd<'_>) -> bool {
         let Ok(_lock) = self.lock(Duration::ZERO) else {
             return false;
         };
+        drop(self.remove_dead());
         let is_awaited = is_readable(listener, Duration::ZERO);
         !is_awaited && fs::remove_file(&self.0).is_ok()
     }
