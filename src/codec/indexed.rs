@@ -190,8 +190,10 @@ impl IndexedDecoder {
             preallocated.map_err(|closed| Cause::from(closed).at(compression, packed))?;
         let decoded = self.decoded.clone();
         Ok(Some(Pull::Job(Job::new(move || {
-            let found = decoded.and_then(|decoded| find_decoded(&*decoded, &context, &range));
-            found.map_or_else(|| decode(compression, context, &range, input), Ok)
+            let found = decoded.map_or_else(Vec::new, |decoded| {
+                find_decoded(&*decoded, &context, &range)
+            });
+            decode(compression, context, &range, found, input)
         }))))
     }
 
@@ -301,14 +303,14 @@ fn peek_lookahead(input: &InputQueue) -> Bytes {
     lookahead.into()
 }
 
-/// All spans of `range`, in memory of the pool.
-fn find_decoded(
-    decoded: &dyn DecodedSpans,
-    context: &Context,
-    range: &SeekRange,
-) -> Option<Vec<Bytes>> {
+/// The first spans of `range`, up to one that is not there, in memory of the pool.
+fn find_decoded(decoded: &dyn DecodedSpans, context: &Context, range: &SeekRange) -> Vec<Bytes> {
     let numbered = (range.first_span..).zip(&range.spans);
-    let found = numbered.map(|(number, &expected)| {
+    let found = numbered.map_while(|(number, &expected)| {
+        // Then nobody waits for the bytes any more.
+        if context.pool.is_closed() {
+            return None;
+        }
         let bytes = decoded.find(number, expected)?;
         let mut buffer = context.pool.acquire(bytes.len()).ok()?;
         buffer.copy_from_slice(&bytes);
@@ -317,17 +319,27 @@ fn find_decoded(
     found.collect()
 }
 
+/// The plain bytes of `range`, which begins with `plain`.
 fn decode(
     compression: Compression,
     context: Context,
     range: &SeekRange,
+    mut plain: Vec<Bytes>,
     mut input: InputQueue,
 ) -> Result<Vec<Bytes>, Error> {
+    if plain.len() == range.spans.len() {
+        return Ok(plain);
+    }
+    let mut known: usize = plain.iter().map(Bytes::len).sum();
     let mut serial = Serial::new(compression, context, range)?;
-    let mut plain = Vec::new();
     while !serial.verifier.is_done() {
         match serial.pull(&mut input)? {
-            Some(Pull::Plain(bytes)) => plain.push(bytes),
+            Some(Pull::Plain(mut bytes)) => {
+                let dropped = known.min(bytes.len());
+                known -= dropped;
+                let rest = bytes.split_off(dropped);
+                plain.extend((!rest.is_empty()).then_some(rest));
+            }
             Some(_) => return Err(serial.verifier.index_mismatch()),
             None => {}
         }

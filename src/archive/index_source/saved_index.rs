@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::published_index::{self, IndexPlace, PublishedIndex};
-use crate::archive::peers::{PeerArchive, Peers};
+use crate::archive::peers::{PeerArchive, Peers, index_of_peer};
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
@@ -65,9 +65,7 @@ impl SavedIndex {
     /// Gets the index of another process that has the archive open.
     fn load_from_peer(&self) -> Option<Arc<Index>> {
         let peers = self.peers.as_ref()?;
-        let index = peers.index(&self.locator.file_name(), &self.limit)?;
-        let is_ours = index.origin().locator == self.locator && !index.is_published();
-        is_ours.then(|| Arc::new(index))
+        index_of_peer(peers, &self.locator, &self.limit).map(Arc::new)
     }
 
     fn load_saved(&self, rows: RowsToLoad) -> Option<Arc<Index>> {
@@ -105,34 +103,30 @@ impl SavedIndex {
         pool_bytes: u64,
         stats: &Arc<Stats>,
     ) -> Option<(SeekRanges, Option<Arc<dyn DecodedSpans>>)> {
-        if compression == Compression::None {
+        // Streams of other formats have no windows. Their decoders are parallel without an index, and need more memory than
+        // a range has bytes.
+        if !matches!(compression, Compression::Gzip | Compression::Lz4) {
             return None;
         }
-        let name = self.locator.file_name();
-        let to_peer = |peers| PeerArchive::new(peers, name, stats);
-        let peer = self.peers.as_ref().map(to_peer);
-        let has_peer = peer.as_ref().is_some_and(PeerArchive::exists);
-        // Streams of other formats have no windows. Their decoders are parallel without an index.
-        let (own, published) = match compression {
-            Compression::Gzip | Compression::Lz4 => (self.load_own(RowsToLoad::All), true),
-            _ if has_peer => (self.load_saved(RowsToLoad::All), false),
-            _ => return None,
-        };
+        let own = self.load_own(RowsToLoad::All);
         let is_foreign = own.is_none() || matches!(self.location, IndexLocation::File(_));
-        let index = own.or_else(|| self.load_published().filter(|_| published))?;
+        let index = own.or_else(|| self.load_published())?;
         let origin = index.origin();
         // A packed digest does not verify data decoded from foreign seek points, or those of other bytes.
         if self.digest.is_some() && (is_foreign || origin.sha256 != self.digest) {
             return None;
         }
+        let is_strong = self.fingerprint.is_strong();
+        let to_peer = |peers| PeerArchive::new(peers, &self.locator, &self.fingerprint, stats);
+        let peer = self.peers.as_ref().filter(|_| is_strong).and_then(to_peer);
+        let peer = peer.filter(PeerArchive::exists);
         let fits = origin.compression == compression
             && self
                 .fingerprint
                 .len
                 .is_none_or(|len| len == origin.packed_bytes)
-            && (index.has_windows() || has_peer && have_all_jobs(&index, pool_bytes))
-            && index.seek_offset(0).is_some();
-        let peer = peer.filter(|_| has_peer);
+            && (index.has_windows() || peer.is_some() && have_all_jobs(&index, pool_bytes))
+            && index.seek_offset(0) == Some(Packed(0));
         fits.then(|| {
             let index_of_peer = Arc::clone(&index);
             let decoded = peer.map(|peer| {

@@ -12,7 +12,7 @@ use crate::archive::index_source::saved_index::{IndexLocation, SavedIndex};
 use crate::archive::index_source::tree_origin::{TreeOrigin, TreeSource};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::options::{DiskCacheMode, OpenOptions};
-use crate::archive::peers::{PeerArchive, Peers};
+use crate::archive::peers::{PeerArchive, Peers, index_of_peer};
 use crate::archive::read::Reader;
 use crate::archive::read::packed::PackedReader;
 use crate::archive::read::span_store::SpanStore;
@@ -129,10 +129,8 @@ impl Opener {
         let Some(peers) = self.peers().filter(|_| !self.must_rescan()) else {
             return Ok(None);
         };
-        let found = peers.index(&self.locator.file_name(), &self.options.index_memory);
-        let is_ours =
-            |index: &Index| index.origin().locator == self.locator && !index.is_published();
-        let Some(index) = found.filter(is_ours) else {
+        let found = index_of_peer(peers, &self.locator, &self.options.index_memory);
+        let Some(index) = found else {
             return Ok(None);
         };
         if !self.matches_expected_digest(&index)? {
@@ -355,15 +353,15 @@ impl Opener {
         let is_own_version = foreign_tree.is_none() && (is_scanned_now || is_proven);
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
-        let name = self.locator.file_name();
-        let to_peer = |peers| PeerArchive::new(peers, name.clone(), &stats);
-        let peer = self.peers().map(to_peer);
+        let to_peer =
+            |peers| PeerArchive::new(peers, &self.locator, self.source.fingerprint(), &stats);
+        let peer = self.peers().and_then(to_peer);
         let (budget, free_list) = (budgets.budget.clone(), self.free_list.clone());
         let cancel_token = self.options.scan.cancel_token.child();
         Reader {
             packed: PackedReader::new(source, network, budget, free_list, stats, cancel_token),
             live_index,
-            name,
+            name: self.locator.file_name(),
             peer,
             spans: SpanStore::new(budgets.span_cache, span_owner, disk_cache, is_own_version),
             free_list: self.free_list.clone(),

@@ -37,14 +37,14 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// Span `number` from memory, for a read. If the disk was too busy for it, it may be written now.
+    /// Span `number` from memory, for a read. If it is not on disk yet, it may be written earlier.
     pub(super) fn span_in_memory(&self, number: u32) -> Option<Bytes> {
         let bytes = self.spans.get(number)?;
         if let Some(disk_cache) = self.spans.disk()
-            && disk_cache.has_skipped()
+            && disk_cache.is_behind()
             && let Ok(Some(extent)) = self.live_index.read(|index| index.span_extent(number))
         {
-            disk_cache.offer(extent, &bytes, || self.valued_extent(number, extent));
+            disk_cache.note_read(extent, &bytes, || self.valued_extent(number, extent));
         }
         Some(bytes)
     }

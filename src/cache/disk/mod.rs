@@ -241,19 +241,24 @@ impl DiskCache {
         }
     }
 
-    /// Whether spans were skipped by a slow disk, so that reads should [offer](Self::offer) them.
-    pub fn has_skipped(&self) -> bool {
-        !self.shared.skipped.lock().is_empty()
+    /// Whether spans wait for the disk, or were skipped because it is slow, so that it should [learn](Self::note_read) of
+    /// reads from memory.
+    pub fn is_behind(&self) -> bool {
+        self.shared.queue.has_backlog() || !self.shared.skipped.lock().is_empty()
     }
 
-    /// Queues the span at `extent` that a read found in memory, if it was skipped and there is room.
-    pub fn offer(
+    /// Notes a read of the span at `extent`, which memory had. If it waits, it is written earlier; if it was skipped and there
+    /// is room, it is queued.
+    pub fn note_read(
         &self,
         extent: Extent<Plain>,
         bytes: &Bytes,
         sparse: impl FnOnce() -> SparseExtent,
     ) {
-        if !self.has_room() || !self.shared.skipped.lock().tracks(extent) {
+        if self.shared.queue.count_read(extent)
+            || !self.has_room()
+            || !self.shared.skipped.lock().tracks(extent)
+        {
             return;
         }
         let sparse = sparse();
@@ -324,8 +329,9 @@ impl DiskCache {
         file.covers(extent)
     }
 
-    /// Marks a verified extent as used now. It is then evicted later than others.
+    /// Marks a verified extent as used now. It is then written earlier, and evicted later than others.
     pub fn mark_used(&self, sparse: &SparseExtent) {
+        self.shared.queue.count_read(sparse.extent());
         let mut held = self.shared.held.lock();
         held.add(sparse.extent(), sparse.cost(), 1);
         drop(held);

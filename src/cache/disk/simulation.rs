@@ -7,8 +7,12 @@
 
 use std::collections::BTreeSet;
 
+use bytes::Bytes;
+
 use super::cache_dir::eviction_rank;
+use super::sparse_extent::SparseExtent;
 use super::valued_extents::ValuedExtents;
+use super::write_queue::{PendingWrite, State};
 use crate::base::extent::{Extent, Plain};
 
 const SPANS: u32 = 1012;
@@ -324,35 +328,49 @@ fn eviction_by_value_never_costs_more_than_lru_and_fifo() {
     }
 }
 
+/// The span of those that wait that is written next. `read_last` are the spans that were read, the last one at the end.
+fn next_to_write(policy: Policy, waiting: &mut State, read_last: &[u32]) -> u32 {
+    let place = |span: &u32| {
+        let mut waiting = waiting.waiting.iter();
+        waiting.position(|item| item.sparse.extent() == extent(*span))
+    };
+    let place = match policy {
+        Policy::Fifo => Some(0),
+        Policy::Lru => Some(read_last.iter().rev().find_map(place).unwrap_or(0)),
+        Policy::Value => None,
+    };
+    let item = match place {
+        Some(place) => waiting.waiting.remove(place),
+        None => waiting.take_most_valuable(),
+    };
+    let start = item.expect("not all is written").sparse.extent().start();
+    u32::try_from(start.0 >> 20).expect("small")
+}
+
 /// Milliseconds of decoding for the next start of a program, if it is killed while a scan is being written: the mean of
 /// all moments. A scan gives ten spans in the time that the disk writes one, and the program reads one.
 fn work_after_kill(policy: Policy, packed: Packed, program: &'static [(u32, u32)]) -> u64 {
-    let mut waiting = ValuedExtents::default();
+    let mut waiting = State::default();
+    let mut read_last = Vec::new();
     let mut written = BTreeSet::new();
     let mut reads = spans(program).cycle();
     let (mut scanned, mut work, mut moments) = (0, 0, 0);
-    let cost = |span| {
-        if policy == Policy::Value {
-            packed.spans_to_decode(span)
-        } else {
-            0
-        }
-    };
     while written.len() < SPANS as usize {
         for span in scanned..SPANS.min(scanned + 10) {
-            waiting.add(extent(span), cost(span), 0);
+            let sparse = SparseExtent::from(extent(span));
+            let sparse = sparse.with_cost(packed.spans_to_decode(span));
+            waiting
+                .waiting
+                .push_back(PendingWrite::new(sparse, Bytes::new()));
         }
         scanned = SPANS.min(scanned + 10);
         let read = reads.next().expect("endless");
-        if policy != Policy::Fifo && waiting.tracks(extent(read)) {
-            waiting.add(extent(read), cost(read), 1);
+        waiting.count_read(extent(read));
+        if read < scanned {
+            read_last.retain(|&span| span != read);
+            read_last.push(read);
         }
-        let next = match policy {
-            Policy::Fifo => waiting.pop_least_valuable(),
-            Policy::Lru | Policy::Value => waiting.pop_most_valuable(),
-        };
-        let next = next.expect("not all is written").start().0 >> 20;
-        written.insert(u32::try_from(next).expect("small"));
+        written.insert(next_to_write(policy, &mut waiting, &read_last));
         let lost = spans(program).filter(|span| !written.contains(span));
         work += lost.map(|span| packed.work(span)).sum::<u64>();
         moments += 1;

@@ -284,7 +284,7 @@ fn skipped_span_is_written_when_memory_still_has_it() {
     let cache = open(&cache_dir(directory.path(), 100), "a");
     let is_offered = |number| {
         let before = cache.shared.options.stats.disk_cache_written_bytes.get();
-        cache.offer(extent(number), &bytes(number), || extent(number).into());
+        cache.note_read(extent(number), &bytes(number), || extent(number).into());
         cache.flush();
         cache.shared.options.stats.disk_cache_written_bytes.get() > before
     };

@@ -71,14 +71,6 @@ impl ValuedExtents {
         Extent::new(start, known.end)
     }
 
-    /// Removes and returns the extent whose loss costs most.
-    #[cfg(test)]
-    pub(super) fn pop_most_valuable(&mut self) -> Option<Extent<Plain>> {
-        let (_, _, start) = self.by_value.pop_last()?;
-        let known = self.by_start.remove(&start)?;
-        Extent::new(start, known.end)
-    }
-
     /// Whether exactly this extent is tracked.
     pub(super) fn tracks(&self, extent: Extent<Plain>) -> bool {
         let known = self.by_start.get(&extent.start());
@@ -155,12 +147,9 @@ mod tests {
         for start in [0, 10, 20] {
             valued.add(extent(start, start + 10), 1, 1);
         }
-        assert_eq!(valued.pop_least_valuable(), Some(extent(0, 10)));
-        assert_eq!(valued.pop_most_valuable(), Some(extent(20, 30)));
-        assert_eq!(valued.pop_least_valuable(), Some(extent(10, 20)));
         assert_eq!(
-            (valued.pop_least_valuable(), valued.pop_most_valuable()),
-            (None, None)
+            pop_all(&mut valued),
+            [extent(0, 10), extent(10, 20), extent(20, 30)]
         );
     }
 
@@ -172,11 +161,15 @@ mod tests {
         }
         assert!(valued.tracks(extent(10, 20)) && !valued.tracks(extent(10, 15)));
         valued.add(extent(30, 40), 30, 0);
-        assert_eq!(valued.pop_most_valuable(), Some(extent(0, 10)));
         assert_eq!(
             pop_all(&mut valued),
-            [extent(30, 40), extent(20, 30), extent(10, 20)],
-            "never read, 2 and 3"
+            [
+                extent(30, 40),
+                extent(20, 30),
+                extent(10, 20),
+                extent(0, 10)
+            ],
+            "30 without a read, 2, 3 and 5"
         );
     }
 

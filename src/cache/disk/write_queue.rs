@@ -63,8 +63,8 @@ pub enum QueueTimeout {
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
-struct State {
-    waiting: VecDeque<PendingWrite>,
+pub(super) struct State {
+    pub(super) waiting: VecDeque<PendingWrite>,
     writing: Option<PendingWrite>,
     /// Whether a push timed out, and none succeeded since.
     is_slow: bool,
@@ -72,8 +72,16 @@ struct State {
 }
 
 impl State {
+    /// Counts a read of the bytes at `extent`. False if they do not wait.
+    pub(super) fn count_read(&mut self, extent: Extent<Plain>) -> bool {
+        let mut waiting = self.waiting.iter_mut();
+        let item = waiting.find(|item| item.sparse.extent() == extent);
+        item.map(|item| item.reads = item.reads.saturating_add(1))
+            .is_some()
+    }
+
     /// Removes the most valuable item, the first of several.
-    fn take_most_valuable(&mut self) -> Option<PendingWrite> {
+    pub(super) fn take_most_valuable(&mut self) -> Option<PendingWrite> {
         let value = |item: &PendingWrite| value(item.sparse.cost(), item.reads);
         let items = self.waiting.iter().enumerate().rev();
         let (place, _) = items.max_by_key(|(_, item)| value(item))?;
@@ -122,6 +130,11 @@ impl WriteQueue {
 
     pub(super) fn has_backlog(&self) -> bool {
         !self.state.lock().waiting.is_empty()
+    }
+
+    /// Counts a read of the bytes at `extent`, which are then written earlier. False if they do not wait.
+    pub(super) fn count_read(&self, extent: Extent<Plain>) -> bool {
+        self.state.lock().count_read(extent)
     }
 
     /// Waits for the next item, on the writer thread. `None` when the queue is closed and empty.

@@ -309,7 +309,7 @@ pub(in crate::serve) fn connect_at_once(path: &Path, kind: SocketType) -> io::Re
 }
 
 /// Reads the next response; `None` after the last one.
-pub(super) fn read_response(stream: &mut BufReader<UnixStream>) -> io::Result<Option<Response>> {
+pub(super) fn read_response(stream: &mut impl BufRead) -> io::Result<Option<Response>> {
     let mut line = String::new();
     if stream.take(MAX_RESPONSE_BYTES).read_line(&mut line)? == 0 {
         return Ok(None);

@@ -23,6 +23,9 @@ const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for an answer. A process that is stopped is asked once.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Bytes of an index that must come each second.
+const MIN_INDEX_SPEED: u64 = 10 << 20;
+
 /// The processes of this user's mounts.
 #[derive(Debug)]
 pub struct SocketPeers {
@@ -92,11 +95,31 @@ impl Peers for SocketPeers {
     }
 }
 
-fn ask(socket: &Path, wanted: &Request) -> io::Result<(Option<Response>, BufReader<UnixStream>)> {
+/// An answer that must have come by a deadline, however slow it trickles.
+struct TimedAnswer {
+    stream: UnixStream,
+    deadline: Instant,
+}
+
+impl Read for TimedAnswer {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(bytes)
+    }
+}
+
+fn ask(socket: &Path, wanted: &Request) -> io::Result<(Option<Response>, BufReader<TimedAnswer>)> {
     let stream = connect_at_once(socket, SocketType::STREAM)?;
-    let mut stream = request(stream.into(), wanted)?;
-    stream.get_ref().set_read_timeout(Some(ANSWER_TIMEOUT))?;
-    Ok((read_response(&mut stream)?, stream))
+    let mut answer = BufReader::new(TimedAnswer {
+        // Nothing is read before.
+        stream: request(stream.into(), wanted)?.into_inner(),
+        deadline: Instant::now() + ANSWER_TIMEOUT,
+    });
+    Ok((read_response(&mut answer)?, answer))
 }
 
 /// The index that the process behind `socket` has, or will have after its scan.
@@ -107,9 +130,10 @@ fn request_index(
 ) -> io::Result<Option<Index>> {
     let (mut seen, mut changed) = (0, Instant::now());
     loop {
-        let (response, stream) = ask(socket, wanted)?;
+        let (response, mut stream) = ask(socket, wanted)?;
         match response {
             Some(Response::IndexFollows { index_bytes }) if index_bytes <= limit.bytes() => {
+                stream.get_mut().deadline += Duration::from_secs(index_bytes / MIN_INDEX_SPEED);
                 return format::read(stream, index_bytes)
                     .map(Some)
                     .map_err(io::Error::other);
@@ -133,7 +157,7 @@ fn request_span(socket: &Path, wanted: &Request, max_bytes: u64) -> io::Result<P
     let (response, stream) = ask(socket, wanted)?;
     match response {
         Some(Response::SpanFollows { span_bytes }) if span_bytes <= max_bytes => {
-            let mut bytes = Vec::new();
+            let mut bytes = Vec::with_capacity(usize::try_from(span_bytes).unwrap_or_default());
             stream.take(span_bytes).read_to_end(&mut bytes)?;
             Ok(PeerSpan::Bytes(bytes))
         }
@@ -145,12 +169,31 @@ fn request_span(socket: &Path, wanted: &Request, max_bytes: u64) -> io::Result<P
 #[cfg(test)]
 mod tests {
     use std::fs::{self, Permissions};
+    use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::base::thread::Thread;
 
     // Promises: shared-commands
+    #[test]
+    fn answer_that_trickles_ends_at_the_deadline() {
+        let (stream, other) = UnixStream::pair().expect("a pair");
+        let _trickle = Thread::spawn("trickle", move || {
+            while (&other).write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let deadline = Instant::now() + Duration::from_millis(50);
+        let read = TimedAnswer { stream, deadline }.read_to_end(&mut Vec::new());
+        let kind = read.expect_err("no end").kind();
+        assert!(
+            matches!(kind, ErrorKind::TimedOut | ErrorKind::WouldBlock),
+            "{kind}"
+        );
+    }
+
     #[test]
     fn process_that_does_not_answer_is_asked_once() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -209,6 +209,11 @@ impl BufferPool {
         self.shared.wake_waiters(state);
     }
 
+    /// Whether it was [closed](BufferPool::close).
+    pub fn is_closed(&self) -> bool {
+        self.shared.state.lock().is_closed
+    }
+
     /// As [`BufferPool::acquire`], but waits as a task.
     ///
     /// # Cancel safety
