@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn most_valuable_item_is_written_next() {
         let queue = WriteQueue::new(BufferPool::new(100));
-        for (start, cost, reads) in [(0, 1, 0), (10, 5, 0), (20, 1, 1), (30, 5, 0)] {
+        for (start, cost, reads) in [(0, 1, 0), (10, 5, 0), (20, 1, 1), (30, 5, 0), (40, 1, 0)] {
             let item = item(start, 10);
             let sparse = item.sparse.clone().with_cost(cost);
             let item = PendingWrite {
@@ -243,10 +243,14 @@ mod tests {
             };
             assert!(queue.push(item, QueueTimeout::NoWait));
         }
+        let extent = |start| Extent::with_len(Plain(start), 10);
+        for start in [40, 40, 45] {
+            assert_eq!(queue.count_read(extent(start)), start == 40);
+        }
         queue.close();
         let order = std::iter::from_fn(|| queue.next());
         let starts: Vec<_> = order.map(|item| item.sparse.extent().start().0).collect();
-        assert_eq!(starts, [20, 10, 30, 0]);
+        assert_eq!(starts, [40, 20, 10, 30, 0]);
     }
 
     // Promises: disk-slow

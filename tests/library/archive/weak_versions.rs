@@ -1,6 +1,11 @@
 //! Servers without versions: a saved index and the disk cache of an earlier mount.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
+use tarfs::archive::{Archive, OpenOptions, PeerSpan, Peers};
+use tarfs::index::{Index, MemoryLimit};
 
 use super::{PATH, TestEnv, assert_file, read};
 use crate::support::http::Resource;
@@ -60,6 +65,44 @@ fn earlier_disk_cache_is_used_only_with_validator() {
         }
         let sent = env.server.sent_bytes(PATH) - sent;
         assert_eq!(sent < packed.len() as u64, is_named, "{sent} bytes");
+    }
+}
+
+/// Another process, with decoded blocks of an archive in memory.
+#[derive(Debug)]
+struct OtherProcess(Archive);
+
+impl Peers for OtherProcess {
+    fn index(&self, _: &str, _: &MemoryLimit) -> Option<Index> {
+        None
+    }
+
+    fn span(&self, _: &str, number: u32, _: u64) -> PeerSpan {
+        let found = self.0.span_for_peer(number, Duration::ZERO);
+        found.map_or(PeerSpan::Absent, |bytes| PeerSpan::Bytes(bytes.to_vec()))
+    }
+}
+
+// Promises: disk-unproven
+#[test]
+fn blocks_of_other_processes_are_used_only_with_validator() {
+    let tree = tree(2);
+    let packed = packed(&tree);
+    let dated = Resource::new(packed.clone()).last_modified("Sun, 06 Nov 1994 08:49:37 GMT");
+    for (resource, is_named) in [(Resource::new(packed), false), (dated, true)] {
+        let env = TestEnv::new();
+        env.serve(resource);
+        let other = env.open_with(&env.options_without_disk_cache());
+        let [_, (name, content), _] = &tree.files[..] else {
+            panic!("three files");
+        };
+        assert_file(&other, name, content);
+        let archive = env.open_with(&OpenOptions {
+            peers: Some(Arc::new(OtherProcess(other))),
+            ..env.options_without_disk_cache()
+        });
+        assert_file(&archive, name, content);
+        assert_eq!(archive.stats().peer_spans.get() > 0, is_named);
     }
 }
 
