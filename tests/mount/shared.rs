@@ -358,10 +358,10 @@ fn materialize_has_blocks_of_mounts() {
     let place = place();
     let packings = [
         Packing::Gzip,
-        Packing::Lz4Linked,
+        Packing::GzipMembers,
+        Packing::Bgzf,
         Packing::Lz4,
-        Packing::ZstdFrames,
-        Packing::Bzip2,
+        Packing::Lz4Linked,
     ];
     for (packing, mountpoint) in packings.into_iter().zip(MOUNTPOINTS) {
         let path = format!("/{mountpoint}.tar");
@@ -374,8 +374,8 @@ fn materialize_has_blocks_of_mounts() {
         let before = lent();
         let tree = format!("tree-{mountpoint}");
         fs::create_dir(place.path(&tree)).expect("made");
-        place.succeeds(&["materialize", &url, "-C", &tree]);
-        assert!(lent() > before + 1, "{packing:?}");
+        place.succeeds(&["materialize", "--cache-dir", "elsewhere", &url, "-C", &tree]);
+        assert!(lent() > before, "{packing:?}");
         place.compare(&tree);
     }
 }
