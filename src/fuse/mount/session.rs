@@ -402,6 +402,7 @@ impl Mount {
             drop(sender.send((found, end)));
         })?;
         let answer = answer.recv_timeout(READY_TIMEOUT);
+        let waiting = answer.is_err().then_some(stat_thread);
         let is_elsewhere = is_inherited && answer.is_ok() && self.is_known_to_be_attached();
         let error = match answer {
             Ok((Ok(found), end)) if is_own(&found) => return Ok((own_device, end)),
@@ -409,11 +410,10 @@ impl Mount {
             Ok((Ok(_), _)) | Err(_) => MountError::NotReady,
         };
         // The process answers then, whatever this one mount does.
-        let is_answered = is_inherited
-            && !has_overlay
-            && is_mounted(target.lower_device())
-            && syscalls::is_connected(&self.served.connection);
+        let is_answered = is_inherited && !has_overlay && self.is_one_of_several(waiting.is_some());
         if is_elsewhere || is_answered || self.is_covered() {
+            // The thread may wait for ever.
+            std::mem::forget(waiting);
             return Ok((own_device, None));
         }
         if !is_inherited {
@@ -425,12 +425,24 @@ impl Mount {
         let is_shared = is_inherited && (has_overlay || is_mounted(target.lower_device()));
         if is_shared {
             // It may wait until another process continues with the connection.
-            std::mem::forget(stat_thread);
+            std::mem::forget(waiting);
         } else {
             // This ends the wait of the asking thread, even if the mount cannot be unmounted.
             abort_connection(own_device);
         }
         Err(error)
+    }
+
+    /// Whether its connection lives, and has another mount, or any if this one is not silent.
+    fn is_one_of_several(&self, is_silent: bool) -> bool {
+        let target = self.target();
+        let device = target.lower_device();
+        let has_mounts = if is_silent && target.is_attached() {
+            mountinfo::has_several_mounts(device)
+        } else {
+            is_mounted(device)
+        };
+        has_mounts && syscalls::is_connected(&self.served.connection)
     }
 
     /// Whether its unique number is in the tree of mounts, and its connection lives.
