@@ -22,6 +22,17 @@ pub(super) fn is_disconnection(error: &io::Error) -> bool {
     kinds.contains(&error.kind())
 }
 
+/// Whether a daemon may be reached later although a connection to it has failed with `error`.
+pub(super) fn may_pass(error: &io::Error) -> bool {
+    let kinds = [
+        ErrorKind::ConnectionRefused,
+        ErrorKind::Interrupted,
+        ErrorKind::TimedOut,
+        ErrorKind::WouldBlock,
+    ];
+    is_disconnection(error) || kinds.contains(&error.kind())
+}
+
 /// Why a writable mount cannot be restarted.
 pub(super) const NO_WRITABLE_RESTART: &str = "--restart with --writable needs Linux 6.9 or later and a source that identifies each \
      version reliably";
@@ -29,4 +40,28 @@ pub(super) const NO_WRITABLE_RESTART: &str = "--restart with --writable needs Li
 pub(super) fn unexpected(packet: &Packet) -> anyhow::Error {
     tracing::debug!(?packet, "unexpected");
     anyhow!("the process that serves the mount has answered something else")
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    // Promises: shared-restart
+    #[test]
+    fn only_errors_that_may_pass_are_worth_another_try() {
+        let may_pass = |errno: Errno| may_pass(&errno.into());
+        for errno in [
+            Errno::AGAIN,
+            Errno::CONNREFUSED,
+            Errno::CONNRESET,
+            Errno::TIMEDOUT,
+        ] {
+            assert!(may_pass(errno), "{errno}");
+        }
+        for errno in [Errno::NOENT, Errno::NOSPC, Errno::ACCESS] {
+            assert!(!may_pass(errno), "{errno}");
+        }
+    }
 }

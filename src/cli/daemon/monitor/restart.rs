@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use rustix::net::SendFlags;
 
 use super::Monitor;
-use super::errors::{EndedBySignal, is_disconnection, unexpected};
+use super::errors::{EndedBySignal, is_disconnection, may_pass, unexpected};
 use super::kept_mount::KeptMount;
 use super::process::ServerProcess;
 use crate::cli::daemon::overlay_dirs::OverlayDirs;
@@ -173,8 +173,7 @@ impl Monitor {
             // A process for one mount would keep the others of its file system from the next daemon.
             Some(Err(error))
                 if is_disconnection(&error)
-                    || job_list.is_some()
-                        && device.is_some_and(tarfs::fuse::has_several_mounts) =>
+                    || job_list.is_some() && may_pass(&error) && self.may_be_shared() =>
             {
                 Err(error.into())
             }
@@ -187,5 +186,11 @@ impl Monitor {
                 )?)
             }
         }
+    }
+
+    /// Whether the file system may have other mounts. Overlays that share it have other device numbers.
+    fn may_be_shared(&self) -> bool {
+        let device = self.mount.as_ref().map(|mount| mount.target.lower_device());
+        self.overlay.is_some() || device.is_some_and(tarfs::fuse::has_several_mounts)
     }
 }
