@@ -468,7 +468,8 @@ impl<'a> Session<'a> {
             }
         }
         tracing::info!("unmounted");
-        if mount.was_aborted() {
+        // A monitor that was killed unmounts nothing.
+        if mount.was_aborted() && !self.link.is_closed() {
             mount.mount.leave();
         }
         let mut mounts = self.server.mounts.lock();
