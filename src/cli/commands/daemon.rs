@@ -93,12 +93,12 @@ fn upgrade(directory: &Path) -> anyhow::Result<()> {
         // While it is connected, the daemon does not end.
         let new = socket.connect_or_start(|listener| start_daemon(&socket, listener, None));
         let new = new.context("cannot start a process for the mounts")?;
-        let new_pid = server_of(&new)?.context("the new process refuses this one")?;
+        server_of(&new)?.context("the new process refuses this one")?;
         let has_pid = |status: &Status| status.pid == pid;
         let mounts = list_statuses(directory)?.into_iter().filter(has_pid);
         let mounts: Vec<_> = mounts.collect();
         retire(&link, &socket).with_context(|| format!("process {pid} goes on"))?;
-        wait_for_takeover(directory, &mounts, new_pid)?;
+        wait_for_takeover(directory, &mounts)?;
         let count = mounts.len();
         let noun = if count == 1 { "mount" } else { "mounts" };
         output::print_text(&format!("process {pid} has handed over {count} {noun}\n"))?;
@@ -131,8 +131,9 @@ fn retire(link: &Link, new: &DaemonSocket) -> anyhow::Result<()> {
     }
 }
 
-/// Waits until process `pid` serves those of `mounts` that are not unmounted.
-fn wait_for_takeover(directory: &Path, mounts: &[Status], pid: u32) -> anyhow::Result<()> {
+/// Waits until other processes serve those of `mounts` that are not unmounted. One whose daemons have died gets a process
+/// of its own.
+fn wait_for_takeover(directory: &Path, mounts: &[Status]) -> anyhow::Result<()> {
     let deadline = Instant::now() + TAKEOVER_TIMEOUT;
     loop {
         let statuses = list_statuses(directory)?;
@@ -140,7 +141,7 @@ fn wait_for_takeover(directory: &Path, mounts: &[Status], pid: u32) -> anyhow::R
             let mut same = statuses.iter().filter(|status| {
                 (&status.device, status.mount_id) == (&mount.device, mount.mount_id)
             });
-            same.any(|status| status.pid == pid)
+            same.any(|status| status.pid != mount.pid)
         };
         let mut waiting = mounts.iter().filter(|mount| !is_served(mount));
         let is_mounted = |mount: &&Status| {
@@ -151,7 +152,7 @@ fn wait_for_takeover(directory: &Path, mounts: &[Status], pid: u32) -> anyhow::R
             return Ok(());
         };
         if Instant::now() >= deadline {
-            bail!("process {pid} does not serve {}", mount.mountpoint);
+            bail!("no process has taken over {}", mount.mountpoint);
         }
         std::thread::sleep(TAKEOVER_INTERVAL);
     }

@@ -107,9 +107,11 @@ impl DaemonSocket {
         program(self) == program(other)
     }
 
-    /// The digests of its clients and of its program, with the extension.
+    /// The digests of its clients and of its program.
     fn parts(&self) -> Option<(&str, &str)> {
-        self.0.file_name()?.to_str()?.split_once('-')
+        let (identity, rest) = self.0.file_name()?.to_str()?.split_once('-')?;
+        // A device number may follow.
+        Some((identity, rest.split_once('.')?.0))
     }
 
     /// Connects to the daemon. If there is none, `start` starts one, with the socket that it listens on.
@@ -379,6 +381,23 @@ mod tests {
             socket.connect_or_start(start).expect_err("no daemon");
             assert!(started && socket.file_id().is_some());
         }
+    }
+
+    // Promises: shared-upgrade
+    #[test]
+    fn names_tell_clients_and_programs_apart() {
+        let at = |name: &str| DaemonSocket::at(&Path::new("/run/tarfs").join(name));
+        let own = at("1a-2b.daemon");
+        let alone = own.of_device((0, 77));
+        assert_eq!(alone, at("1a-2b.0.77.daemon"));
+        assert!(own.has_same_program(&alone) && alone.has_same_program(&own));
+        assert!(own.has_same_clients(&alone));
+        let older = at("1a-3c.daemon");
+        for older in [older.of_device((0, 77)), older] {
+            assert!(!own.has_same_program(&older) && own.has_same_clients(&older));
+        }
+        let foreign = at("9f-2b.daemon");
+        assert!(own.has_same_program(&foreign) && !own.has_same_clients(&foreign));
     }
 
     // Promises: shared-trust
