@@ -441,8 +441,12 @@ fn mount_that_sees_two_daemons_die_is_served_alone() {
             place.wait_for_server(mountpoint, |pid| pid != before);
         }
     }
-    assert_eq!(place.pid("m0"), place.pid("m1"), "one file system");
-    assert_ne!(place.pid("m0"), place.pid("m2"));
+    let alone = place.pid("m0");
+    assert_eq!(place.pid("m1"), alone, "one file system");
+    assert_ne!(place.pid("m2"), alone);
+    // It is of this program already.
+    assert_eq!(place.succeeds(&["daemon", "upgrade"]), "");
+    assert_eq!(place.pid("m0"), alone);
     for mountpoint in ["m0", "m1", "m2"] {
         place.compare(mountpoint);
         place.succeeds(&["umount", mountpoint]);
