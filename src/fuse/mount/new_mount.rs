@@ -87,7 +87,8 @@ impl NewMount {
             mount_id: root.as_ref().and_then(UniqueMountId::findable),
         };
         Ok(Self {
-            template,
+            // Mounts of one file system differ by that number alone.
+            template: template.filter(|_| target.mount_id.is_some()),
             ..Self::new(target, Some(device), root)
         })
     }
