@@ -42,9 +42,13 @@ impl ProcessId {
 
     /// As [`is_alive`].
     pub fn is_alive(self) -> bool {
-        let now = Self::of(self.pid).start;
-        // The system may hide it from this process.
-        is_alive(self.pid) && (now.is_none() || self.start.is_none() || now == self.start)
+        let is_same = match (self.start, Self::of(self.pid).start) {
+            (Some(start), Some(now)) => start == now,
+            // The system may hide processes of other users.
+            (Some(_), None) => !is_of_other_user(self.pid),
+            (None, _) => true,
+        };
+        is_same && is_alive(self.pid)
     }
 }
 
@@ -83,6 +87,11 @@ fn process_directory(pid: i32) -> Option<PathBuf> {
     let own = fs::read_link("/proc/self").ok()?;
     let is_ours = own.as_os_str() == std::process::id().to_string().as_str();
     is_ours.then(|| format!("/proc/{pid}").into())
+}
+
+/// Whether this process may not send signals to process `pid`.
+fn is_of_other_user(pid: i32) -> bool {
+    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM))
 }
 
 /// Whether any thread of process `pid` has not ended.
