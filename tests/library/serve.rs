@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use tarfs::archive::Volume;
+use tarfs::fuse::SuperblockWatch;
 use tarfs::internal::environment::Environment;
 use tarfs::internal::thread::Thread;
 use tarfs::locate::{OpenSpec, SourceSpec};
@@ -188,7 +189,7 @@ struct NoProcess;
 impl Process for NoProcess {
     fn settle(&self, _: bool) {}
     fn unmount_abandoned(&self, _: &Path, _: &Path) {}
-    fn remove_scratch(&self, _: &Path) {}
+    fn remove_scratch(&self, _: &Path, _: Option<&SuperblockWatch>, _: Option<Duration>) {}
     fn report_scan_end(&self, _: &Opened) {}
     fn socket(&self) -> Option<&Path> {
         Some(Path::new("/run/a.daemon"))

@@ -46,6 +46,7 @@ pub(crate) struct OverlayDirs {
 #[derive(Debug)]
 struct ScratchDir {
     path: PathBuf,
+    /// The end of the overlay that writes to it, if that is known. Unset without one.
     overlay: OnceLock<Option<SuperblockWatch>>,
     /// Programs that delete old temporary files skip a locked directory.
     _lock: Option<File>,
@@ -72,16 +73,6 @@ impl ScratchDir {
             |error| tracing::warn!(%error, "the end of the overlay cannot be watched"),
         );
         self.overlay.get_or_init(|| watch.ok());
-    }
-
-    /// Waits until no process uses the overlay, else they would see empty directories. False if its end is unknown, or
-    /// after `timeout`.
-    fn is_unused(&self, timeout: Option<Duration>) -> bool {
-        match self.overlay.get() {
-            None => true,
-            Some(None) => !self.path.exists(),
-            Some(Some(watch)) => watch.wait(timeout),
-        }
     }
 }
 
@@ -155,16 +146,14 @@ impl OverlayDirs {
         Ok((target, status))
     }
 
-    /// Removes the scratch directory, after its last user has ended, or leaves it after `timeout`.
+    /// Removes the scratch directory, as [`remove_scratch_after`].
     pub(crate) fn finish(self, timeout: Option<Duration>) {
         let Some(scratch) = self.scratch.get() else {
             return;
         };
-        if scratch.is_unused(timeout) {
-            remove_scratch(&scratch.path);
-        } else {
-            let scratch = scratch.path.display();
-            tracing::error!(%scratch, "this directory stays, because the mount may be in use");
+        match scratch.overlay.get() {
+            Some(end) => remove_scratch_after(&scratch.path, end.as_ref(), timeout),
+            None => remove_scratch(&scratch.path),
         }
     }
 }
@@ -241,8 +230,25 @@ pub(crate) fn unmount_abandoned(mountpoint: &Path, scratch: &Path) {
     }
 }
 
+/// Removes the directory `scratch` after the `end` of the overlay that writes to it, because the users of that would see
+/// empty directories. Leaves one with files if the end is unknown, or does not come within `timeout`.
+pub(crate) fn remove_scratch_after(
+    scratch: &Path,
+    end: Option<&SuperblockWatch>,
+    timeout: Option<Duration>,
+) {
+    if end.is_some_and(|end| end.wait(timeout)) {
+        return remove_scratch(scratch);
+    }
+    drop(fs::remove_dir(scratch.join(LOWER_DIR_NAME)));
+    if fs::remove_dir(scratch).is_err() && scratch.exists() {
+        let scratch = scratch.display();
+        tracing::error!(%scratch, "this directory stays, because the mount may be in use");
+    }
+}
+
 /// Removes a scratch directory if it exists, but no directory without the scratch prefix.
-pub(crate) fn remove_scratch(scratch: &Path) {
+fn remove_scratch(scratch: &Path) {
     let (Some(parent), Some(name)) = (scratch.parent(), scratch.file_name()) else {
         return;
     };
@@ -396,5 +402,37 @@ mod tests {
         }
         assert!(kept.exists() && !scratch.exists());
         remove_scratch(&scratch);
+    }
+
+    // Promises: upper-temporary
+    #[test]
+    fn scratch_directory_with_files_stays_if_the_end_of_the_overlay_is_unknown() {
+        let place = tempfile::tempdir().expect("a directory");
+        let scratch = place.path().join(format!("{SCRATCH_PREFIX}1"));
+        create_scratch(&scratch).expect("made");
+        fs::create_dir(scratch.join("upper")).expect("made");
+        remove_scratch_after(&scratch, None, None);
+        assert!(scratch.join("upper").exists());
+        fs::remove_dir(scratch.join("upper")).expect("empty");
+        fs::create_dir(scratch.join(LOWER_DIR_NAME)).expect("made");
+        remove_scratch_after(&scratch, None, None);
+        assert!(!scratch.exists(), "no overlay was mounted");
+        remove_scratch_after(&scratch, None, None);
+    }
+
+    #[test]
+    fn scratch_directory_stays_until_the_end_of_the_overlay() {
+        let place = tempfile::tempdir().expect("a directory");
+        let scratch = place.path().join(format!("{SCRATCH_PREFIX}1"));
+        create_scratch(&scratch).expect("made");
+        fs::create_dir(scratch.join("upper")).expect("made");
+        let (end, ender) =
+            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("descriptors");
+        let end = SuperblockWatch(end);
+        remove_scratch_after(&scratch, Some(&end), Some(Duration::ZERO));
+        assert!(scratch.join("upper").exists());
+        rustix::io::write(&ender, b"1").expect("room");
+        remove_scratch_after(&scratch, Some(&end), None);
+        assert!(!scratch.exists());
     }
 }

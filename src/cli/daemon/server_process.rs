@@ -17,7 +17,7 @@ use super::inherited_fds::InheritedFds;
 use super::overlay_dirs;
 use super::privileges::{self, Successor};
 use crate::cli::ui::{cleanup_on_signal, logging, output, panic_hook};
-use tarfs::fuse::Force;
+use tarfs::fuse::{Force, SuperblockWatch};
 use tarfs::internal::sync::Mutex;
 use tarfs::internal::thread::Thread;
 use tarfs::locate;
@@ -223,8 +223,13 @@ impl Process for ThisProcess {
         overlay_dirs::unmount_abandoned(mountpoint, scratch);
     }
 
-    fn remove_scratch(&self, scratch: &Path) {
-        overlay_dirs::remove_scratch(scratch);
+    fn remove_scratch(
+        &self,
+        scratch: &Path,
+        end: Option<&SuperblockWatch>,
+        timeout: Option<Duration>,
+    ) {
+        overlay_dirs::remove_scratch_after(scratch, end, timeout);
     }
 
     fn report_scan_end(&self, opened: &Opened) {

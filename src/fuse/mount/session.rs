@@ -140,7 +140,7 @@ impl Mount {
         // That of an overlay reports the end of the overlay.
         let has_own_end = self.target().overlay.is_some() || target.overlay.is_some();
         let end = if has_own_end {
-            watch_end(&target.mountpoint).map(Arc::new)
+            SuperblockWatch::try_on(&target.mountpoint).map(Arc::new)
         } else {
             self.end()
         };
@@ -298,7 +298,7 @@ impl Mount {
         let root = MountRoot::at(&target.mountpoint, target.device);
         self.served.kernel_cache.set_root(root);
         // If the process of fuse-overlayfs dies, the mount below it ends, and the overlay stays.
-        *self.end.write() = watch_end(&target.mountpoint).map(Arc::new);
+        *self.end.write() = SuperblockWatch::try_on(&target.mountpoint).map(Arc::new);
         *self.target.write() = target;
     }
 
@@ -395,7 +395,7 @@ impl Mount {
             let path = root.as_ref().map_or(path, proc_fd_path);
             let found = fs::metadata(&path);
             let end = found.as_ref().ok().filter(|found| is_own(found));
-            let end = end.and_then(|_| watch_end(&path));
+            let end = end.and_then(|_| SuperblockWatch::try_on(&path));
             // The descriptor keeps the mount in use.
             drop(root);
             // The receiver may have timed out.
@@ -623,13 +623,6 @@ pub fn is_still_mounted(
 
 fn has_ended(end: Option<&SuperblockWatch>) -> bool {
     end.is_some_and(SuperblockWatch::has_ended)
-}
-
-fn watch_end(root: &Path) -> Option<SuperblockWatch> {
-    let watch = SuperblockWatch::on(root);
-    watch
-        .inspect_err(|error| tracing::debug!(%error, "cannot watch for the end of the mount"))
-        .ok()
 }
 
 /// Unmounts the mount of type `fs_type` at `mountpoint`. With `device`, only that file system. Retries for a

@@ -28,6 +28,13 @@ impl SuperblockWatch {
         Ok(Self(watch))
     }
 
+    /// As [`on`](Self::on); `None` on an error.
+    pub fn try_on(mountpoint: &Path) -> Option<Self> {
+        Self::on(mountpoint)
+            .inspect_err(|error| tracing::debug!(%error, "cannot watch for the end of the mount"))
+            .ok()
+    }
+
     /// Whether the file system has ended.
     pub fn has_ended(&self) -> bool {
         self.wait(Some(Duration::ZERO))

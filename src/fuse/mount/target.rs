@@ -11,6 +11,7 @@ use super::mountinfo::{self, CurrentMount};
 use super::namespace::{Namespace, os_path};
 use super::overlay::OverlayKind;
 use super::pinned::{PinnedMount, UnmountMode};
+use super::superblock::SuperblockWatch;
 use super::syscalls;
 use crate::base::mount_point::UniqueMountId;
 
@@ -83,6 +84,14 @@ impl MountTarget {
             Some(mount_id) => !matches!(mount_id.find(), Ok(None)),
             None => !matches!(self.find(), Ok(None)),
         }
+    }
+
+    /// A watch for its end, if it is on top at its mountpoint, and the kernel accepts one.
+    pub fn watch_end(&self) -> Option<SuperblockWatch> {
+        let mountpoint = self.current_mountpoint();
+        let top = mountinfo::top_mount(&mountpoint).ok().flatten();
+        top.filter(|top| top.device == self.device)?;
+        SuperblockWatch::try_on(&mountpoint)
     }
 
     /// Whether both are the same mount, whose mountpoint may have been renamed.

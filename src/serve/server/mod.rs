@@ -38,7 +38,7 @@ use super::volumes::VolumeTable;
 use crate::base::process::status_field;
 use crate::base::sync::Mutex;
 use crate::base::wait::wait_until;
-use crate::fuse::{Force, MountTarget, UnmountError};
+use crate::fuse::{Force, MountTarget, SuperblockWatch, UnmountError};
 use job_list::{JobList, JobMount};
 use served_mount::{FileSystemKey, ProcessFigures};
 use turns::Turns;
@@ -50,6 +50,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval of checks whether they are made.
 const START_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Timeout for the users of an overlay whose monitor was killed in the foreground or with its job.
+const OVERLAY_END_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The parts of a process that its monitors control.
 pub trait Process: Sync {
     /// Leaves the terminal, if it is `in_background`, because the mount answers. No message may block any more.
@@ -59,8 +62,13 @@ pub trait Process: Sync {
     /// there.
     fn unmount_abandoned(&self, mountpoint: &Path, scratch: &Path);
 
-    /// Removes that directory.
-    fn remove_scratch(&self, scratch: &Path);
+    /// Removes that directory after the `end` of the overlay. Leaves it if that is unknown, or does not come within `timeout`.
+    fn remove_scratch(
+        &self,
+        scratch: &Path,
+        end: Option<&SuperblockWatch>,
+        timeout: Option<Duration>,
+    );
 
     /// Reports the end of the scan of `opened` to the user.
     fn report_scan_end(&self, opened: &Opened);
@@ -341,14 +349,14 @@ impl Server {
             target, scratch, ..
         } in ended
         {
-            match scratch {
-                Some(scratch) => {
-                    let scratch = Path::new(&scratch);
-                    self.process.unmount_abandoned(&target.mountpoint, scratch);
-                    self.process.remove_scratch(scratch);
-                }
-                None => detach(&target),
-            }
+            let Some(scratch) = scratch else {
+                detach(&target);
+                continue;
+            };
+            let (scratch, end) = (Path::new(&scratch), target.watch_end());
+            self.process.unmount_abandoned(&target.mountpoint, scratch);
+            self.process
+                .remove_scratch(scratch, end.as_ref(), Some(OVERLAY_END_TIMEOUT));
         }
     }
 

@@ -12,7 +12,7 @@ use super::ending::Ending;
 use super::first_request::{MountRequest, RequestKind, invalid};
 use super::job_list::JobList;
 use super::served_mount::{FileSystemKey, MountOrigin, ServedMount};
-use super::{START_TIMEOUT, Server, detach};
+use super::{OVERLAY_END_TIMEOUT, START_TIMEOUT, Server, detach};
 use crate::archive::{Callback, WaitFor};
 use crate::base::periodic::PeriodicThread;
 use crate::base::stats::Stats;
@@ -42,9 +42,6 @@ const JOB_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Timeout for another monitor that mounts the same. Then this mount has a file system of its own.
 const SHARE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Timeout for the users of an overlay whose monitor was killed in the foreground.
-const OVERLAY_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Server {
     /// Serves the mount of `request`, from the monitor behind `link`, until it has ended, and returns it. `None` if there was
@@ -86,12 +83,8 @@ impl Server {
                 .unmount_abandoned(mountpoint.as_ref(), scratch.as_ref());
             let timeout = ends_with_monitor.then_some(OVERLAY_END_TIMEOUT);
             let end = served.as_ref().and_then(|served| served.mount.end());
-            if end.is_none_or(|end| end.wait(timeout)) {
-                self.process.remove_scratch(scratch.as_ref());
-            } else {
-                let scratch = scratch.display();
-                tracing::error!(%scratch, "this directory stays, because the mount may be in use");
-            }
+            self.process
+                .remove_scratch(scratch.as_ref(), end.as_deref(), timeout);
         }
         if session.is_mounting {
             self.monitors.fetch_sub(1, Ordering::SeqCst);
