@@ -131,8 +131,6 @@ impl MountSpec {
     /// The description for a successor, which continues the mount with `version`.
     #[must_use]
     pub fn continuing(mut self, version: &str) -> Self {
-        // The kernel knows this archive's files already, so the index must be complete before its next request.
-        self.waits_for_index = true;
         self.open.archive.shown_version = Some(version.to_owned());
         if self.open.server.revalidation != Revalidation::Never {
             self.open.server.revalidation = Revalidation::UnlessLate;

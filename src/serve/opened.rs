@@ -103,7 +103,9 @@ impl Opened {
             // Callers wait, but the monitor does not count the time of an outage.
             retry_forever.enable();
         }
-        let is_early = !spec.waits_for_index && (!is_layered || tree.may_be_artifact());
+        // The kernel knows the files of a mount that is continued, so the index must be complete before its next request.
+        let waits_for_index = spec.waits_for_index || context.shown_version.is_some();
+        let is_early = !waits_for_index && (!is_layered || tree.may_be_artifact());
         let volume = if is_early {
             let volume = context.open_early(tree)?;
             // No user waits at the terminal any more. The mount works again when the network does.

@@ -56,8 +56,6 @@ impl VolumeKey {
         } = mount;
         let mut spec = open.clone();
         let is_offline = spec.server.revalidation == Revalidation::Never;
-        // A mount that is made again waits, too, whatever its user wanted.
-        let waits_for_index = *waits_for_index && spec.archive.shown_version.is_none();
         spec.user.environment = relevant(&spec.user.environment);
         // These change only how fast the tree is there, and the version is compared apart.
         let (server, archive) = (ServerSpec::default(), ArchiveSpec::default());
@@ -174,8 +172,23 @@ mod tests {
             (spec.server.connections, spec.archive.allow_skipping) = (3, true);
         };
         assert_eq!(key(url, &[], quick), key(url, &[], unchanged));
-        let continued = |spec: &mut OpenSpec| spec.archive.shown_version = Some("1".into());
-        assert_eq!(key(url, &[], continued), key(url, &[], unchanged));
+    }
+
+    // Promises: shared-restart
+    #[test]
+    fn continued_mount_has_the_key_that_it_had() {
+        let spec = OpenSpec::default().for_other_process().expect("usable");
+        let tree = SourceSpec::from("https://h/a.tar").into();
+        let mut mount = MountSpec::new(tree, spec, "/mnt".into(), "/run".into());
+        let mut keys = Vec::new();
+        for waits_for_index in [false, true] {
+            mount.waits_for_index = waits_for_index;
+            let key = VolumeKey::new(&mount).expect("valid");
+            let continued = VolumeKey::new(&mount.clone().continuing("1")).expect("valid");
+            assert_eq!(key, continued, "{waits_for_index}");
+            keys.push(key);
+        }
+        assert_ne!(keys.first(), keys.last());
     }
 
     #[test]
