@@ -83,6 +83,11 @@ impl Endings {
         true
     }
 
+    /// Sets whether another one of its mounts may have ended it. Returns what it was.
+    pub(super) fn set_shared(&self, was_shared: bool) -> bool {
+        self.was_shared.swap(was_shared, Ordering::SeqCst)
+    }
+
     /// The file system has ended. If one of several mounts is still in the tree of mounts, the connection was aborted. The
     /// one that was unmounted may have ended before.
     pub(super) fn reach_all(&self, is_mounted: impl FnOnce() -> bool) {
@@ -99,6 +104,30 @@ impl Endings {
         };
         for ending in endings {
             ending.reach_by(&packet);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_of_the_last_of_several_mounts_is_an_abort_unless_it_is_unmounted_here() {
+        for (is_unmounted_here, packet) in [(false, Packet::Aborted), (true, Packet::Ended)] {
+            let (first, _first_monitor) = Link::pair().expect("sockets");
+            let (last, last_monitor) = Link::pair().expect("sockets");
+            let (first, _first_ended) = Ending::of(&Arc::new(first));
+            let (last, _last_ended) = Ending::of(&Arc::new(last));
+            let endings = Endings::of_first(&first);
+            assert!(endings.add(&last));
+            first.reach();
+            if is_unmounted_here {
+                assert!(endings.set_shared(false));
+            }
+            endings.reach_all(|| true);
+            let (told, _) = last_monitor.receive().expect("whole").expect("there");
+            assert_eq!((told, last.was_aborted()), (packet, !is_unmounted_here));
         }
     }
 }

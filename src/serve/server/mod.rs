@@ -385,10 +385,18 @@ impl Server {
             mount.release();
             return Ok(());
         }
+        let mut was_shared = false;
         if force == Force::Yes && !has_sibling {
+            // Otherwise the end of its connection would look like that of a shared one, and its monitor would mount again.
+            self.end_detached();
+            was_shared = mount.set_shared(false);
             mount.mount.stop_sharing();
         }
-        mount.mount.unmount(force)?;
+        let unmounted = mount.mount.unmount(force);
+        if unmounted.is_err() && was_shared {
+            mount.set_shared(true);
+        }
+        unmounted?;
         if force == Force::Yes && !mount.mount.is_mounted() {
             mount.release();
         }

@@ -299,6 +299,11 @@ impl ServedMount {
         self.file_system.job_list.as_ref()
     }
 
+    /// Sets whether another mount of its file system may have ended that. Returns what it was.
+    pub(super) fn set_shared(&self, was_shared: bool) -> bool {
+        self.file_system.endings.set_shared(was_shared)
+    }
+
     /// Whether its monitor mounts again, because it has lost its connection.
     pub(super) fn was_aborted(&self) -> bool {
         self.ending.was_aborted()
