@@ -352,6 +352,23 @@ fn commands_have_the_index_and_the_blocks_of_a_mount() {
     assert!(counter(&status, "lent_spans") > 0);
 }
 
+// Promises: shared-commands
+#[test]
+fn commands_have_the_blocks_of_any_mount_of_an_archive() {
+    let place = place();
+    place.mount("m0", &["--no-disk-cache", "--wait-index"]);
+    place.wait_until_index_is_saved();
+    place.succeeds(&["umount", "m0"]);
+    // The trees are two, and the first one has decoded nothing.
+    place.mount("m1", &["--no-disk-cache", "--prefetch", "none"]);
+    place.mount("m2", &["--no-disk-cache"]);
+    place.compare("m2");
+    let flags = ["cat", "--no-disk-cache", "--cache-dir", "elsewhere"];
+    let read = place.tarfs(&[&flags[..], &[&place.url(ARCHIVE), "d/f7"]].concat());
+    assert!(read.status.success() && read.stdout == content(7));
+    assert!(counter(&place.status_of("m2"), "lent_spans") > 0);
+}
+
 // Promises: shared-commands, index-materialize
 #[test]
 fn materialize_has_blocks_of_mounts() {
