@@ -530,6 +530,25 @@ fn takeover_of_a_hidden_mount_leaves_the_connection_to_others() {
 
 // Promises: shared-restart
 #[test]
+fn mount_is_served_alone_if_no_daemon_can_be_reached() {
+    let place = place();
+    place.share("m0");
+    place.wait_until_index_is_saved();
+    rustix::mount::mount_bind(place.path("m0"), place.path("m1")).expect("root");
+    let daemon = place.pid("m0");
+    // No process can make a socket there.
+    fs::remove_dir_all(place.path("tarfs")).expect("removable");
+    kill_process(daemon, Signal::KILL).expect("running");
+    for mountpoint in ["m0", "m1"] {
+        place.compare_from_server(mountpoint, &mut Rng::new(1));
+    }
+    for mountpoint in ["m1", "m0"] {
+        unmount(place.path(mountpoint), UnmountFlags::empty()).expect("idle");
+    }
+}
+
+// Promises: shared-restart
+#[test]
 fn daemon_that_any_monitor_starts_serves_metrics_on_a_low_port() {
     let place = place();
     place.share("m0");
@@ -697,6 +716,23 @@ fn end_of_a_shared_connection_is_followed_by_a_new_one() {
         }
         assert!(!is_mounted(&place.path("m0")));
     }
+}
+
+// Promises: shared-abort
+#[test]
+fn aborted_mount_of_a_killed_monitor_is_unmounted() {
+    let place = place();
+    for mountpoint in ["m0", "m1", "m2"] {
+        place.share(mountpoint);
+    }
+    let killed = place.monitor("m1");
+    let process = pidfd_open(killed, PidfdFlags::empty()).expect("running");
+    kill_process(killed, Signal::KILL).expect("running");
+    assert!(wait::process_exits(&process));
+    unmount(place.path("m0"), UnmountFlags::FORCE).expect("idle");
+    wait::wait_until("it is unmounted", || !is_mounted(&place.path("m1")));
+    wait::wait_until("it answers", || place.path("m2").join("last").exists());
+    place.compare("m2");
 }
 
 // Promises: shared-pages
