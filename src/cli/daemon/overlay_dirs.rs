@@ -115,7 +115,7 @@ impl OverlayDirs {
         }
     }
 
-    /// Mounts the overlay over `lower`, which is in the directory of [`create_lower_dir`](Self::create_lower_dir). If that
+    /// Mounts the overlay over `lower`, the mount of the archive in a [scratch directory](Self::create_scratch). If that
     /// fails, `lower` is unchanged.
     pub(crate) fn mount_overlay(
         &self,

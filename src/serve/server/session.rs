@@ -34,7 +34,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval of reports of the index to a monitor.
 const INDEX_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Interval at which a successor checks whether the source is reachable.
+/// Interval of checks while a tree is opened: whether the client is gone, or for a successor, whether the source is
+/// reachable.
 const REACHABILITY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Interval of checks whether the job of a killed monitor has ended.

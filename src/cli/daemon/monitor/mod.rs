@@ -48,7 +48,7 @@ const MIN_LIFETIME: Duration = Duration::from_secs(10);
 /// Time for an unmount that ends a shared connection to be over.
 const ABORT_DELAY: Duration = Duration::from_millis(200);
 
-/// Maximum number of such servers in a row.
+/// Maximum number of servers in a row that live for less than [`MIN_LIFETIME`].
 const MAX_SHORT_LIVED: u32 = 5;
 
 /// How a mount is kept.
