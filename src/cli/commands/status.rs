@@ -123,7 +123,7 @@ fn find_statuses(mountpoint: Option<&Path>) -> (Vec<Status>, ExitCode) {
 type Lines = Vec<(String, String)>;
 
 /// Formats what a user wants first: the source, the index, what is local, and errors. Lines of the tree are with `sharer`, if
-/// another mount has the same.
+/// another mount has the same, and so are notes and details that are equal.
 fn to_text(status: &Status, sharer: Option<&Status>, is_verbose: bool, now: SystemTime) -> String {
     let mut lines = Lines::new();
     let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));
@@ -148,7 +148,7 @@ fn to_text(status: &Status, sharer: Option<&Status>, is_verbose: bool, now: Syst
         let place = format!("by {}, to {}{until}", writable.by, writable.upper);
         add("writable", place);
     }
-    lines.extend(problem_lines(status, sharer.is_some(), now));
+    lines.extend(problem_lines(status, sharer, now));
     lines.push((
         "process".to_owned(),
         format!(
@@ -158,7 +158,10 @@ fn to_text(status: &Status, sharer: Option<&Status>, is_verbose: bool, now: Syst
         ),
     ));
     if is_verbose {
-        lines.extend(detail_lines(status, sharer.is_some()));
+        let shown = sharer.map(|sharer| detail_lines(sharer, true));
+        let shown = shown.unwrap_or_default();
+        let details = detail_lines(status, sharer.is_some()).into_iter();
+        lines.extend(details.filter(|line| !shown.contains(line)));
     }
     join_lines(status, lines)
 }
@@ -237,17 +240,18 @@ fn format_copy(copy: &CopyProgress) -> String {
     )
 }
 
-/// Damaged members, unless these are those of a shared tree, notes and failed reads.
-fn problem_lines(status: &Status, is_tree_shown: bool, now: SystemTime) -> Lines {
+/// Damaged members and notes, unless `sharer` has those of a shared tree, and failed reads.
+fn problem_lines(status: &Status, sharer: Option<&Status>, now: SystemTime) -> Lines {
     let mut lines = Lines::new();
     let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));
-    if status.damaged_members > 0 && !is_tree_shown {
+    if status.damaged_members > 0 && sharer.is_none() {
         add("damaged members", status.damaged_members.to_string());
         for member in &status.damaged {
             add("damaged", member.clone());
         }
     }
-    for note in &status.notes {
+    let is_shown = |note| sharer.is_some_and(|sharer| sharer.notes.contains(note));
+    for note in status.notes.iter().filter(|note| !is_shown(note)) {
         add("note", note.clone());
     }
     for error in &status.errors {
@@ -345,14 +349,22 @@ mod tests {
     fn shared_tree_is_shown_once() {
         let (one, mut other) = (example(), example());
         other.mountpoint = "/other".to_owned();
-        (other.damaged_members, other.notes, other.errors) = (2, Vec::new(), Vec::new());
+        other.errors.clear();
+        other.notes.push("it is elsewhere".to_owned());
+        other.counters.insert("opens".to_owned(), 4);
         let text = "/other
   source               http://host/a.tar
   shares all with      /mnt
+  note                 it is elsewhere
   process              7, mounted 5 min ago
 ";
         let now = UNIX_EPOCH + Duration::from_secs(1300);
         assert_eq!(to_text(&other, Some(&one), false, now), text);
+        let details = "  opens                4\n";
+        assert_eq!(
+            to_text(&other, Some(&one), true, now),
+            format!("{text}{details}")
+        );
     }
 
     // Promises: status-shows
