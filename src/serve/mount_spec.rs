@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::failure::Failure;
 use super::prefetch::PrefetchSpec;
+use super::volumes::relevant;
 use crate::archive::Volume;
 use crate::base::environment::is_name_of_process;
 use crate::fuse::{MountOptions, Ownership, Subtree};
@@ -94,11 +95,14 @@ impl MountSpec {
     /// Whether only a process of its own can serve it: one that works for it alone, and has the files that have their name
     /// only in the process of its user.
     pub fn needs_own_process(&self) -> bool {
-        let files = [&self.open.user.netrc, &self.open.cache.index_file];
+        let environment = relevant(&self.open.user.environment);
+        let cache = &self.open.cache;
+        let files = [&self.open.user.netrc, &cache.index_file];
         let files = files.into_iter().flatten().map(OsString::as_os_str);
+        let published = cache.published_index.location.as_deref();
         // Such as `GOOGLE_APPLICATION_CREDENTIALS`.
-        let variables = self.open.user.environment.variables();
-        let mut files = files.chain(variables.map(|(_, value)| value));
+        let variables = environment.variables().map(|(_, value)| value);
+        let mut files = files.chain(published.map(OsStr::new)).chain(variables);
         let is_own = |file: &OsStr| is_name_of_process(file.as_ref());
         let replay = self.prefetch.replay.as_deref().map(SourceSpec::from);
         let mut sources = self.tree.sources().chain(&replay);
@@ -155,5 +159,53 @@ impl MountSpec {
         let has_own_attributes =
             self.options.ownership != Ownership::default() || !self.xattrs.acls;
         !self.tree.source.is_place() && root == Ino::ROOT && !has_own_attributes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::environment::Environment;
+
+    fn needs_own_process(source: &str, change: impl FnOnce(&mut OpenSpec)) -> bool {
+        let mut open = OpenSpec::default();
+        open.user.environment = Environment::default();
+        change(&mut open);
+        let tree = SourceSpec::from(source).into();
+        MountSpec::new(tree, open, "/mnt".into(), "/run".into()).needs_own_process()
+    }
+
+    // Promises: shared-isolated
+    #[test]
+    fn file_of_a_process_needs_a_process_of_its_own() {
+        let url = "https://h/a.tar";
+        let with_variable = |name: &str, value: &str| {
+            let variables = [(name.into(), value.into())];
+            needs_own_process(url, |open| {
+                open.user.environment = Environment::new(variables, "/".into());
+            })
+        };
+        let with_index = |place: &str| {
+            needs_own_process(url, |open| {
+                open.cache.published_index.location = Some(place.to_owned());
+            })
+        };
+        for own in [
+            needs_own_process("-", |_| {}),
+            needs_own_process("/dev/fd/3", |_| {}),
+            needs_own_process(url, |open| open.user.netrc = Some("/proc/self/fd/3".into())),
+            with_variable("GOOGLE_APPLICATION_CREDENTIALS", "/dev/fd/3"),
+            with_index("/dev/fd/3"),
+        ] {
+            assert!(own);
+        }
+        for other in [
+            needs_own_process(url, |_| {}),
+            with_variable("GOOGLE_APPLICATION_CREDENTIALS", "/etc/key"),
+            with_variable("BASH_ENV", "/dev/fd/3"),
+            with_index("https://h/a.idx"),
+        ] {
+            assert!(!other);
+        }
     }
 }

@@ -78,7 +78,7 @@ impl VolumeKey {
 }
 
 /// The part of `environment` that says how a SOURCE is read. The directory counts only if a path begins in it.
-fn relevant(environment: &Environment) -> Environment {
+pub(in crate::serve) fn relevant(environment: &Environment) -> Environment {
     let is_relevant = |name: &OsStr| {
         let name = name.to_string_lossy().to_ascii_uppercase();
         NAMES.contains(&&*name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
