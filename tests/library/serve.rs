@@ -31,9 +31,9 @@ fn key(source: &str) -> VolumeKey {
     VolumeKey::new(&mount).expect("no standard input")
 }
 
-/// A tree of one archive.
+/// A tree of one archive, and a counter of closed ones.
 #[derive(Debug)]
-struct OneVolume(Arc<dyn Volume>);
+struct OneVolume(Arc<dyn Volume>, Arc<AtomicU64>);
 
 impl Shareable for OneVolume {
     fn is_usable(&self) -> bool {
@@ -43,6 +43,7 @@ impl Shareable for OneVolume {
 
     fn close(&self) {
         self.0.close();
+        self.1.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -55,7 +56,8 @@ fn current(_: &OneVolume) -> Result<bool, Failure> {
 }
 
 fn open(env: &TestEnv) -> OneVolume {
-    OneVolume(Arc::new(env.open_with(&env.options_without_disk_cache())))
+    let archive = env.open_with(&env.options_without_disk_cache());
+    OneVolume(Arc::new(archive), Arc::default())
 }
 
 #[test]
@@ -63,13 +65,15 @@ fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
     let tree = Tree::mixed();
     let env = TestEnv::with_archive(Packing::Gzip.pack(&tree.tar));
     let (table, opened) = (Trees::default(), AtomicU64::new(0));
+    let closed = Arc::<AtomicU64>::default();
+    let open = || OneVolume(open(&env).0, Arc::clone(&closed));
     let start = Barrier::new(CALLERS);
     let volumes: Vec<_> = thread::scope(|scope| {
         let mount = || {
             start.wait();
             let counted = || {
                 opened.fetch_add(1, Ordering::SeqCst);
-                Ok(open(&env))
+                Ok(open())
             };
             table.open(key("a.tar"), current, counted).expect("opened")
         };
@@ -81,11 +85,11 @@ fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
     });
     assert_eq!(opened.load(Ordering::SeqCst), 1);
     let other = table
-        .open(key("other.tar"), current, || Ok(open(&env)))
+        .open(key("other.tar"), current, || Ok(open()))
         .expect("opened");
-    assert_eq!(table.open_count(), 2);
+    assert_eq!(closed.load(Ordering::SeqCst), 0);
     drop(other);
-    assert_eq!(table.open_count(), 1);
+    assert_eq!(closed.load(Ordering::SeqCst), 1);
     let (name, content) = &tree.files[0];
     let path = tarfs::ArchivePath::sanitize(name.as_bytes()).path;
     let find = |tree: &tarfs::index::Index| tree.find(&path).map(|entry| entry.ino());
@@ -100,36 +104,10 @@ fn mounts_of_one_key_open_an_archive_once_and_the_last_one_closes_it() {
         let bytes = volume.0.read_blocking(ino, 0, len).expect("readable");
         assert!(bytes == *content);
     }
-    assert_eq!(table.open_count(), 0);
+    assert_eq!(closed.load(Ordering::SeqCst), 2);
     table
-        .open(key("a.tar"), current, || Ok(open(&env)))
+        .open(key("a.tar"), current, || Ok(open()))
         .expect("opened again");
-}
-
-#[test]
-fn callers_that_wait_for_a_failed_attempt_share_its_error() {
-    let (table, attempts) = (Trees::default(), AtomicU64::new(0));
-    let fail = || {
-        attempts.fetch_add(1, Ordering::SeqCst);
-        wait::wait_until("all wait", || table.opening_count() == CALLERS);
-        Err(Failure::new("refused"))
-    };
-    thread::scope(|scope| {
-        let callers = (0..CALLERS).map(|_| scope.spawn(|| table.open(key("a.tar"), current, fail)));
-        for caller in callers.collect::<Vec<_>>() {
-            let error = caller.join().expect("no panic").expect_err("refused");
-            assert_eq!(error, Failure::new("refused"));
-        }
-    });
-    assert_eq!(attempts.load(Ordering::SeqCst), 1);
-    assert_eq!(table.opening_count(), 0);
-    table
-        .open(key("a.tar"), current, fail_at_once)
-        .expect_err("tried again");
-}
-
-fn fail_at_once() -> Result<OneVolume, Failure> {
-    Err(Failure::new("refused again"))
 }
 
 #[test]
@@ -163,7 +141,7 @@ fn archive_whose_scan_failed_is_opened_again() {
         let options = env.options_without_disk_cache();
         let archive =
             tarfs::archive::Archive::open_early(source, &options, env.network.handle(), &stats);
-        Ok(OneVolume(Arc::new(archive.expect("begun"))))
+        Ok(OneVolume(Arc::new(archive.expect("begun")), Arc::default()))
     };
     let first = table
         .open(key("a.tar"), current, open_early)

@@ -19,7 +19,7 @@ pub use mountinfo::{CurrentMount, TopMount, canonical_mountpoint, has_several_mo
 pub use namespace::{Namespace, OpenNamespace};
 pub use new_mount::NewMount;
 pub use options::{MountOptions, OptionError};
-pub use overlay::{LOWER_DIR_NAME, OverlayKind, SCRATCH_PREFIX, UpperDirs, unmount_dead_overlay};
+pub use overlay::{LOWER_DIR_NAME, OverlayKind, SCRATCH_PREFIX, UpperDirs};
 pub use pinned::Liveness;
 pub use session::{
     Force, Mount, clear_dead_mounts, is_mounted, is_still_mounted, mount_overlay, unmount,

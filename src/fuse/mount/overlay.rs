@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::error::MountError;
 use super::mountinfo;
 use super::options::MountOptions;
-use super::pinned::{UnmountMode, proc_fd_path};
+use super::pinned::proc_fd_path;
 use super::syscalls::{self, Mountpoint};
 use crate::base::foreign_command::foreign_command;
 use crate::base::passwd::IdMap;
@@ -279,20 +279,6 @@ fn may_mount() -> bool {
 /// Whether the mount at `mountpoint` is a tarfs overlay. Only tarfs names a lower directory that way.
 pub(super) fn is_tarfs_overlay(mountpoint: &Path) -> io::Result<bool> {
     Ok(lower_dir_of(mountpoint)?.is_some_and(|lower| is_tarfs_lower_dir(&lower)))
-}
-
-/// Unmounts the overlay at `path` of a dead tarfs process. Its lower layer must be `lower`, which was a mount
-/// of that process alone.
-pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
-    let Ok(mountpoint) = mountinfo::canonical_mountpoint(path) else {
-        return;
-    };
-    if lower_dir_of(&mountpoint).is_ok_and(|found| found.as_deref() == Some(lower))
-        && let Err(error) =
-            syscalls::unmount(OVERLAY_FS_TYPE, &mountpoint, None, UnmountMode::Force)
-    {
-        tracing::debug!(%error, "cannot unmount a dead mount");
-    }
 }
 
 fn lower_dir_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {

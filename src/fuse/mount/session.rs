@@ -1,6 +1,5 @@
 //! A mount session, from mount to unmount.
 
-use std::any::Any;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -305,11 +304,6 @@ impl Mount {
     /// The last failed reads, oldest first.
     pub fn recent_errors(&self) -> Vec<RecentError> {
         self.served.recent_errors.recent()
-    }
-
-    /// The archives of a directory; `None` for any other mount. The last to drop them waits for the end of their scans.
-    pub fn archives(&self) -> Option<Arc<dyn Any + Send + Sync>> {
-        Some(Arc::clone(self.served.archives.as_ref()?) as Arc<dyn Any + Send + Sync>)
     }
 
     /// Numbers of a directory of archives; `None` for any other mount.

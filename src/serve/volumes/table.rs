@@ -126,19 +126,6 @@ impl<T: Shareable> VolumeTable<T> {
         opened
     }
 
-    /// Number of trees that mounts have open. Waits for no mount.
-    pub fn open_count(&self) -> usize {
-        let slots = self.slots.lock();
-        slots.values().filter(|slot| slot.is_open()).count()
-    }
-
-    /// Number of callers that open a tree, or wait for one that does.
-    pub fn opening_count(&self) -> usize {
-        let slots = self.slots.lock();
-        let callers = slots.values().map(|slot| Arc::strong_count(slot) - 1);
-        callers.sum()
-    }
-
     /// The slot of `key`, and how many attempts have failed there.
     fn slot(&self, key: VolumeKey) -> (Arc<Slot<T>>, u64) {
         let mut slots = self.slots.lock();
@@ -147,5 +134,65 @@ impl<T: Shareable> VolumeTable<T> {
         let slot = Arc::clone(slots.entry(key).or_default());
         let failures = slot.failures.load(Ordering::SeqCst);
         (slot, failures)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::base::wait::wait_until;
+    use crate::locate::{OpenSpec, SourceSpec};
+    use crate::serve::mount_spec::MountSpec;
+
+    const CALLERS: usize = 20;
+
+    /// A tree that is never opened.
+    #[derive(Debug)]
+    struct NoTree;
+
+    impl Shareable for NoTree {
+        fn is_usable(&self) -> bool {
+            true
+        }
+
+        fn close(&self) {}
+    }
+
+    /// Number of callers that open a tree, or wait for one that does.
+    fn opening_count(table: &VolumeTable<NoTree>) -> usize {
+        let slots = table.slots.lock();
+        let callers = slots.values().map(|slot| Arc::strong_count(slot) - 1);
+        callers.sum()
+    }
+
+    #[test]
+    fn callers_that_wait_for_a_failed_attempt_share_its_error() {
+        let tree = SourceSpec::from("a.tar").into();
+        let mount = MountSpec::new(tree, OpenSpec::default(), "/mnt".into(), "/run".into());
+        let key = VolumeKey::new(&mount).expect("no standard input");
+        let (table, attempts) = (VolumeTable::<NoTree>::default(), AtomicU64::new(0));
+        let current = |_: &NoTree| Ok(true);
+        let (timeout, interval) = (Duration::from_mins(1), Duration::from_millis(1));
+        let fail = || {
+            attempts.fetch_add(1, Ordering::SeqCst);
+            let all_wait = wait_until(timeout, interval, || opening_count(&table) == CALLERS);
+            assert!(all_wait, "all wait");
+            Err(Failure::new("refused"))
+        };
+        thread::scope(|scope| {
+            let callers = (0..CALLERS).map(|_| scope.spawn(|| table.open(key, current, fail)));
+            for caller in callers.collect::<Vec<_>>() {
+                let error = caller.join().expect("no panic").expect_err("refused");
+                assert_eq!(error, Failure::new("refused"));
+            }
+        });
+        assert_eq!(attempts.load(Ordering::SeqCst), 1);
+        assert_eq!(opening_count(&table), 0);
+        let again = || Err(Failure::new("refused again"));
+        let error = table.open(key, current, again).expect_err("tried again");
+        assert_eq!(error, Failure::new("refused again"));
     }
 }
