@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::ioctl_fionbio;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -243,7 +244,7 @@ pub fn request_index(
     let message = Request::Index {
         device: Some(device),
     };
-    let stream = UnixStream::connect(socket).and_then(|stream| request(stream, &message));
+    let stream = connect_within(&socket, IO_TIMEOUT).and_then(|stream| request(stream, &message));
     let mut stream = stream.map_err(failed)?;
     let response = read_response(&mut stream).map_err(failed)?;
     let Some(Response::IndexFollows { index_bytes }) = response else {
@@ -290,7 +291,7 @@ pub(super) fn ask(socket: &Path) -> Option<BufReader<UnixStream>> {
 }
 
 pub(super) fn send_request(socket: &Path, message: &Request) -> io::Result<Option<Response>> {
-    read_response(&mut request(UnixStream::connect(socket)?, message)?)
+    read_response(&mut request(connect_within(socket, IO_TIMEOUT)?, message)?)
 }
 
 pub(super) fn request(stream: UnixStream, message: &Request) -> io::Result<BufReader<UnixStream>> {
@@ -306,6 +307,15 @@ pub(in crate::serve) fn connect_at_once(path: &Path, kind: SocketType) -> io::Re
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     ioctl_fionbio(&socket, false)?;
     Ok(socket)
+}
+
+/// Connects to `path`. Waits up to `timeout` for a process that has too many connections.
+pub(super) fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 /// Reads the next response; `None` after the last one.

@@ -262,6 +262,22 @@ mod tests {
         assert_eq!(list_statuses(directory.path()).expect("readable").len(), 1);
     }
 
+    #[test]
+    fn process_that_accepts_no_connection_is_not_waited_for_ever() {
+        let directory = private_directory();
+        let path = directory.path().join("1.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        rustix::net::listen(&listener, 0).expect("a shorter queue");
+        let connect = || connect_within(&path, Duration::from_millis(20));
+        let waiting = std::iter::repeat_with(connect).take(3);
+        let waiting: Vec<_> = waiting.collect();
+        let refused = waiting.last().and_then(|last| last.as_ref().err());
+        let refused = refused.map(io::Error::kind);
+        assert_eq!(refused, Some(io::ErrorKind::WouldBlock), "{waiting:?}");
+        drop(listener.accept().expect("one waits"));
+        connect().expect("there is room");
+    }
+
     // Promises: status-private
     #[test]
     fn directory_accessible_to_others_is_rejected() {
