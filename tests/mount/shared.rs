@@ -236,21 +236,25 @@ impl Place {
         reader.arg(self.path(mountpoint).join("last"));
         reader.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut reader = reader.spawn().expect("started");
-        let pid = Pid::from_child(&reader);
-        wait::wait_until("it waits", || {
-            assert!(
-                reader.try_wait().expect("a child").is_none(),
-                "it has ended"
-            );
-            let waits = fs::read_to_string(format!("/proc/{}/wchan", pid.as_raw_pid()));
-            waits.is_ok_and(|waits| waits.contains("request_wait_answer") || waits.contains("fuse"))
-        });
+        wait_until_it_waits(&mut reader, &["request_wait_answer", "fuse"]);
         reader
     }
 
     fn last(&self, mountpoint: &str) -> String {
         fs::read_to_string(self.path(mountpoint).join("last")).expect("readable")
     }
+}
+
+/// Waits until a thread of `child` waits in a function of the kernel whose name has one of `parts`.
+fn wait_until_it_waits(child: &mut Child, parts: &[&str]) {
+    let threads = format!("/proc/{}/task", child.id());
+    wait::wait_until("it waits", || {
+        assert!(child.try_wait().expect("a child").is_none(), "it has ended");
+        let threads = fs::read_dir(&threads).into_iter().flatten().flatten();
+        let places = threads.map(|thread| fs::read_to_string(thread.path().join("wchan")));
+        let mut places = places.filter_map(Result::ok);
+        places.any(|place| parts.iter().any(|part| place.contains(part)))
+    });
 }
 
 fn counter(status: &Value, name: &str) -> u64 {
@@ -405,8 +409,9 @@ fn commands_wait_for_the_scan_of_a_mount() {
     place.share("m0");
     let mut listing = place.command(&["ls", &place.url(ARCHIVE)]);
     let listing = listing.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let listing = listing.spawn().expect("started");
-    std::thread::sleep(Duration::from_millis(300));
+    let mut listing = listing.spawn().expect("started");
+    // It sleeps between two questions whether the scan has ended.
+    wait_until_it_waits(&mut listing, &["nanosleep"]);
     gate.store(true, Ordering::SeqCst);
     let output = wait::finish_in_time(move || listing.wait_with_output().expect("a child"));
     assert_eq!(output.stdout, b"d\nlast\n", "{}", stderr_text(&output));
@@ -513,12 +518,20 @@ fn takeover_of_a_hidden_mount_leaves_the_connection_to_others() {
     place.share("d/m");
     place.share("m1");
     place.wait_until_index_is_saved();
+    let second = place.monitor("d/m");
     let (first, before) = (place.monitor("m1"), place.pid("m1"));
     // No path leads to the mount then, and none shows another mount at its mountpoint.
     rustix::mount::mount("none", &hidden, "tmpfs", MountFlags::empty(), None).expect("root");
     kill_process(first, Signal::STOP).expect("running");
     kill_process(before, Signal::KILL).expect("running");
-    std::thread::sleep(Duration::from_secs(2));
+    wait::wait_until("another process serves the hidden mount", || {
+        let statuses = place.tarfs(&["status", "--json"]).stdout;
+        let statuses = serde_json::Deserializer::from_slice(&statuses).into_iter::<Value>();
+        let mut hidden = statuses
+            .flatten()
+            .filter(|status| monitor_of(status) == Some(second));
+        hidden.any(|status| pid_of(&status).is_some_and(|pid| pid != before))
+    });
     kill_process(first, Signal::CONT).expect("running");
     place.wait_for_server("m1", |pid| pid != before);
     place.compare("m1");
