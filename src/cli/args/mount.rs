@@ -59,7 +59,8 @@ pub(crate) struct MountArgs {
     ///
     /// Its memory and time then belong to the job that mounts. --foreground, --log-file, --copy-to, --record,
     /// --namespace, a log level in the environment, standard input, /dev/fd, a directory of archives, a
-    /// program name that begins with @, and Linux before 6.9 imply this flag. Otherwise one process reads an archive once for all mounts of it.
+    /// program name that begins with @, and Linux before 6.9 imply this flag. Otherwise one process reads
+    /// an archive once for all mounts of it.
     #[arg(long, help_heading = heading::PROCESS, hide_short_help = true)]
     pub isolated: bool,
     /// Make the mount writable, with an overlay over the archive
