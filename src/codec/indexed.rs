@@ -307,7 +307,7 @@ fn peek_lookahead(input: &InputQueue) -> Bytes {
 fn find_decoded(decoded: &dyn DecodedSpans, context: &Context, range: &SeekRange) -> Vec<Bytes> {
     let numbered = (range.first_span..).zip(&range.spans);
     let found = numbered.map_while(|(number, &expected)| {
-        // Then nobody waits for the bytes any more.
+        // The run is over then.
         if context.pool.is_closed() {
             return None;
         }

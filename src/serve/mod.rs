@@ -13,6 +13,7 @@ mod prefetch;
 mod prometheus;
 mod runtime_dir;
 mod server;
+mod source_variables;
 mod status;
 mod volumes;
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::failure::Failure;
 use super::prefetch::PrefetchSpec;
-use super::volumes::relevant;
+use super::source_variables::source_variables;
 use crate::archive::Volume;
 use crate::base::environment::is_name_of_process;
 use crate::fuse::{MountOptions, Ownership, Subtree};
@@ -95,7 +95,7 @@ impl MountSpec {
     /// Whether only a process of its own can serve it: one that works for it alone, and has the files that have their name
     /// only in the process of its user.
     pub fn needs_own_process(&self) -> bool {
-        let environment = relevant(&self.open.user.environment);
+        let environment = source_variables(&self.open.user.environment);
         let cache = &self.open.cache;
         let files = [&self.open.user.netrc, &cache.index_file];
         let files = files.into_iter().flatten().map(OsString::as_os_str);

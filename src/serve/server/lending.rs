@@ -15,7 +15,7 @@ const DECODE_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_WAITING: usize = 4;
 
 impl Server {
-    /// What `lend` returns for one of the open archives `name`, the first that has what is asked for.
+    /// The answer of `lend` for one of the open archives `name`, the first that has what is asked for.
     fn first_lent(
         &self,
         name: &str,
