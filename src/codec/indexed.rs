@@ -297,7 +297,7 @@ impl Serial {
 }
 
 /// The bytes after a range that its decoder may need.
-fn peek_lookahead(input: &InputQueue) -> Bytes {
+pub(super) fn peek_lookahead(input: &InputQueue) -> Bytes {
     let mut lookahead = vec![0; input.len().min(LOOKAHEAD_LEN)];
     input.peek_into(0, &mut lookahead);
     lookahead.into()
@@ -394,7 +394,7 @@ impl SpanVerifier {
     }
 }
 
-fn index_mismatch(compression: Compression, packed: Packed) -> Error {
+pub(super) fn index_mismatch(compression: Compression, packed: Packed) -> Error {
     Cause::malformed("the stream does not decode as its saved index says").at(compression, packed)
 }
 

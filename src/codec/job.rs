@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
@@ -44,6 +46,60 @@ pub struct Output {
     buffer: Option<Buffer>,
     pieces: VecDeque<Bytes>,
     rest: Option<NextPieceFn>,
+    /// Bytes beyond it are dropped.
+    limit: Option<Arc<OutputLimit>>,
+}
+
+/// Limit of the bytes of several jobs together, whose outputs are pulled in order. There is none until it is set.
+#[derive(Debug)]
+pub(super) struct OutputLimit {
+    made: AtomicU64,
+    limit: AtomicU64,
+}
+
+impl Default for OutputLimit {
+    fn default() -> Self {
+        Self {
+            made: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+impl OutputLimit {
+    /// Sets it to `bytes`, before a job makes more.
+    pub(super) fn set(&self, bytes: u64) {
+        self.limit.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Whether exactly so many bytes were made.
+    pub(super) fn is_reached(&self) -> bool {
+        self.left() == 0
+    }
+
+    /// `job`, whose bytes count. After the limit, its errors do not.
+    pub(super) fn apply(self: &Arc<Self>, job: Job) -> Job {
+        let limit = Some(Arc::clone(self));
+        Job::new(move || {
+            let failed = |error: Error| {
+                Output::with_rest(Bytes::new(), Box::new(move || Err(error.clone())))
+            };
+            let output = job.run().unwrap_or_else(failed);
+            Ok(Output { limit, ..output })
+        })
+    }
+
+    fn left(&self) -> u64 {
+        let limit = self.limit.load(Ordering::SeqCst);
+        limit.saturating_sub(self.made.load(Ordering::SeqCst))
+    }
+
+    /// The part of `piece` before the limit.
+    fn cut(&self, mut piece: Bytes) -> Bytes {
+        piece.truncate(usize::try_from(self.left()).unwrap_or(usize::MAX));
+        self.made.fetch_add(piece.len() as u64, Ordering::SeqCst);
+        piece
+    }
 }
 
 impl Output {
@@ -60,7 +116,17 @@ impl Output {
     /// # Errors
     /// As [`Decoder::pull`](super::Decoder::pull). Nothing follows an error.
     pub fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
-        if let Some(buffer) = self.take_buffer().filter(|buffer| !buffer.is_empty()) {
+        let Some(limit) = self.limit.clone() else {
+            return self.make_piece();
+        };
+        if limit.is_reached() {
+            return Ok(None);
+        }
+        Ok(self.make_piece()?.map(|piece| limit.cut(piece)))
+    }
+
+    fn make_piece(&mut self) -> Result<Option<Bytes>, Error> {
+        if let Some(buffer) = self.buffer.take().filter(|buffer| !buffer.is_empty()) {
             return Ok(Some(buffer.freeze()));
         }
         while let Some(piece) = self.pieces.pop_front() {
@@ -80,7 +146,7 @@ impl Output {
 
     /// The next piece, if it has a buffer of its own.
     pub fn take_buffer(&mut self) -> Option<Buffer> {
-        self.buffer.take()
+        self.buffer.take_if(|_| self.limit.is_none())
     }
 
     /// Concatenates all pieces, for callers with enough memory.

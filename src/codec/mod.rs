@@ -5,6 +5,7 @@
 
 pub(crate) mod detect;
 
+mod around_decoded;
 mod bzip2;
 mod content_checksum;
 mod decoder;
@@ -24,6 +25,7 @@ mod zstd;
 use self::seek_point::STATE_BETWEEN_FRAMES;
 use crate::base::extent::{Packed, Plain};
 
+pub(crate) use around_decoded::start_around;
 pub(crate) use decoder::LOOKAHEAD_LEN;
 pub use detect::{Compression, Encryption, UnknownCompression};
 pub use error::{Cause, Error};

@@ -89,7 +89,8 @@ pub(crate) fn drive(
                 outcome.jobs += 1;
                 job.run().and_then(Output::concat).map(Bytes::from)
             }
-            Ok(Pull::OrderedJob(_) | Pull::Speculative(_) | Pull::WaitFor(_)) => {
+            Ok(Pull::OrderedJob(job)) => job.run().and_then(Output::concat).map(Bytes::from),
+            Ok(Pull::Speculative(_) | Pull::WaitFor(_)) => {
                 panic!("only gzip's")
             }
             Ok(Pull::ChecksumStart(hash)) => {

@@ -103,12 +103,22 @@ impl SavedIndex {
         pool_bytes: u64,
         stats: &Arc<Stats>,
     ) -> Option<(SeekRanges, Option<Arc<dyn DecodedSpans>>)> {
-        // Streams of other formats have no windows. Their decoders are parallel without an index, and need more memory than
-        // a range has bytes.
-        if !matches!(compression, Compression::Gzip | Compression::Lz4) {
+        if compression == Compression::None {
             return None;
         }
-        let own = self.load_own(RowsToLoad::All);
+        let is_strong = self.fingerprint.is_strong();
+        let to_peer = |peers| PeerArchive::new(peers, &self.locator, &self.fingerprint, stats);
+        let peer = self.peers.as_ref().filter(|_| is_strong).and_then(to_peer);
+        let peer = peer.filter(PeerArchive::exists);
+        let own = if may_have_windows(compression) {
+            self.load_own(RowsToLoad::All)
+        } else {
+            // Only the bytes of a peer help, so nothing waits for its scan.
+            Some(
+                self.load_saved(RowsToLoad::All)
+                    .filter(|_| peer.is_some())?,
+            )
+        };
         let is_foreign = own.is_none() || matches!(self.location, IndexLocation::File(_));
         let index = own.or_else(|| self.load_published())?;
         let origin = index.origin();
@@ -116,17 +126,18 @@ impl SavedIndex {
         if self.digest.is_some() && (is_foreign || origin.sha256 != self.digest) {
             return None;
         }
-        let is_strong = self.fingerprint.is_strong();
-        let to_peer = |peers| PeerArchive::new(peers, &self.locator, &self.fingerprint, stats);
-        let peer = self.peers.as_ref().filter(|_| is_strong).and_then(to_peer);
-        let peer = peer.filter(PeerArchive::exists);
+        let is_useful = if may_have_windows(compression) {
+            let has_jobs = peer.is_some() && have_all_jobs(&index, pool_bytes);
+            (index.has_windows() || has_jobs) && index.seek_offset(0) == Some(Packed(0))
+        } else {
+            index.seek_offset(0).is_some()
+        };
         let fits = origin.compression == compression
             && self
                 .fingerprint
                 .len
                 .is_none_or(|len| len == origin.packed_bytes)
-            && (index.has_windows() || peer.is_some() && have_all_jobs(&index, pool_bytes))
-            && index.seek_offset(0) == Some(Packed(0));
+            && is_useful;
         fits.then(|| {
             let index_of_peer = Arc::clone(&index);
             let decoded = peer.map(|peer| {
@@ -138,6 +149,11 @@ impl SavedIndex {
             (SeekRanges { index, next: 0 }, decoded)
         })
     }
+}
+
+/// Whether seek points of streams of `compression` may have windows. Decoders of others are parallel without an index.
+pub(crate) fn may_have_windows(compression: Compression) -> bool {
+    matches!(compression, Compression::Gzip | Compression::Lz4)
 }
 
 /// Whether all ranges of `index` are short enough for jobs.

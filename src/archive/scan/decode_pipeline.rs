@@ -15,7 +15,7 @@ use super::disk_cache_policy::DecodingClock;
 use super::options::Digest;
 use super::zeros::ZeroRun;
 use crate::archive::error::Error;
-use crate::archive::index_source::saved_index::SavedIndex;
+use crate::archive::index_source::saved_index::{SavedIndex, may_have_windows};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::memory_reclaim::MemoryBroker;
@@ -371,7 +371,12 @@ impl Walker {
             }
             (Some((seek_ranges, decoded)), None) => {
                 self.stats.indexed_scans.increment();
-                codec::start_indexed(compression, context, seek_ranges, decoded)
+                match decoded {
+                    Some(decoded) if !may_have_windows(compression) => {
+                        codec::start_around(compression, context, seek_ranges, decoded)
+                    }
+                    decoded => codec::start_indexed(compression, context, seek_ranges, decoded),
+                }
             }
             (None, None) => codec::start(compression, context),
         })
