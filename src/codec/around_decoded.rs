@@ -2,8 +2,7 @@
 //! index.
 //!
 //! Between two parts that others have, a decoder goes on as usual, with jobs and checksums. It is told of the end of its part
-//! as of the end of a stream, so whatever it makes beyond the part is dropped. The number of its bytes is compared with the
-//! index.
+//! as of the end of a stream, so an error there does not count. The number of its bytes is compared with the index.
 
 use std::collections::VecDeque;
 use std::iter::Peekable;
@@ -12,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::indexed::{index_mismatch, peek_lookahead};
-use super::job::OutputLimit;
+use super::job::OutputCount;
 use super::walker::input_queue::InputQueue;
 use super::{
     Cause, Compression, Context, DecodedSpans, Decoder, Error, Job, LOOKAHEAD_LEN, Output, Pull,
@@ -71,7 +70,7 @@ struct Part {
     start: Plain,
     /// Packed offset at which its ranges end so far.
     end: Packed,
-    limit: Arc<OutputLimit>,
+    count: Arc<OutputCount>,
     /// The range after it, once it is known.
     next: Option<FoundRange>,
     flush: Flush,
@@ -141,7 +140,7 @@ impl AroundDecoder {
             decoder,
             start: seek_point.plain,
             end: range.end,
-            limit: Arc::default(),
+            count: Arc::default(),
             next: None,
             flush: Flush::Nothing,
         })
@@ -187,11 +186,11 @@ impl AroundDecoder {
         Ok(match pulled {
             Pull::NeedInput => return self.feed(),
             Pull::Plain(bytes) => {
-                let job = part.limit.apply(Job::new(move || Ok(bytes)));
+                let job = part.count.count(Job::new(move || Ok(bytes)));
                 Some(Pull::OrderedJob(job))
             }
-            Pull::Job(job) => Some(Pull::Job(part.limit.apply(job))),
-            Pull::OrderedJob(job) => Some(Pull::OrderedJob(part.limit.apply(job))),
+            Pull::Job(job) => Some(Pull::Job(part.count.count(job))),
+            Pull::OrderedJob(job) => Some(Pull::OrderedJob(part.count.count(job))),
             Pull::SeekPoint(_) => None,
             Pull::ChecksumStart(_) | Pull::Warning(_) if has_next => None,
             Pull::End if self.ranges.peek().is_some() => {
@@ -252,7 +251,7 @@ impl AroundDecoder {
             Some(found) => {
                 let len = found.plain.0.checked_sub(part.start.0);
                 let len = len.ok_or_else(|| index_mismatch(self.compression, found.packed))?;
-                part.limit.set(len);
+                part.count.expect(len);
                 part.next = Some(found);
             }
             None => part.end = range.end.max(part.end),
@@ -291,10 +290,9 @@ impl AroundDecoder {
         };
         self.state = State::Found(part.next?);
         let error = index_mismatch(self.compression, part.end);
-        let limit = part.limit;
+        let count = part.count;
         Some(Pull::OrderedJob(Job::new(move || {
-            let is_complete = limit.is_reached();
-            is_complete.then(Output::default).ok_or(error)
+            count.is_as_expected().then(Output::default).ok_or(error)
         })))
     }
 }
@@ -313,7 +311,10 @@ impl Decoder for AroundDecoder {
             match self.step() {
                 Ok(Some(pull)) => return Ok(pull),
                 Ok(None) => {}
-                Err(error) => self.state = State::Stopped(Err(error)),
+                Err(error) => {
+                    self.state = State::Stopped(Err(error.clone()));
+                    return Err(error);
+                }
             }
         }
     }

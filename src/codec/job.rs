@@ -46,59 +46,66 @@ pub struct Output {
     buffer: Option<Buffer>,
     pieces: VecDeque<Bytes>,
     rest: Option<NextPieceFn>,
-    /// Bytes beyond it are dropped.
-    limit: Option<Arc<OutputLimit>>,
+    /// Counts its bytes.
+    count: Option<Arc<OutputCount>>,
 }
 
-/// Limit of the bytes of several jobs together, whose outputs are pulled in order. There is none until it is set.
+/// Number of the bytes of several jobs together, whose outputs are pulled in order.
 #[derive(Debug)]
-pub(super) struct OutputLimit {
+pub(super) struct OutputCount {
     made: AtomicU64,
-    limit: AtomicU64,
+    /// The highest number until it is known.
+    expected: AtomicU64,
 }
 
-impl Default for OutputLimit {
+impl Default for OutputCount {
     fn default() -> Self {
         Self {
             made: AtomicU64::new(0),
-            limit: AtomicU64::new(u64::MAX),
+            expected: AtomicU64::new(u64::MAX),
         }
     }
 }
 
-impl OutputLimit {
-    /// Sets it to `bytes`, before a job makes more.
-    pub(super) fn set(&self, bytes: u64) {
-        self.limit.store(bytes, Ordering::SeqCst);
+impl OutputCount {
+    /// Expects `bytes` in all. Errors after these do not count.
+    pub(super) fn expect(&self, bytes: u64) {
+        self.expected.store(bytes, Ordering::SeqCst);
     }
 
-    /// Whether exactly so many bytes were made.
-    pub(super) fn is_reached(&self) -> bool {
-        self.left() == 0
+    /// Whether fewer or more bytes than expected were made.
+    fn difference(&self) -> std::cmp::Ordering {
+        let expected = self.expected.load(Ordering::SeqCst);
+        self.made.load(Ordering::SeqCst).cmp(&expected)
     }
 
-    /// `job`, whose bytes count. After the limit, its errors do not.
-    pub(super) fn apply(self: &Arc<Self>, job: Job) -> Job {
-        let limit = Some(Arc::clone(self));
+    /// Whether exactly the expected bytes were made.
+    pub(super) fn is_as_expected(&self) -> bool {
+        self.difference().is_eq()
+    }
+
+    /// `job`, whose bytes count.
+    pub(super) fn count(self: &Arc<Self>, job: Job) -> Job {
+        let count = Some(Arc::clone(self));
         Job::new(move || {
             let failed = |error: Error| {
                 Output::with_rest(Bytes::new(), Box::new(move || Err(error.clone())))
             };
             let output = job.run().unwrap_or_else(failed);
-            Ok(Output { limit, ..output })
+            Ok(Output { count, ..output })
         })
     }
 
-    fn left(&self) -> u64 {
-        let limit = self.limit.load(Ordering::SeqCst);
-        limit.saturating_sub(self.made.load(Ordering::SeqCst))
-    }
-
-    /// The part of `piece` before the limit.
-    fn cut(&self, mut piece: Bytes) -> Bytes {
-        piece.truncate(usize::try_from(self.left()).unwrap_or(usize::MAX));
-        self.made.fetch_add(piece.len() as u64, Ordering::SeqCst);
-        piece
+    /// Counts a piece, or ignores an error after all that is expected.
+    fn piece(&self, piece: Result<Option<Bytes>, Error>) -> Result<Option<Bytes>, Error> {
+        match piece {
+            Err(_) if self.difference().is_ge() => Ok(None),
+            Ok(Some(piece)) => {
+                self.made.fetch_add(piece.len() as u64, Ordering::SeqCst);
+                Ok(Some(piece))
+            }
+            other => other,
+        }
     }
 }
 
@@ -116,13 +123,11 @@ impl Output {
     /// # Errors
     /// As [`Decoder::pull`](super::Decoder::pull). Nothing follows an error.
     pub fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
-        let Some(limit) = self.limit.clone() else {
-            return self.make_piece();
-        };
-        if limit.is_reached() {
-            return Ok(None);
+        let piece = self.make_piece();
+        match &self.count {
+            Some(count) => count.piece(piece),
+            None => piece,
         }
-        Ok(self.make_piece()?.map(|piece| limit.cut(piece)))
     }
 
     fn make_piece(&mut self) -> Result<Option<Bytes>, Error> {
@@ -146,7 +151,7 @@ impl Output {
 
     /// The next piece, if it has a buffer of its own.
     pub fn take_buffer(&mut self) -> Option<Buffer> {
-        self.buffer.take_if(|_| self.limit.is_none())
+        self.buffer.take_if(|_| self.count.is_none())
     }
 
     /// Concatenates all pieces, for callers with enough memory.

@@ -209,9 +209,15 @@ impl Place {
         fs::create_dir_all(self.path("mnt")).expect("made");
         self.succeeds(&["mount", "a.tar", "mnt"]);
         self.succeeds(&["umount", "mnt"]);
-        wait::wait_until("nothing is left", || {
-            self.runtime_files().is_empty() && processes_of(self.root()).is_empty()
-        });
+        let start = Instant::now();
+        loop {
+            let left = (self.runtime_files(), processes_of(self.root()));
+            if left.0.is_empty() && left.1.is_empty() {
+                return;
+            }
+            assert!(start.elapsed() < wait::WAIT_TIMEOUT, "{left:?} are left");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Waits until a process that is `wanted` serves a mount.

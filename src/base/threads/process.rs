@@ -42,13 +42,22 @@ impl ProcessId {
 
     /// As [`is_alive`].
     pub fn is_alive(self) -> bool {
-        let is_same = match (self.start, Self::of(self.pid).start) {
+        self.has_number() && is_alive(self.pid)
+    }
+
+    /// As [`has_threads`].
+    pub fn has_threads(self) -> bool {
+        self.has_number() && has_threads(self.pid)
+    }
+
+    /// Whether no other process has its number now, as far as is known.
+    fn has_number(self) -> bool {
+        match (self.start, Self::of(self.pid).start) {
             (Some(start), Some(now)) => start == now,
             // The system may hide processes of other users.
             (Some(_), None) => !is_of_other_user(self.pid),
             (None, _) => true,
-        };
-        is_same && is_alive(self.pid)
+        }
     }
 }
 

@@ -57,10 +57,13 @@ struct Claim {
 impl Claim {
     /// That of a process that lives.
     fn read(memory: &File) -> Option<Self> {
+        Self::read_last(memory).filter(|claim| claim.process.is_alive())
+    }
+
+    fn read_last(memory: &File) -> Option<Self> {
         let mut bytes = [0; CLAIM_BYTES];
         memory.read_exact_at(&mut bytes, 0).ok()?;
-        let claim: Self = serde_json::from_slice(&bytes).ok()?;
-        claim.process.is_alive().then_some(claim)
+        serde_json::from_slice(&bytes).ok()
     }
 }
 
@@ -102,6 +105,12 @@ impl JobList {
         let is_free = || Claim::read(&memory).is_none_or(|claim| claim.process == process);
         if !wait_until(CLAIM_TIMEOUT, RETRY_INTERVAL, is_free) {
             return Err(io::Error::other("another process serves the file system"));
+        }
+        let last = Claim::read_last(&memory).map(|claim| claim.process);
+        if let Some(last) = last.filter(|&last| last != process) {
+            // A thread of a killed process takes requests until it ends, and the kernel sends again only what was taken
+            // before. One that waits for the mount itself takes none.
+            wait_until(CLAIM_TIMEOUT, RETRY_INTERVAL, || !last.has_threads());
         }
         let socket = socket.map(OsString::from);
         let mut bytes = serde_json::to_vec(&Claim { process, socket })?;
