@@ -1,8 +1,8 @@
 //! Decodes the parts of a stream that others have not decoded already, for formats whose decoders are parallel without an
 //! index.
 //!
-//! Between two parts that others have, a decoder goes on as usual, with jobs and checksums. It is told of the end of its part
-//! as of the end of a stream, so an error there does not count. The number of its bytes is compared with the index.
+//! Between two parts that others have, a decoder goes on as usual, with jobs and checksums. Its input ends with its part, so
+//! an error there does not count. The number of its bytes is compared with the index.
 
 use std::collections::VecDeque;
 use std::iter::Peekable;
@@ -76,12 +76,12 @@ struct Part {
     flush: Flush,
 }
 
-/// How much of what follows the part its decoder was told.
+/// Input of the decoder of a part after the part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flush {
     Nothing,
     Lookahead,
-    /// That nothing follows.
+    /// The end of the input.
     End,
 }
 
@@ -179,7 +179,7 @@ impl AroundDecoder {
         };
         let has_next = part.next.is_some();
         let pulled = match part.decoder.pull() {
-            // What lies beyond the part is incomplete.
+            // The input beyond the part is incomplete.
             Ok(Pull::End) | Err(_) if has_next => return Ok(self.end_part()),
             pulled => pulled?,
         };
