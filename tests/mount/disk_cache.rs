@@ -164,9 +164,10 @@ fn leftovers_of_killed_scan_are_removed_by_next_one() {
     let mut command = place.command(&[&["mount", &url, "a", "--foreground"], &sizes[..]].concat());
     let mut process = command.stderr(Stdio::null()).spawn().expect("started");
     wait::wait_until("something is stored", || place.disk_cache_bytes() > 0);
-    let server = place.tarfs(&["status", "a", "--json"]);
-    let server = serde_json::from_slice(&server.stdout).expect("a status");
-    let server = pid_of(&server).expect("a number");
+    let server = wait::wait_for("a status", || {
+        let status = place.tarfs(&["status", "a", "--json"]);
+        pid_of(&serde_json::from_slice(&status.stdout).ok()?)
+    });
     let exit = pidfd_open(server, PidfdFlags::empty()).expect("running");
     kill_process(server, Signal::KILL).expect("running");
     // Until then it holds the file.

@@ -27,14 +27,25 @@ pub fn temporary_name() -> String {
 /// # Errors
 /// If `create` or the rename fails. The temporary file is then removed.
 pub fn publish<T>(path: &Path, create: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
-    let temporary = path.with_file_name(temporary_name());
-    let published = create(&temporary).and_then(|made| {
-        fs::rename(&temporary, path)?;
+    publish_from(&path.with_file_name(temporary_name()), path, create)
+}
+
+/// As [`publish`], by the path `temporary`, which no other process uses at this moment.
+///
+/// # Errors
+/// As `publish`.
+pub fn publish_from<T>(
+    temporary: &Path,
+    path: &Path,
+    create: impl FnOnce(&Path) -> io::Result<T>,
+) -> io::Result<T> {
+    let published = create(temporary).and_then(|made| {
+        fs::rename(temporary, path)?;
         Ok(made)
     });
     if published.is_err() {
         // It may not exist.
-        fs::remove_file(&temporary).ok();
+        fs::remove_file(temporary).ok();
     }
     published
 }

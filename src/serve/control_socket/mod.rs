@@ -12,6 +12,7 @@ mod messages;
 mod peers;
 mod server;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
@@ -23,6 +24,7 @@ use rustix::process::geteuid;
 use serde::Serialize;
 
 use crate::base::directory::create_missing_dir;
+use crate::base::process::is_alive;
 pub(super) use client::connect_at_once;
 pub use client::{
     UmountOutcome, find_status, list_statuses, request_index, request_umount, wait_for_exit,
@@ -65,8 +67,32 @@ fn check_private_dir(directory: &Path) -> io::Result<()> {
 }
 
 fn socket_name() -> String {
-    let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
-    format!("{}-{namespace}.sock", std::process::id())
+    format!("{}-{}.sock", std::process::id(), pid_namespace())
+}
+
+/// Number of the PID namespace of this process.
+fn pid_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
+}
+
+/// Extension of a socket until it has a listener.
+const NEW_EXTENSION: &str = "new";
+
+/// Removes the sockets in `directory` whose processes were killed before they listened.
+pub(in crate::serve) fn remove_unfinished(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let stem = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+        let Some((pid, namespace)) = stem.split_once('-') else {
+            continue;
+        };
+        let is_new = path.extension() == Some(NEW_EXTENSION.as_ref());
+        let is_ours = namespace.parse() == Ok(pid_namespace());
+        if is_new && is_ours && pid.parse().is_ok_and(|pid| !is_alive(pid)) {
+            drop(fs::remove_file(path));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -95,6 +121,32 @@ mod tests {
             .permissions(Permissions::from_mode(0o700))
             .tempdir()
             .expect("a directory")
+    }
+
+    #[test]
+    fn sockets_that_killed_processes_did_not_finish_are_removed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut child = std::process::Command::new("true")
+            .spawn()
+            .expect("installed");
+        child.wait().expect("a child");
+        let namespace = pid_namespace();
+        let dead = format!("{}-{namespace}.new", child.id());
+        let others = [
+            format!("{}-{namespace}.new", std::process::id()),
+            format!("{}-{namespace}.sock", child.id()),
+            format!("{}-{}.new", child.id(), namespace + 1),
+        ];
+        for name in others.iter().chain([&dead]) {
+            fs::write(directory.path().join(name), "").expect("written");
+        }
+        remove_unfinished(directory.path()).expect("readable");
+        assert!(!directory.path().join(dead).exists());
+        assert!(
+            others
+                .iter()
+                .all(|name| directory.path().join(name).exists())
+        );
     }
 
     #[test]

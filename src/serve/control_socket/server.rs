@@ -12,8 +12,8 @@ use std::time::Duration;
 use rustix::net::{Shutdown, shutdown};
 
 use super::messages::{Request, Response};
-use super::{IO_TIMEOUT, create_private_dir, send_line, socket_name};
-use crate::base::publish::publish;
+use super::{IO_TIMEOUT, NEW_EXTENSION, create_private_dir, send_line, socket_name};
+use crate::base::publish::publish_from;
 use crate::base::thread::Thread;
 use crate::index::{LazyIndex, format};
 
@@ -45,7 +45,7 @@ impl ControlSocket {
         create_private_dir(directory)?;
         let path = directory.join(socket_name());
         // A client removes a socket without a listener as stale. So it gets its name only once it listens.
-        let listener = publish(&path, |temporary| {
+        let listener = publish_from(&path.with_extension(NEW_EXTENSION), &path, |temporary| {
             let listener = UnixListener::bind(temporary)?;
             fs::set_permissions(temporary, Permissions::from_mode(0o600))?;
             Ok(Arc::new(listener))

@@ -21,9 +21,9 @@ use rustix::thread::CapabilitySet;
 use crate::base::environment::variable;
 use crate::base::lock::{LockKind, lock};
 use crate::base::process::status_field;
-use crate::base::publish::publish;
+use crate::base::publish::publish_from;
 use crate::base::wait::is_readable;
-use crate::serve::control_socket::{connect_at_once, create_private_dir};
+use crate::serve::control_socket::{connect_at_once, create_private_dir, remove_unfinished};
 use crate::serve::link::{Link, Packet};
 
 /// Timeout for another process that starts or ends a daemon.
@@ -34,6 +34,9 @@ const BACKLOG: i32 = 4096;
 
 /// Extension of the name of a socket.
 const EXTENSION: &str = "daemon";
+
+/// Extension of a socket until it has a listener. Only the holder of the lock makes one.
+const NEW_EXTENSION: &str = "new-daemon";
 
 /// Places below `/proc/PID` that decide what a path, a right or an address means. A process can open only its own, or those
 /// that it could enter.
@@ -175,18 +178,30 @@ impl DaemonSocket {
     fn listen(&self) -> io::Result<OwnedFd> {
         self.remove_dead()?;
         // It gets its name when it listens, so that a client never finds it too early.
-        publish(&self.0, |temporary| {
-            let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-            let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-            bind(&socket, &SocketAddrUnix::new(temporary)?)?;
-            fs::set_permissions(temporary, Permissions::from_mode(0o600))?;
-            listen(&socket, BACKLOG)?;
-            Ok(socket)
-        })
+        publish_from(
+            &self.0.with_extension(NEW_EXTENSION),
+            &self.0,
+            |temporary| {
+                let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+                let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+                bind(&socket, &SocketAddrUnix::new(temporary)?)?;
+                fs::set_permissions(temporary, Permissions::from_mode(0o600))?;
+                listen(&socket, BACKLOG)?;
+                Ok(socket)
+            },
+        )
     }
 
-    /// Removes the other sockets whose daemons were killed. The caller has the lock.
+    /// Removes the other sockets whose processes were killed, perhaps before they listened. The caller has the lock.
     fn remove_dead(&self) -> io::Result<()> {
+        let directory = self.0.parent().unwrap_or(Path::new("/"));
+        remove_unfinished(directory)?;
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            if path.extension() == Some(NEW_EXTENSION.as_ref()) {
+                drop(fs::remove_file(path));
+            }
+        }
         for other in self.others()? {
             if matches!(other.connect(), Err(error) if error.kind() == ErrorKind::ConnectionRefused)
             {
