@@ -581,9 +581,15 @@ pub fn clear_dead_mounts(
     end: Option<&SuperblockWatch>,
 ) -> Result<(), UnmountError> {
     if target.mount_id.is_some() {
-        // Others of its file system may be continued.
+        // Others of its file system may be continued. Without others, a thread of the dead process may wait for the mount, and
+        // keep the connection.
+        let mode = if target.has_bind_mounts() {
+            UnmountMode::Detach
+        } else {
+            UnmountMode::Force
+        };
         return if target.is_attached() {
-            target.unmount(UnmountMode::Detach, Some(device))
+            target.unmount(mode, Some(device))
         } else {
             Ok(())
         };
