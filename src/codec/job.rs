@@ -48,6 +48,7 @@ pub struct Output {
     rest: Option<NextPieceFn>,
     /// Counts its bytes.
     count: Option<Arc<OutputCount>>,
+    has_bytes: bool,
 }
 
 /// Number of the bytes of several jobs together, whose outputs are pulled in order.
@@ -68,7 +69,7 @@ impl Default for OutputCount {
 }
 
 impl OutputCount {
-    /// Expects `bytes` in all. Errors after these do not count.
+    /// Expects `bytes` in all. After these, errors of outputs without bytes do not count.
     pub(super) fn expect(&self, bytes: u64) {
         self.expected.store(bytes, Ordering::SeqCst);
     }
@@ -95,18 +96,6 @@ impl OutputCount {
             Ok(Output { count, ..output })
         })
     }
-
-    /// Counts a piece, or ignores an error after all that is expected.
-    fn piece(&self, piece: Result<Option<Bytes>, Error>) -> Result<Option<Bytes>, Error> {
-        match piece {
-            Err(_) if self.difference().is_ge() => Ok(None),
-            Ok(Some(piece)) => {
-                self.made.fetch_add(piece.len() as u64, Ordering::SeqCst);
-                Ok(Some(piece))
-            }
-            other => other,
-        }
-    }
 }
 
 impl Output {
@@ -124,9 +113,18 @@ impl Output {
     /// As [`Decoder::pull`](super::Decoder::pull). Nothing follows an error.
     pub fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
         let piece = self.make_piece();
-        match &self.count {
-            Some(count) => count.piece(piece),
-            None => piece,
+        let Some(count) = &self.count else {
+            return piece;
+        };
+        match piece {
+            // An output with bytes may fail by their checksum.
+            Err(_) if !self.has_bytes && count.difference().is_ge() => Ok(None),
+            Ok(Some(piece)) => {
+                self.has_bytes = true;
+                count.made.fetch_add(piece.len() as u64, Ordering::SeqCst);
+                Ok(Some(piece))
+            }
+            other => other,
         }
     }
 
@@ -219,5 +217,26 @@ impl<T: Send> SpeculativeJob for OnceJob<T> {
 
     fn wait(&self) {
         OnceJob::wait(self);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::extent::Packed;
+    use crate::codec::{Cause, Compression};
+
+    #[test]
+    fn error_after_the_expected_bytes_counts_if_it_is_of_an_output_with_bytes() {
+        let error = || Cause::Truncated.at(Compression::Bzip2, Packed(0));
+        for (bytes, is_error) in [(&b"ab"[..], true), (b"", false)] {
+            let count = Arc::<OutputCount>::default();
+            let rest: NextPieceFn = Box::new(move || Err(error()));
+            let output = Output::with_rest(Bytes::from_static(bytes), rest);
+            count.expect(bytes.len() as u64);
+            let output = count.count(Job::new(move || Ok(output))).run();
+            let made = output.and_then(Output::concat);
+            assert_eq!((made.is_err(), count.is_as_expected()), (is_error, true));
+        }
     }
 }
